@@ -1,0 +1,402 @@
+"""The vocabulary of the connector: what a row, a document, a chunk and a hit are, and what a source, a store and an
+embedder must do. Knows NumPy and the standard library, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Value = None | bool | int | float | str | Decimal | date | time | datetime | bytes
+"""A column value as the driver gives it."""
+Scalar = None | bool | int | float | str
+"""A metadata value as it stands in JSON."""
+Vectors = NDArray[np.float32]
+"""Shape (n, dimension), C-contiguous, every row finite and of length 1."""
+Key = tuple[Value, ...]
+"""Values of the key columns, in the order of `CollectionSpec.key`."""
+Filter = Mapping[str, Any]
+"""The filter language of `stores/filters.py`."""
+
+
+# ---------------------------------------------------------------------------------------------- what is configured
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """A table or view by schema and name, both literal and case-sensitive."""
+
+    schema: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> TableRef:
+        """Split at the first dot outside double quotes; parts are literal, their quotes go, their case stays.
+
+        >>> TableRef.parse('S."a.b"')
+        TableRef(schema='S', name='a.b')
+
+        Raises ValueError when there is no such dot or a part is empty.
+        """
+        quoted = False
+        for position, char in enumerate(text):
+            if char == '"':
+                quoted = not quoted
+            elif char == "." and not quoted:
+                schema, name = _unquote(text[:position]), _unquote(text[position + 1 :])
+                if schema and name:
+                    return cls(schema, name)
+                break
+        raise ValueError(f'{text!r} is not SCHEMA.TABLE (quote parts that contain a dot: S."a.b")')
+
+    def __str__(self) -> str:
+        return f"{_shown(self.schema)}.{_shown(self.name)}"
+
+
+def _unquote(part: str) -> str:
+    if len(part) >= 2 and part[0] == part[-1] == '"':
+        return part[1:-1].replace('""', '"')
+    return part
+
+
+def _shown(part: str) -> str:
+    return '"' + part.replace('"', '""') + '"' if "." in part or '"' in part else part
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpec:
+    """How long texts are cut. `max_tokens` without special tokens (None: all the model takes), `overlap` in tokens."""
+
+    max_tokens: int | None = None
+    overlap: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSpec:
+    """One collection as the operator configured it: which rows, as which text, with which metadata."""
+
+    name: str
+    source: TableRef
+    template: str
+    key: tuple[str, ...] = ()
+    """Key columns; empty: the primary key of the table."""
+    where: str | None = None
+    """The operator's own SQL condition, trusted."""
+    metadata: tuple[str, ...] = ()
+    chunk: ChunkSpec = ChunkSpec()
+
+
+# ------------------------------------------------------------------------------------------- what the catalogue says
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table or view as the catalogue describes it. `length` in characters, bytes or decimal precision."""
+
+    name: str
+    type_name: str
+    length: int = 0
+    scale: int = 0
+    nullable: bool = True
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table or view with its columns in order; `primary_key` is empty for views and for tables without one."""
+
+    ref: TableRef
+    columns: tuple[Column, ...]
+    primary_key: tuple[str, ...] = ()
+    is_view: bool = False
+    comment: str = ""
+
+    def column(self, name: str) -> Column | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+
+# ------------------------------------------------------------------------------------------------- rows to documents
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One source row: its key and the columns that template and metadata need, by column name."""
+
+    key: Key
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A rendered row.
+
+    `id` is the canonical JSON array of the key values (never two keys with one id). `text` is "" for an empty row.
+    `text_digest` (16 bytes) covers text, chunking and model; `meta_digest` (16 bytes) covers the metadata.
+    """
+
+    id: str
+    text: str
+    metadata: Mapping[str, Scalar]
+    text_digest: bytes
+    meta_digest: bytes
+
+    @property
+    def empty(self) -> bool:
+        return not self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One stored piece of a document. `number` counts from 0; `content_hash`: 32 bytes (`document.content_hash`)."""
+
+    id: str
+    number: int
+    text: str
+    metadata: Mapping[str, Scalar]
+    content_hash: bytes
+
+
+# ---------------------------------------------------------------------------------------------------- what is stored
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """Identity and hash of a chunk in the store, without its text and vector. `record` is the store's own row id."""
+
+    record: int
+    id: str
+    number: int
+    content_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A whole record, for verification and export. `id` is None for a foreign row (written by somebody else).
+
+    `vector` is None when the stored bytes are not a vector of the collection's dimension; it may hold NaN.
+    """
+
+    record: int
+    id: str | None
+    number: int | None
+    content_hash: bytes | None
+    model: str | None
+    text: str | None
+    metadata: Mapping[str, Any] | None
+    vector: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the last complete run left behind. Correctness never rests on it; it makes differences cheaper to find."""
+
+    last_sync: datetime | None = None
+    """UTC, by the store's clock; None: no run has completed yet."""
+    rows_read: int = 0
+    empty: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRow:
+    """A row that could not be processed. `reason` names columns and codes, never the row's text."""
+
+    id: str
+    stage: str
+    reason: str
+    attempts: int = 1
+
+
+@dataclass(slots=True)
+class ChangeSet:
+    """Everything one `apply` writes, all of it or nothing.
+
+    `vectors[i]` belongs to `chunks[i]`. All chunks of one document stand in one change set; what the store held of that
+    document before is replaced. `metadata_only` keeps text and vector and replaces metadata and hash. `deleted` are
+    document ids. `checkpoint`, when given, becomes the collection's.
+    """
+
+    chunks: list[Chunk] = field(default_factory=list)
+    vectors: Vectors | None = None
+    metadata_only: list[Chunk] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    quarantined: list[QuarantinedRow] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    """Ids whose quarantine entry, if any, goes away."""
+    checkpoint: Checkpoint | None = None
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.chunks or self.metadata_only or self.deleted or self.quarantined or self.released or self.checkpoint
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionStatus:
+    """`rows` counts distinct documents of ours, `chunks` their records, `foreign` the records others wrote."""
+
+    collection: str
+    store: str
+    schema: str | None
+    table: str
+    generation: int
+    model: str
+    dimension: int
+    rows: int
+    chunks: int
+    foreign: int
+    empty: int
+    quarantined: int
+    last_sync: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A search result. `score` is the cosine similarity. `id` is the document's id; for a foreign row `record:<n>`."""
+
+    id: str
+    score: float
+    text: str
+    metadata: Mapping[str, Any]
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write to a collection. A write with an older `epoch` than the store's is refused (LeaseLost)."""
+
+    collection: str
+    owner: str
+    epoch: int
+
+
+# ------------------------------------------------------------------------------------------------------ the protocols
+
+
+class Source(Protocol):
+    """Where rows come from."""
+
+    def describe(self, ref: TableRef) -> Table:
+        """The table or view. Raises UnknownTable with the nearest names."""
+        ...
+
+    def count(self, query: Query) -> int: ...
+
+    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+        """Every row once, in key order, `size` at a time; no cursor and no transaction is open between pages."""
+        ...
+
+    def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
+        """The rows that exist among `keys`, any order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to read of a table: `key` and `columns` are names from its catalogue, `where` the operator's own SQL."""
+
+    table: TableRef
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    where: str | None = None
+
+
+class Embedder(Protocol):
+    """Texts in, unit vectors out, same order."""
+
+    dimension: int
+    model: str
+    """Human name, for MODEL_ID and status."""
+    fingerprint: str
+    """Changes whenever vectors would: model, weights, pooling, precision family."""
+    max_tokens: int
+    """Longest text in tokens, without special tokens."""
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        """Raises TextsNotEmbeddable, naming the texts; everything else about the batch is unaffected."""
+        ...
+
+    def embed_query(self, text: str) -> NDArray[np.float32]: ...
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Without special tokens."""
+        ...
+
+    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
+        """Pieces of at most `max_tokens` tokens, each starting `overlap` tokens before the end of the one before it,
+        cut at word borders where that is possible; exact substrings of `text` that together cover it."""
+        ...
+
+
+class VectorStore(Protocol):
+    """Where vectors live. Thread-safe. `collection` is the configured name.
+
+    Writes need a `Lease`; every write transaction compares its epoch.
+    """
+
+    def open(self, collection: str, embedder: Embedder) -> Checkpoint:
+        """Create what is missing. Raises ModelMismatch when the collection holds vectors of another model."""
+        ...
+
+    def lease(self, collection: str, owner: str, wait: float) -> AbstractContextManager[Lease]:
+        """Own the collection for writing; renewed in the background, at most 30 s long after a crash.
+
+        Waits up to `wait` seconds for another owner; raises LeaseLost when it does not let go.
+        """
+        ...
+
+    def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
+        """All our chunks (foreign rows excluded), page by page, in no particular order."""
+        ...
+
+    def records(self, collection: str) -> Iterator[list[StoredRecord]]:
+        """Everything in the table, foreign rows included, page by page."""
+        ...
+
+    def apply(self, lease: Lease, changes: ChangeSet) -> None:
+        """One transaction. Raises RowRejected when the data is refused, LeaseLost when another worker took over."""
+        ...
+
+    def optimise(self, collection: str) -> None:
+        """After a bulk load: build or refresh the search index. Cheap when there is nothing to do."""
+        ...
+
+    def search(self, collection: str, vector: NDArray[np.float32], k: int, where: Filter | None) -> list[Hit]:
+        """Best first; one hit per document (its best chunk); ties by id. Raises BadFilter, UnknownCollection."""
+        ...
+
+    def quarantine(self, collection: str) -> list[QuarantinedRow]: ...
+
+    def status(self, collection: str) -> CollectionStatus | None:
+        """None when the collection was never opened."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class VectorScan(Protocol):
+    """Scores of a query against rows of a matrix; NumPy by default, a GPU's where the service injects it."""
+
+    def __call__(self, matrix: Vectors, query: NDArray[np.float32]) -> NDArray[np.float32]:
+        """matrix (n, d), query (d,) -> (n,) dot products."""
+        ...
+
+
+class Observer(Protocol):
+    """Told of events while a sync runs; must return at once and never raise."""
+
+    def stage(self, name: str, seconds: float, items: int) -> None:
+        """A stage (`read render tokenize embed apply`) was busy for `seconds` over `items` rows or texts."""
+        ...
+
+    def progress(self, done: int, total: int) -> None:
+        """Rows handled so far."""
+        ...
+
+    def event(self, name: str, **fields: str | int | float) -> None: ...

@@ -1,0 +1,70 @@
+"""HANA's error codes as this stand-in raises them. A `HanaError` becomes an error segment on the wire."""
+
+from __future__ import annotations
+
+
+class HanaError(Exception):
+    """One error as the client will see it: `code` and `text` arrive unchanged as `errorcode` and `errortext`.
+
+    `position` is the 1-based character of the statement where it went wrong, 0 when unknown. `rolls_back` says that
+    HANA has already undone the whole transaction (lock wait 131, deadlock 133), not only the statement.
+    """
+
+    def __init__(self, code: int, text: str, *, position: int = 0) -> None:
+        super().__init__(f"[{code}] {text}")
+        self.code = code
+        self.text = text
+        self.position = position
+
+    @property
+    def rolls_back(self) -> bool:
+        return self.code in (131, 133)
+
+
+def syntax_error(detail: str, position: int = 0) -> HanaError:
+    return HanaError(257, f"sql syntax error: {detail}", position=position)
+
+
+def not_supported(what: str) -> HanaError:
+    """7: a statement or function that HANA may know and this stand-in does not; never answered by guessing."""
+    return HanaError(7, f"feature not supported: {what} (by this stand-in)")
+
+
+def authentication_failed() -> HanaError:
+    return HanaError(10, "authentication failed")
+
+
+def lock_wait_timeout(detail: str) -> HanaError:
+    return HanaError(131, f"transaction rolled back by lock wait timeout: {detail}")
+
+
+def invalid_table(name: str) -> HanaError:
+    return HanaError(259, f"invalid table name: Could not find table/view {name}")
+
+
+def invalid_column(name: str) -> HanaError:
+    return HanaError(260, f"invalid column name: {name}")
+
+
+def value_too_large(detail: str) -> HanaError:
+    return HanaError(274, f"inserted value too large for column: {detail}")
+
+
+def null_not_allowed(column: str) -> HanaError:
+    return HanaError(287, f"cannot insert NULL or update to NULL: {column}")
+
+
+def duplicate_table(name: str) -> HanaError:
+    return HanaError(288, f"cannot use duplicate table name: {name}")
+
+
+def unique_violated(detail: str) -> HanaError:
+    return HanaError(301, f"unique constraint violated: {detail}")
+
+
+def invalid_number(detail: str) -> HanaError:
+    return HanaError(339, f"invalid number: {detail}")
+
+
+def invalid_schema(name: str) -> HanaError:
+    return HanaError(362, f"invalid schema name: {name}")

@@ -1,0 +1,39 @@
+"""CESU-8, the protocol's text encoding: UTF-8, but each character above U+FFFF as two 3-byte surrogates."""
+
+from __future__ import annotations
+
+import re
+
+_ASTRAL = re.compile("[\U00010000-\U0010ffff]")
+
+
+def _as_surrogates(match: re.Match[str]) -> str:
+    offset = ord(match.group()) - 0x10000
+    return chr(0xD800 + (offset >> 10)) + chr(0xDC00 + (offset & 0x3FF))
+
+
+def encode(text: str) -> bytes:
+    """Lone surrogates are kept: a LOB piece may cut a pair in two."""
+    if text.isascii():
+        return text.encode()
+    return _ASTRAL.sub(_as_surrogates, text).encode("utf-8", "surrogatepass")
+
+
+def decode(data: bytes) -> str:
+    """Surrogate pairs become one character, lone surrogates stay. Raises UnicodeDecodeError where it is no text."""
+    if data.isascii():
+        return data.decode()
+    text = data.decode("utf-8", "surrogatepass")
+    if b"\xed" not in data:  # the only lead byte of surrogates
+        return text
+    return units(text).decode("utf-16-le", "surrogatepass")
+
+
+def units(text: str) -> bytes:
+    """UTF-16 (little-endian): lengths and offsets of character LOBs count these 2-byte units."""
+    return text.encode("utf-16-le", "surrogatepass")
+
+
+def from_units(data: bytes) -> bytes:
+    """CESU-8 of a run of UTF-16 units, which may begin or end inside a surrogate pair."""
+    return encode(data.decode("utf-16-le", "surrogatepass"))

@@ -1,0 +1,60 @@
+"""Option lists: typed key/value pairs of the connect, transaction-flag and similar parts."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from hana_emulator.protocol.codes import PartKind, ProtocolError
+from hana_emulator.protocol.packet import Part
+
+Option = bool | int | float | str
+_BOOLEAN, _TINYINT, _INT, _BIGINT, _DOUBLE, _STRING, _NSTRING, _BSTRING = 28, 1, 3, 4, 7, 29, 30, 33
+_FIXED = {
+    _BOOLEAN: struct.Struct("<?"),
+    _TINYINT: struct.Struct("<B"),
+    _INT: struct.Struct("<i"),
+    _BIGINT: struct.Struct("<q"),
+    _DOUBLE: struct.Struct("<d"),
+}
+_KEY = struct.Struct("<bb")
+_LENGTH = struct.Struct("<h")
+
+
+def option_part(kind: PartKind, options: Mapping[int, Option]) -> Part:
+    data = b"".join(_encode(key, value) for key, value in options.items())
+    return Part(kind, data, len(options))
+
+
+def _encode(key: int, value: Option) -> bytes:
+    if isinstance(value, str):
+        text = value.encode()
+        return _KEY.pack(key, _STRING) + _LENGTH.pack(len(text)) + text
+    code = _BOOLEAN if isinstance(value, bool) else _INT if isinstance(value, int) else _DOUBLE
+    return _KEY.pack(key, code) + _FIXED[code].pack(value)
+
+
+def parse_options(part: Part) -> dict[int, Option]:
+    """Raises ProtocolError where the part ends early or holds a type no client is known to send."""
+    options: dict[int, Option] = {}
+    position = 0
+    try:
+        for _ in range(part.count):
+            key, code = _KEY.unpack_from(part.data, position)
+            options[key], position = _decode(part.data, position + _KEY.size, code)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ProtocolError(f"option list of part {part.kind} is broken: {error}") from None
+    return options
+
+
+def _decode(data: bytes, position: int, code: int) -> tuple[Option, int]:
+    if fixed := _FIXED.get(code):
+        value: Option = fixed.unpack_from(data, position)[0]
+        return value, position + fixed.size
+    if code not in (_STRING, _NSTRING, _BSTRING):
+        raise ProtocolError(f"option of unknown type {code}")
+    (length,) = _LENGTH.unpack_from(data, position)
+    start = position + _LENGTH.size
+    raw = data[start : start + length]
+    text = raw.decode("latin-1" if code == _BSTRING else "utf-8")
+    return text, start + length

@@ -1,0 +1,139 @@
+"""Packet, segment and part frames, and the handshake. Knows nothing of what the parts hold."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from hana_emulator.protocol.codes import PartAttribute, PartKind, ProtocolError
+
+HANDSHAKE_REQUEST_SIZE = 14
+HANDSHAKE_REPLY = bytes([0x04, 0x14, 0x00, 0x04, 0x01, 0x00, 0x00, 0x00])
+"""Product version, protocol version, filler: the answer all of SAP's clients accept."""
+
+PACKET_HEADER_SIZE = 32
+MAX_PACKET = 256 * 1024 * 1024
+"""Longer packets are refused before memory is taken for them (hdbcli's default packet is 1 MB)."""
+
+_PACKET = struct.Struct("<qiIIhBxI4x")
+_REQUEST_SEGMENT = struct.Struct("<iihhbbbB8x")
+_REPLY_SEGMENT = struct.Struct("<iihhbxh8x")
+_PART = struct.Struct("<bbhiii")
+_COMPRESSED = 2
+_REQUEST, _REPLY, _ERROR = 1, 2, 5
+_BIG_COUNT = 32_767
+
+
+@dataclass(frozen=True, slots=True)
+class PacketHeader:
+    session_id: int
+    packet_count: int
+    length: int
+    """Bytes that follow the header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`count` is the number of arguments in `data` (rows of a result set, entries of an option list ...)."""
+
+    kind: int
+    data: bytes
+    count: int = 1
+    attributes: int = PartAttribute.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request segment. `autocommit`: commit after success. `message_type` may be one we do not know."""
+
+    message_type: int
+    autocommit: bool
+    parts: tuple[Part, ...]
+
+    def find(self, kind: PartKind) -> Part | None:
+        return next((part for part in self.parts if part.kind == kind), None)
+
+    def part(self, kind: PartKind) -> Part:
+        found = self.find(kind)
+        if found is None:
+            raise ProtocolError(f"message type {self.message_type} lacks its {kind.name} part")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply segment; with `error` its first part is an ERROR part."""
+
+    function_code: int
+    parts: tuple[Part, ...] = ()
+    error: bool = False
+
+
+def check_handshake(data: bytes) -> None:
+    """Versions are not looked at; only that it is this protocol at all."""
+    if len(data) != HANDSHAKE_REQUEST_SIZE or data[:4] != b"\xff\xff\xff\xff":
+        raise ProtocolError("no HANA handshake (is this a TLS or HTTP client?)")
+
+
+def parse_packet_header(data: bytes) -> PacketHeader:
+    session_id, packet_count, length, _size, segments, options, _compressed = _PACKET.unpack(data)
+    if options & _COMPRESSED:
+        raise ProtocolError("compressed packet, though compression was never agreed")
+    if segments != 1:
+        raise ProtocolError(f"{segments} segments in a packet, 1 expected")
+    if length > MAX_PACKET:
+        raise ProtocolError(f"packet of {length} bytes is longer than {MAX_PACKET}")
+    return PacketHeader(session_id, packet_count, length)
+
+
+def parse_request(body: bytes) -> Request:
+    """The one segment of a request, from the bytes after the packet header."""
+    if len(body) < _REQUEST_SEGMENT.size:
+        raise ProtocolError("packet ends inside the segment header")
+    length, _offset, count, _number, kind, message_type, commit, _options = _REQUEST_SEGMENT.unpack_from(body)
+    if kind != _REQUEST:
+        raise ProtocolError(f"segment kind {kind}, {_REQUEST} (request) expected")
+    if not _REQUEST_SEGMENT.size <= length <= len(body):
+        raise ProtocolError(f"segment length {length} does not fit a packet of {len(body)} bytes")
+    return Request(message_type, bool(commit), tuple(_parts(body, length, count)))
+
+
+def _parts(body: bytes, end: int, count: int) -> Iterator[Part]:
+    position = _REQUEST_SEGMENT.size
+    for _ in range(count):
+        start = position + _PART.size
+        if start > end:
+            raise ProtocolError("packet ends inside a part header")
+        kind, attributes, arguments, big_arguments, length, _size = _PART.unpack_from(body, position)
+        if not 0 <= length <= end - start:
+            raise ProtocolError(f"part of kind {kind} has length {length}, {end - start} bytes are left")
+        yield Part(kind, body[start : start + length], big_arguments if arguments == -1 else arguments, attributes)
+        position = start + _padded(length)
+
+
+def _padded(length: int) -> int:
+    return (length + 7) & ~7
+
+
+def build_reply(session_id: int, packet_count: int, reply: Reply) -> bytes:
+    """A whole packet. The AUTHENTICATE reply must carry session id 0, the CONNECT reply the new one."""
+    parts = b"".join(_build_parts(reply.parts))
+    length = _REPLY_SEGMENT.size + len(parts)
+    kind = _ERROR if reply.error else _REPLY
+    return b"".join(
+        (
+            _PACKET.pack(session_id, packet_count, length, max(length, 1 << 20), 1, 0, 0),
+            _REPLY_SEGMENT.pack(length, 0, len(reply.parts), 1, kind, reply.function_code),
+            parts,
+        )
+    )
+
+
+def _build_parts(parts: Iterable[Part]) -> Iterator[bytes]:
+    for part in parts:
+        length = len(part.data)
+        small, big = (part.count, 0) if part.count <= _BIG_COUNT else (-1, part.count)
+        yield _PART.pack(part.kind, part.attributes, small, big, length, _padded(length))
+        yield part.data
+        yield bytes(_padded(length) - length)
