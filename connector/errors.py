@@ -31,6 +31,7 @@ ConnectorError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class ConnectorError(Exception):
@@ -145,3 +146,294 @@ class SyncPaused(ConnectorError):
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+# ------------------------------------------------------------------------------------------ HANA's codes, as a table
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table. It holds when the code is among `codes` (empty: any code) and one of `texts`, in lower
+    case, stands in the driver's text (empty: any text).
+
+    `meaning` completes "<what was being done>: ...". `next_step` names the setting that decides, where there is one.
+    `quotes` says that the driver's text is safe to show: HANA's texts for bad data repeat the data.
+    """
+
+    error: type[ConnectorError]
+    meaning: str
+    next_step: str = ""
+    codes: frozenset[int] = frozenset()
+    texts: tuple[str, ...] = ()
+    quotes: bool = False
+
+    def holds(self, code: int, lowered: str) -> bool:
+        if self.codes and code not in self.codes:
+            return False
+        return not self.texts or any(fragment in lowered for fragment in self.texts)
+
+
+CONNECT_FAILED = -10709
+"""The driver's one code for every failed connect; the RTE number in the text tells them apart (driver 2.30.27)."""
+CANCELLED = 139
+_CONNECT = frozenset({CONNECT_FAILED})
+
+RULES: tuple[Rule, ...] = (
+    # Bad rows come first: their texts may hold row data, so no text of theirs is looked at or shown.
+    Rule(RowRejected, "a row with the same key exists already", codes=frozenset({301})),
+    Rule(RowRejected, "a foreign key does not match", codes=frozenset({461})),
+    Rule(RowRejected, "a value is too long for its column", codes=frozenset({274})),
+    Rule(RowRejected, "a column that must not be NULL would be", codes=frozenset({287})),
+    Rule(RowRejected, "a value is no valid date", codes=frozenset({303})),
+    Rule(RowRejected, "a calculation divides by zero or overflows", codes=frozenset({304, 314})),
+    Rule(RowRejected, "a value is no valid number", codes=frozenset({339})),
+    Rule(RowRejected, "a value does not fit the type of its column", codes=frozenset({-10404, -10427})),
+    Rule(
+        RowRejected, "a vector has another length than its column", codes=frozenset({0}), texts=("expected a vector",)
+    ),
+    # A connect that failed: configuration, then weather.
+    Rule(
+        ConnectionMisconfigured,
+        "the server's certificate carries another name than `host`",
+        "use the name in the certificate as `host` (an IP address never matches), or set `host_name_in_certificate`",
+        codes=_CONNECT,
+        texts=("does not match names in certificate",),
+        quotes=True,
+    ),
+    Rule(
+        ConnectionMisconfigured,
+        "the server's certificate is not trusted",
+        "set `trust_store` to the PEM file of its certificate authority (a missing file looks the same to the driver)",
+        codes=_CONNECT,
+        texts=("rte:[300015]",),
+    ),
+    Rule(
+        ConnectionMisconfigured,
+        "the server answered an encrypted connect in plain text",
+        "check `port`; only where the server has no TLS, switch `encrypt` off",
+        codes=_CONNECT,
+        texts=("rte:[300012]",),
+    ),
+    Rule(
+        ConnectionMisconfigured,
+        "a web server or proxy answered, not HANA's SQL port",
+        "check `host` and `port` (HANA Cloud 443, on-premise 3NN13 or 3NN15) and `encrypt`",
+        codes=_CONNECT,
+        texts=("rte:[200121]",),
+        quotes=True,
+    ),
+    Rule(
+        ConnectionMisconfigured,
+        "what answered is not HANA's SQL port, or it expects TLS",
+        "check `port` and `encrypt`",
+        codes=_CONNECT,
+        texts=("rte:[200110]",),
+        quotes=True,
+    ),
+    Rule(
+        ConnectionMisconfigured,
+        "the driver finds no TLS library",
+        "install OpenSSL 3 (libssl3) on this machine",
+        codes=_CONNECT,
+        texts=("rte:[300005]",),
+        quotes=True,
+    ),
+    Rule(
+        ConnectionLost,
+        "the host name cannot be resolved",
+        "check `host`, then the name server",
+        codes=_CONNECT,
+        texts=("rte:[89001]", "cannot resolve host name"),
+        quotes=True,
+    ),
+    Rule(
+        ConnectionLost,
+        "the connection was refused: nothing listens there",
+        "check `host` and `port`, and that the instance is running",
+        codes=_CONNECT,
+        texts=("connection refused",),
+        quotes=True,
+    ),
+    Rule(
+        ConnectionLost,
+        "no answer within `connect_timeout`",
+        "check `host`, `port`, firewall and allow-list; raise `connect_timeout` on a slow network",
+        codes=_CONNECT,
+        texts=("timeout expired", "timed out", "rte:[89012]"),
+        quotes=True,
+    ),
+    Rule(
+        ConnectionLost,
+        "the server could not be reached",
+        "check `host` and `port`",
+        codes=_CONNECT,
+        quotes=True,
+    ),
+    Rule(
+        ConnectionMisconfigured,
+        "the key of the secure user store was not found",
+        "check `userkey`; `hdbuserstore LIST` shows what this user of the operating system has",
+        codes=frozenset({-10104}),
+        quotes=True,
+    ),
+    # Nothing that waiting would mend.
+    Rule(
+        LoginRefused,
+        "login refused: user or password is wrong",
+        "check `user` and `password`; it was tried once and will not be tried again, because HANA locks users",
+        codes=frozenset({10}),
+    ),
+    Rule(
+        LoginRefused,
+        "login refused: the password must be changed first",
+        "log in with SAP's own tools, choose a new password and set `password`",
+        codes=frozenset({414}),
+    ),
+    Rule(
+        LoginRefused,
+        "login refused: the user is locked",
+        "ask the administrator to unlock the user (ALTER USER ... RESET CONNECT ATTEMPTS)",
+        codes=frozenset({416}),
+    ),
+    Rule(
+        PermissionRefused,
+        "the user lacks a privilege",
+        "GRANT it, for example SELECT on the table or view",
+        codes=frozenset({258}),
+        quotes=True,
+    ),
+    Rule(UnknownTable, "unknown table or view", codes=frozenset({259}), quotes=True),
+    Rule(UnknownColumn, "unknown column", codes=frozenset({260}), quotes=True),
+    Rule(UnknownTable, "unknown schema", codes=frozenset({362}), quotes=True),
+    Rule(UnknownTable, "unknown object", codes=frozenset({397}), quotes=True),
+    Rule(StatementFailed, "SQL syntax error", "check `where` if it is set", codes=frozenset({257}), quotes=True),
+    Rule(StatementFailed, "HANA lacks a feature that is needed", codes=frozenset({7}), quotes=True),
+    # Codes that mean different things with different texts.
+    Rule(
+        Unavailable,
+        "the instance is down for maintenance or starting",
+        "wait some minutes",
+        codes=frozenset({663}),
+        texts=("gba503",),
+    ),
+    Rule(StatementFailed, "the connection was rejected by the service", codes=frozenset({663})),
+    Rule(
+        Overloaded,
+        "HANA has no thread free for the statement",
+        "work on less at a time",
+        codes=frozenset({129}),
+        texts=("max number of sqlexecutor threads",),
+    ),
+    Rule(
+        Overloaded,
+        "HANA ran out of memory for the statement",
+        "work on less at a time, or ask for a higher statement memory limit",
+        codes=frozenset({2048, 129}),
+        texts=("memory allocation failed", "allocation failed", "cannot allocate enough memory", "outofmemory"),
+    ),
+    # Codes that mean one thing.
+    Rule(
+        ConnectionLost,
+        "the connection to HANA is gone",
+        codes=frozenset({-10807, -10108, -10735, 18, 597}),
+    ),
+    Rule(
+        ConnectionLost,
+        "the connection to HANA is gone",
+        codes=frozenset({0}),
+        texts=("connection closed", "not connected"),
+    ),
+    Rule(Unavailable, "the instance is down for maintenance or starting", "wait some minutes", codes=frozenset({1888})),
+    Rule(
+        TransactionRolledBack,
+        "HANA rolled the transaction back",
+        "run it again",
+        codes=frozenset({131, 133, 138, 143, 146, 129, 145, 149, CANCELLED}),
+    ),
+    Rule(
+        Overloaded,
+        "HANA is out of memory",
+        "work on less at a time",
+        codes=frozenset({4}),
+    ),
+    Rule(Overloaded, "HANA has too many transactions open", "work on less at a time", codes=frozenset({142})),
+    Rule(Overloaded, "the statement ran into HANA's time limit", "work on less at a time", codes=frozenset({613})),
+    # Texts that mean the same whatever the code.
+    Rule(
+        Unavailable,
+        "the instance is down for maintenance or starting",
+        "wait some minutes",
+        texts=(
+            "maintenance window",
+            "instance upgrade in progress",
+            "instance resize in progress",
+            "transactionmanager is not yet fully initialized",
+        ),
+    ),
+    Rule(
+        Overloaded,
+        "HANA is out of memory or of transactions",
+        "work on less at a time",
+        texts=(
+            "outofmemory exception",
+            "cannot allocate enough memory",
+            "allocation failed",
+            "exceed maximum number of transactions",
+        ),
+    ),
+    Rule(
+        TransactionRolledBack,
+        "HANA rolled the transaction back",
+        "run it again",
+        texts=(
+            "sequence cache lock",
+            "dtx commit",
+            "an error occurred while opening/reading the channel",
+            "exception in executor plan",
+            "temp index not exists",
+        ),
+    ),
+    Rule(
+        StatementFailed,
+        "this instance takes no writes (a read-enabled secondary)",
+        "write to the primary: check `host`",
+        texts=("writable statement not allowed in read-enabled replication",),
+    ),
+)
+"""First match wins. Sources: SAP's sqlalchemy-hana `errors.py` (Apache-2.0) for what a code means; the negative codes
+and their texts were seen from the driver itself."""
+
+_OTHERWISE = Rule(StatementFailed, "HANA reported an error", "SYS.M_ERROR_CODES says what the code means")
+_LONGEST_QUOTE = 300
+
+
+def classify(code: int, text: str, *, doing: str, cancelled: bool = False) -> ConnectorError:
+    """The error of ours for what the driver reported while `doing` ("reading SAPDEMO.MARA"). Total: never raises.
+
+    The message names what was being done, the code and the next step; the driver's text only where it cannot hold row
+    data. `cancelled`: we asked for it, so 139 is no reason to try again.
+    """
+    if cancelled and code == CANCELLED:
+        return Cancelled(f"{doing}: cancelled (code {code})", code=code)
+    lowered = text.lower()
+    rule = next((rule for rule in RULES if rule.holds(code, lowered)), _OTHERWISE)
+    return make(rule.error, _message(rule, code, text, doing), code)
+
+
+def make(error: type[ConnectorError], message: str, code: int) -> ConnectorError:
+    """An error of that class, with the code where the class carries one."""
+    if issubclass(error, DatabaseError | RowRejected):
+        return error(message, code=code)
+    return error(message)
+
+
+def _message(rule: Rule, code: int, text: str, doing: str) -> str:
+    quoted = f": {_tidy(text)}" if rule.quotes and text.strip() else ""
+    advice = f". {rule.next_step[0].upper()}{rule.next_step[1:]}." if rule.next_step else ""
+    return f"{doing}: {rule.meaning} (code {code}{quoted}){advice}"
+
+
+def _tidy(text: str) -> str:
+    """One printable line of bounded length, whatever the server sent."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + " ..."

@@ -1,4 +1,4 @@
-"""Numbers of SAP's SQL command network protocol that this stand-in reads or writes, and the error for broken packets."""
+"""Numbers of SAP's SQL command network protocol that the stand-in uses, and the error for broken packets."""
 
 from __future__ import annotations
 

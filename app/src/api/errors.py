@@ -1,0 +1,110 @@
+"""Errors to HTTP: the table class -> status, and RFC 9457 problem documents with the request's id. The only place with
+HTTP statuses. Never shows the message of an error that is not meant for people.
+"""
+
+from __future__ import annotations
+
+import http
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from app.src.jobs import JobRunning, UnknownJob
+from app.src.service import Service
+from connector import errors
+
+PROBLEM = "application/problem+json"
+RETRY_AFTER = "5"
+ACCEPTED = 202
+CRASHED = 500
+TOO_LARGE = 413
+UNAVAILABLE = 503
+_log = logging.getLogger(__name__)
+
+
+class Unprocessable(Exception):
+    """A request that is well-formed and cannot be fulfilled as it stands; the message says why."""
+
+
+class TooMuch(Exception):
+    """More than a limit allows; the message names the limit."""
+
+
+STATUS: tuple[tuple[type[Exception], int], ...] = (
+    # The first line that fits counts, so the special stands before the general.
+    (Unprocessable, 422),
+    (TooMuch, TOO_LARGE),
+    (UnknownJob, 404),
+    (JobRunning, 409),
+    (errors.UnknownCollection, 404),
+    (errors.ModelMismatch, 409),
+    (errors.BadFilter, 422),
+    (errors.TextsNotEmbeddable, 422),
+    (errors.ConfigurationError, CRASHED),
+    (errors.DatabaseError, UNAVAILABLE),
+    (errors.LeaseLost, 409),
+    (errors.SyncPaused, 409),
+    (errors.ConnectorError, CRASHED),
+)
+WHY_500 = "unexpected error; the log of the service has it under this request id"
+
+
+def status_of(error: Exception) -> int:
+    return next((status for kind, status in STATUS if isinstance(error, kind)), CRASHED)
+
+
+def problem(request: Request, status: int, detail: str, **more: Any) -> JSONResponse:
+    """RFC 9457. `more`: further members."""
+    request_id = request.scope.get("owl_sap.request_id", "")
+    document = {
+        "type": "about:blank",
+        "title": http.HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "instance": request.url.path,
+        "request_id": request_id,
+    } | more
+    headers = {"Retry-After": RETRY_AFTER} if status in (429, UNAVAILABLE) else None
+    return JSONResponse(document, status, headers, media_type=PROBLEM)
+
+
+def install(app: FastAPI, service: Service) -> None:
+    """Answer every error of the product, of validation and of routing with a problem document."""
+
+    async def ours(request: Request, error: Exception) -> JSONResponse:
+        service.count_error(error)
+        return problem(request, status_of(error), str(error))
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        faults = [{"where": _where(fault["loc"]), "what": fault["msg"]} for fault in error.errors()]
+        detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
+        return problem(request, 422, detail, errors=faults[:50])
+
+    async def routing(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return problem(request, error.status_code, str(error.detail))
+
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, service.expected_errors):
+            return problem(request, CRASHED, str(error))
+        _log.error("request %s failed", request.scope.get("owl_sap.request_id"), exc_info=error)
+        return problem(request, CRASHED, WHY_500)
+
+    for kind, _ in STATUS:
+        app.add_exception_handler(kind, ours)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, routing)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _where(location: tuple[Any, ...]) -> str:
+    """`body.inputs[3]`"""
+    shown = ""
+    for part in location:
+        shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else str(part)
+    return shown

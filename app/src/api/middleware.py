@@ -1,0 +1,87 @@
+"""What every request passes: an id, the size limit of its body, and the count of it. Plain ASGI, no route knowledge."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.src.api.errors import CRASHED, TOO_LARGE, problem
+from app.src.metrics import Metrics
+
+REQUEST_ID = "X-Request-Id"
+_ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+
+
+def _request_id(headers: Headers) -> str:
+    """The caller's own id if it is a harmless word, else a new one."""
+    given = headers.get(REQUEST_ID, "")
+    return given if 0 < len(given) <= 64 and _ALLOWED.issuperset(given) else uuid.uuid4().hex
+
+
+class Observed:
+    """Gives each request an id and counts it by route template, so that labels stay few."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope["owl_sap.request_id"] = _request_id(Headers(scope=scope))
+        start, status = time.perf_counter(), CRASHED
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            self._count(scope, status, time.perf_counter() - start)
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        self._metrics.http_requests.labels(scope["method"], route, str(status)).inc()
+        self._metrics.http_seconds.labels(route).observe(seconds)
+
+
+class BodyLimit:
+    """Refuses a body above `limit` bytes: at once by its Content-Length, or as soon as a chunked one passes it."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+        self._why = f"the body is larger than {limit} bytes (setting api.max_body_bytes)"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._declared(Headers(scope=scope).getlist("content-length")):
+            await problem(Request(scope), TOO_LARGE, self._why)(scope, receive, send)
+            return
+        received = 0
+
+        async def counting() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit:
+                raise HTTPException(TOO_LARGE, self._why)
+            return message
+
+        await self._app(scope, counting, send)
+
+    def _declared(self, lengths: Sequence[str]) -> bool:
+        return any(length.isdecimal() and int(length) > self._limit for length in lengths)

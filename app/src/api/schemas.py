@@ -1,0 +1,89 @@
+"""Request bodies and documented response shapes. Strict: a number is no string, a boolean no number; finite floats.
+Vectors never pass through these models on their way out: they are written straight from the array.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class EmbedRequest(_Body):
+    """`truncate`: cut what is longer than the model takes, instead of refusing it."""
+
+    inputs: str | list[str] = Field(examples=[["steel shaft", "Welle aus Stahl"]])
+    normalize: bool = True
+    truncate: bool = False
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class SearchRequest(_Body):
+    """Either `query` (a text) or `vector`."""
+
+    query: str | None = Field(default=None, examples=["noise from the gearbox"])
+    vector: list[Annotated[float, Field(strict=False)]] | None = None
+    k: int = Field(default=10, ge=1)
+    filter: dict[str, Any] | None = Field(default=None, examples=[{"MTART": "FERT"}])
+    mode: str = Field(default="vector", description="only vector in this version")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> SearchRequest:
+        if (self.query is None) == (self.vector is None):
+            raise ValueError("give either query or vector")
+        return self
+
+
+class SyncBody(_Body):
+    full: bool = False
+    max_deletes: float | None = Field(default=None, ge=0, le=1)
+
+
+class HitBody(BaseModel):
+    id: str
+    key: dict[str, Any]
+    score: float
+    text: str
+    metadata: dict[str, Any]
+
+
+class SearchResponse(BaseModel):
+    hits: list[HitBody]
+    took_ms: dict[str, float]
+
+
+class JobStarted(BaseModel):
+    job: str
+
+
+class JobBody(BaseModel):
+    id: str
+    collection: str
+    state: str
+    progress: dict[str, int]
+    result: dict[str, Any] | None
+    error: str | None
+
+
+class HealthBody(BaseModel):
+    status: str
+    checks: dict[str, bool]
+
+
+class CollectionBody(BaseModel):
+    collection: str
+    store: str
+    table: str | None
+    rows: int
+    model: str | None
+    dimension: int | None
+    last_sync: str | None
+    lag_seconds: float | None
+    job: str | None

@@ -1,0 +1,118 @@
+"""The application and the process that serves it. Binds loopback only as long as there is no authentication."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.src.api import errors
+from app.src.api.middleware import BodyLimit, Observed
+from app.src.api.routes import router
+from app.src.service import Service, version
+from connector.errors import ConfigurationError
+
+_SHUTDOWN_SECONDS = 3
+_BACKLOG = 2048
+
+
+def create_app(service: Service) -> FastAPI:
+    """The REST application over a service that the caller owns and closes."""
+    app = FastAPI(
+        title="owl-sap-connector",
+        version=version(),
+        description="Semantic search over SAP HANA tables. Errors are RFC 9457 problem documents with a request id.",
+        redoc_url=None,
+    )
+    app.include_router(router(service))
+    errors.install(app, service)
+    app.add_middleware(BodyLimit, limit=service.settings.api.max_body_bytes)
+    app.add_middleware(Observed, metrics=service.metrics)
+    service.metrics.build_info.labels(version(), service.settings.embedding.model).set(1)
+    return app
+
+
+def serve(service: Service, host: str, port: int, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C. `announce` gets the address once requests are answered.
+
+    The engine is loaded first, so that a wrong model ends the start instead of the first request. HANA may be away:
+    readiness says so. Raises ConfigurationError for an address that must not or cannot be bound.
+    """
+    listener = _listener(host, port)
+    with contextlib.closing(listener):
+        service.embed(["warm"])
+        config = uvicorn.Config(
+            create_app(service),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            server_header=False,
+        )
+        _Server(config, lambda: announce(_url(listener))).run(sockets=[listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    refuse_public(host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"{host}:{port} cannot be bound ({error.strerror}); choose another with --port; 0 takes any free one"
+        ) from None
+    return listener
+
+
+def refuse_public(host: str) -> None:
+    """Without authentication only this machine may ask."""
+    if host == "localhost":
+        return
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    raise ConfigurationError(
+        f"refusing to serve on {host}: this version has no authentication, so it serves on loopback only "
+        "(--host 127.0.0.1); put a proxy that authenticates in front of it"
+    )
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Announces itself once it accepts connections, and ends with exit code 0 on SIGTERM and Ctrl-C."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._announce()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal again after a clean shutdown, which would turn exit 0 into 143.
+        kinds = (signal.SIGTERM, signal.SIGINT)
+        before = {kind: signal.signal(kind, self._leave) for kind in kinds}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        self.handle_exit(number, frame)

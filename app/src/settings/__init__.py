@@ -1,0 +1,28 @@
+"""Settings: the model (`model`), the variables it answers to (`variables`), and reading them (`sources`, the only
+module of the product that looks at the environment). Knows no connection, no engine and no HTTP.
+"""
+
+from app.src.settings.model import (
+    ApiSettings,
+    CollectionSettings,
+    EmbeddingSettings,
+    HanaSettings,
+    Settings,
+    StoreSettings,
+    SyncSettings,
+)
+from app.src.settings.sources import Loaded, SettingsError, load, show
+
+__all__ = [
+    "ApiSettings",
+    "CollectionSettings",
+    "EmbeddingSettings",
+    "HanaSettings",
+    "Loaded",
+    "Settings",
+    "SettingsError",
+    "StoreSettings",
+    "SyncSettings",
+    "load",
+    "show",
+]

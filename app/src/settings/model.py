@@ -1,0 +1,204 @@
+"""Every setting: its name, default and unit, as one frozen model. Where the values come from is `sources`'s business.
+Knows the connector's vocabulary (names, tables), never a connection, an engine or HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from connector.model import ChunkSpec, CollectionSpec, TableRef
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_LATER_METHODS = ("watermark", "log", "rowid")
+
+
+def _columns(value: Any) -> Any:
+    """One column may be written as a plain string; `MANDT, MATNR` in a variable is two."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Columns = Annotated[tuple[str, ...], BeforeValidator(_columns)]
+
+
+class _Section(BaseModel):
+    # `schema` is the word of SAP's own clients; pydantic's deprecated method of that name is given up for it.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class HanaSettings(_Section):
+    """How to reach one HANA. Encryption and certificate validation are on unless switched off by name."""
+
+    host: str | None = Field(default=None, description="host name; an IP address is not matched against certificates")
+    port: int = Field(default=443, ge=1, le=65535, description="443 for HANA Cloud, 3NN13 or 3NN15 on-premise")
+    user: str | None = None
+    password: SecretStr | None = None
+    userkey: str | None = Field(
+        default=None, description="key of SAP's secure user store, instead of host, user and password"
+    )
+    schema_name: str | None = Field(default=None, alias="schema", description="current schema of the sessions")
+    encrypt: bool = True
+    validate_certificate: bool = True
+    trust_store: str | None = Field(default=None, description="path of a PEM file, or the PEM itself")
+    host_name_in_certificate: str | None = None
+    connect_timeout: float = Field(default=10.0, gt=0, description="seconds")
+    communication_timeout: float = Field(default=120.0, gt=0, description="seconds a statement may stay unanswered")
+    pool_size: int = Field(default=8, ge=1, le=256, description="connections at most, one per thread")
+
+    @property
+    def configured(self) -> bool:
+        return bool(self.host or self.userkey)
+
+
+class StoreSettings(_Section):
+    """Where the vectors live."""
+
+    kind: Literal["hana", "local"] = "hana"
+    path: Path | None = Field(default=None, description="folder of the local store, created if absent")
+    schema_name: str | None = Field(default=None, alias="schema", description="default: [hana] schema")
+    hana: HanaSettings | None = Field(default=None, description="another HANA for the vectors; default: [hana]")
+
+    @model_validator(mode="after")
+    def _local_has_path(self) -> StoreSettings:
+        if self.kind == "local" and self.path is None:
+            raise ValueError('kind = "local" needs path = "<folder>" (created if absent)')
+        return self
+
+
+class EmbeddingSettings(_Section):
+    """Which model, and what it may use of the machine."""
+
+    model: str = Field(default=DEFAULT_MODEL, description='packaged name, folder, hub id, or "hash:384" for tests')
+    revision: str | None = Field(default=None, description="pinned revision of a hub model")
+    weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = "auto"
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:<n>")
+    expect_gpu: bool = Field(default=False, description="doctor reports a fault when no CUDA device is there")
+    memory_fraction: float = Field(default=0.8, gt=0, le=1, description="share of the card's memory to use")
+    reserve_mb: int = Field(default=1024, ge=0, description="MB of the card's memory left alone")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's choice")
+
+    @property
+    def hashing(self) -> bool:
+        """Is this the test embedder, which needs no torch?"""
+        return self.model.startswith("hash:")
+
+
+class SyncSettings(_Section):
+    page_rows: int = Field(default=1000, ge=1, le=100_000, description="rows read in one page")
+    max_deletes: float = Field(
+        default=0.2, ge=0, le=1, description="largest share of the stored rows one run may delete"
+    )
+    lease_wait: float = Field(default=60.0, ge=0, description="seconds to wait for another worker on the collection")
+
+
+class ApiSettings(_Section):
+    """The REST service and its limits."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535, description="0 picks a free one")
+    max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024)
+    max_inputs: int = Field(default=256, ge=1, description="texts in one /embed call")
+    max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
+    max_k: int = Field(default=1000, ge=1, description="hits of one search")
+    threads: int = Field(default=8, ge=1, le=128, description="requests that may wait for engine or store at once")
+    job_workers: int = Field(default=2, ge=1, le=32, description="syncs that run at once")
+
+
+class ChunkSettings(_Section):
+    max_tokens: int | None = Field(
+        default=None, ge=8, description="without special tokens; default: all the model takes"
+    )
+    overlap: int = Field(default=32, ge=0, description="tokens that a piece shares with the one before it")
+
+    @model_validator(mode="after")
+    def _overlap_fits(self) -> ChunkSettings:
+        if self.max_tokens is not None and self.overlap >= self.max_tokens:
+            raise ValueError(f"overlap {self.overlap} must be smaller than max_tokens {self.max_tokens}")
+        return self
+
+
+class ChangesSettings(_Section):
+    method: str = "full"
+    column: str | None = None
+    delay: str | None = None
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, method: str) -> str:
+        if method in _LATER_METHODS:
+            raise ValueError(f'method "{method}" comes with a later version; use "full" (the default)')
+        if method != "full":
+            raise ValueError(f'"{method}" is no method to find changes; use "full" (the default)')
+        return method
+
+
+class CollectionSettings(_Section):
+    """One `[[collections]]` block."""
+
+    name: str
+    source: str = Field(description='SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"')
+    template: str = Field(min_length=1, description='"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
+    key: Columns = Field(default=(), description="key columns; default: the primary key")
+    where: str | None = Field(default=None, description="your own SQL condition, sent as it stands")
+    metadata: Columns = ()
+    changes: ChangesSettings = ChangesSettings()
+    chunk: ChunkSettings = ChunkSettings()
+
+    @field_validator("name")
+    @classmethod
+    def _plain(cls, name: str) -> str:
+        if not _NAME.fullmatch(name) or len(name) > 100:
+            raise ValueError(f"{name!r} is no collection name: letters, digits, - and _, at most 100 characters")
+        return name
+
+    @field_validator("source")
+    @classmethod
+    def _table(cls, source: str) -> str:
+        TableRef.parse(source)
+        return source
+
+    def spec(self) -> CollectionSpec:
+        return CollectionSpec(
+            name=self.name,
+            source=TableRef.parse(self.source),
+            template=self.template,
+            key=self.key,
+            where=self.where,
+            metadata=self.metadata,
+            chunk=ChunkSpec(self.chunk.max_tokens, self.chunk.overlap),
+        )
+
+
+class Settings(_Section):
+    """Everything the operator can set. Made by `sources.load`, or directly in tests."""
+
+    hana: HanaSettings = HanaSettings()
+    store: StoreSettings = StoreSettings()
+    embedding: EmbeddingSettings = EmbeddingSettings()
+    sync: SyncSettings = SyncSettings()
+    api: ApiSettings = ApiSettings()
+    collections: tuple[CollectionSettings, ...] = ()
+
+    @field_validator("collections")
+    @classmethod
+    def _distinct(cls, collections: tuple[CollectionSettings, ...]) -> tuple[CollectionSettings, ...]:
+        seen: set[str] = set()
+        for collection in collections:
+            if collection.name in seen:
+                raise ValueError(f'two collections are named "{collection.name}"; names must differ')
+            seen.add(collection.name)
+        return collections
+
+    @property
+    def store_hana(self) -> HanaSettings:
+        """The connection of the vectors: its own, or that of the rows."""
+        return self.store.hana or self.hana
+
+    @property
+    def store_schema(self) -> str | None:
+        return self.store.schema_name or self.store_hana.schema_name

@@ -1,0 +1,304 @@
+"""Reading settings: owl-sap.toml < environment (and .env) < flags, with the origin of every value. The only module that
+looks at the environment. Messages name file or variable and key, never a value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from dotenv import dotenv_values
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from app.src.settings.model import Settings
+from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES, BadVariable, Variable
+
+DEFAULT_FILE = "owl-sap.toml"
+PREFIX = "OWL_SAP_"
+_CONFIG_VARIABLE = "OWL_SAP_CONFIG"
+_FILE_SUFFIX = "_FILE"
+
+SettingPath = tuple[str, ...]
+
+
+class SettingsError(Exception):
+    """What the operator wrote cannot be used. One line per fault: where, what, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`origins`: where a set value came from, by path; absent: the default. `inert`: variables that change nothing."""
+
+    settings: Settings
+    origins: Mapping[SettingPath, str] = field(default_factory=dict)
+    inert: Mapping[str, str] = field(default_factory=dict)
+    file: Path | None = None
+
+
+def load(
+    config: Path | None = None,
+    flags: Mapping[SettingPath, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Loaded:
+    """Read everything. `folder` (default: the working directory) is where owl-sap.toml and .env are looked for.
+
+    A `config` that is named must exist; without one, owl-sap.toml is read if it is there. Raises SettingsError.
+    """
+    folder = folder or Path.cwd()
+    variables = _environment(environ, folder)
+    file = _file(config, variables, folder)
+    layers = _Layers()
+    if file is not None:
+        layers.add_tree(_toml(file), str(file.name if config is None else file))
+    layers.add_variables(variables)
+    for path, value in (flags or {}).items():
+        layers.put(path, value, "flag")
+    try:
+        settings = Settings.model_validate(layers.tree)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explained(error, layers.origins))) from None
+    return Loaded(settings, layers.origins, layers.inert, file)
+
+
+# ---------------------------------------------------------------------------------------------------- where it stands
+
+
+def _environment(environ: Mapping[str, str] | None, folder: Path) -> dict[str, tuple[str, str]]:
+    """Name -> (text, origin). The environment beats .env; an empty variable counts as unset (compose passes those)."""
+    merged: dict[str, tuple[str, str]] = {}
+    file = folder / ".env"
+    if file.is_file():
+        try:
+            merged |= {name: (text, f".env {name}") for name, text in dotenv_values(file).items() if text}
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
+    actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
+    return merged | {name: (text, f"environment {name}") for name, text in actual.items() if text}
+
+
+def _file(config: Path | None, variables: Mapping[str, tuple[str, str]], folder: Path) -> Path | None:
+    named = config or (Path(variables[_CONFIG_VARIABLE][0]) if _CONFIG_VARIABLE in variables else None)
+    if named is None:
+        return folder / DEFAULT_FILE if (folder / DEFAULT_FILE).is_file() else None
+    if not named.is_file():
+        raise SettingsError(f"{named}: there is no such configuration file; see owl-sap.example.toml for a start")
+    return named
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file}: not valid TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
+
+
+@dataclass(slots=True)
+class _Layers:
+    """Values put one over the other, later over earlier, with the origin of each."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    origins: dict[SettingPath, str] = field(default_factory=dict)
+    inert: dict[str, str] = field(default_factory=dict)
+
+    def put(self, path: SettingPath, value: Any, origin: str) -> None:
+        node = self.tree
+        for name in path[:-1]:
+            inner = node.get(name)
+            node[name] = node = inner if isinstance(inner, dict) else {}
+        node[path[-1]] = value
+        self.origins[path] = origin
+
+    def add_tree(self, tree: Mapping[str, Any], origin: str, prefix: SettingPath = ()) -> None:
+        for name, value in tree.items():
+            path = (*prefix, name)
+            if isinstance(value, dict) and _section(path) is not None:
+                self.put(path, {}, origin)
+                self.add_tree(value, origin, path)
+            else:
+                self.put(path, value, origin)
+
+    def add_variables(self, variables: Mapping[str, tuple[str, str]]) -> None:
+        for table in (GUIDE_VARIABLES, VARIABLES):
+            for variable in table:
+                self._add_known(variable, variables)
+        for name, (_, origin) in variables.items():
+            if name.startswith(PREFIX) and name != _CONFIG_VARIABLE:
+                self._add_own(name, origin, variables)
+
+    def _add_known(self, variable: Variable, variables: Mapping[str, tuple[str, str]]) -> None:
+        text, origin = _text_of(variable.name, variables)
+        if text is None:
+            return
+        if variable.assign is None:
+            self.inert[variable.name] = variable.note
+            return
+        try:
+            assigned = variable.assign(text)
+        except BadVariable as error:
+            raise SettingsError(f"{origin}: {error}") from None
+        for path, value in assigned.items():
+            self.put(path, value, origin)
+
+    def _add_own(self, name: str, origin: str, variables: Mapping[str, tuple[str, str]]) -> None:
+        known = own_variables()
+        base = name.removesuffix(_FILE_SUFFIX) if name not in known else name
+        if base not in known:
+            raise SettingsError(f"{origin}: no such setting{_nearest(name, list(known))}; see owl-sap config schema")
+        text, origin = _text_of(base, variables)
+        if text is not None:
+            self.put(known[base], _parsed(base, text, origin), origin)
+
+
+def _text_of(name: str, variables: Mapping[str, tuple[str, str]]) -> tuple[str | None, str]:
+    """The variable's text, or what the file says that NAME_FILE points to."""
+    direct, indirect = variables.get(name), variables.get(name + _FILE_SUFFIX)
+    if indirect is None:
+        return direct or (None, "")
+    if direct is not None:
+        raise SettingsError(f"{direct[1]} and {indirect[1]} are both set; keep one of them")
+    file = Path(indirect[0])
+    try:
+        return file.read_text(encoding="utf-8").rstrip("\r\n"), indirect[1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{indirect[1]}: the file {file} cannot be read ({type(error).__name__})") from None
+
+
+def _parsed(name: str, text: str, origin: str) -> Any:
+    if name != PREFIX + "COLLECTIONS":
+        return text
+    try:
+        return tomllib.loads(text)["collections"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        raise SettingsError(f"{origin}: must be [[collections]] blocks in TOML") from None
+
+
+# ------------------------------------------------------------------------------------------------- what there is to set
+
+
+def own_variables() -> dict[str, SettingPath]:
+    """Every OWL_SAP_* variable and its setting."""
+    names = {PREFIX + "__".join(path).upper(): path for path in _leaves(Settings)}
+    return names
+
+
+def _leaves(model: type[BaseModel], prefix: SettingPath = ()) -> Iterator[SettingPath]:
+    for name in _names(model):
+        path = (*prefix, name)
+        inner = _section(path)
+        if inner is None:
+            yield path
+        else:
+            yield from _leaves(inner, path)
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def _section(path: Sequence[str | int]) -> type[BaseModel] | None:
+    """The model at this path, if there is one (positions in lists are skipped over)."""
+    model: type[BaseModel] = Settings
+    for name in path:
+        if isinstance(name, int):
+            continue
+        info = next((info for key, info in model.model_fields.items() if name == (info.alias or key)), None)
+        inner = _model_in(info.annotation) if info is not None else None
+        if inner is None:
+            return None
+        model = inner
+    # A list of blocks is one value: a layer replaces it whole.
+    return None if path and path[-1] == "collections" else model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
+
+
+def _explained(error: ValidationError, origins: Mapping[SettingPath, str]) -> Iterator[str]:
+    for fault in error.errors(include_url=False, include_input=False, include_context=False):
+        location = fault["loc"]
+        where = f"{_origin(location, origins)}: {_shown(location)}"
+        if fault["type"] == "extra_forbidden":
+            yield f"{where}: unknown key{_suggestion(location)}"
+        else:
+            yield f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+
+
+def _origin(location: Sequence[str | int], origins: Mapping[SettingPath, str]) -> str:
+    for length in range(len(location), 0, -1):
+        origin = origins.get(tuple(str(part) for part in location[:length]))
+        if origin is not None:
+            return origin
+    return "settings"
+
+
+def _shown(location: Sequence[str | int]) -> str:
+    shown = ""
+    for part in location:
+        shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else part
+    return shown
+
+
+def _suggestion(location: Sequence[str | int]) -> str:
+    *parent, name = location
+    model = _section(parent) if not parent or parent[-1] != "collections" else None
+    if parent and isinstance(parent[-1], int):
+        model = _model_in(Settings.model_fields["collections"].annotation) or _collection_model()
+    names = _names(model or Settings)
+    elsewhere = [".".join(path) for path in own_variables().values() if path[-1] == name and path[:-1] != tuple(parent)]
+    near = _nearest(str(name), names)
+    return near or (f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known keys: {', '.join(names)}")
+
+
+def _collection_model() -> type[BaseModel]:
+    return next(
+        argument
+        for argument in get_args(Settings.model_fields["collections"].annotation)
+        if isinstance(argument, type) and issubclass(argument, BaseModel)
+    )
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+# -------------------------------------------------------------------------------------------------------------- showing
+
+
+def show(loaded: Loaded) -> list[dict[str, Any]]:
+    """Every setting as `{"setting", "value", "origin"}`; a secret that is set shows as asterisks."""
+    rows = []
+    for path in _leaves(Settings):
+        value = _value(loaded.settings, path)
+        rows.append({"setting": ".".join(path), "value": value, "origin": _shown_origin(path, loaded)})
+    return rows
+
+
+def _shown_origin(path: SettingPath, loaded: Loaded) -> str:
+    return loaded.origins.get(path, "default")
+
+
+def _value(settings: Settings, path: SettingPath) -> Any:
+    node: Any = settings
+    for name in path:
+        node = getattr(node, "schema_name" if name == "schema" else name, None)
+    if isinstance(node, SecretStr):
+        return str(node)
+    if isinstance(node, tuple):
+        return [item.model_dump(mode="json", by_alias=True) for item in node]
+    return str(node) if isinstance(node, Path) else node

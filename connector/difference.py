@@ -1,0 +1,124 @@
+"""What the store holds against what the source says, without sorting: two databases collate differently, so the merge
+goes by digests of document ids in a compact in-memory index. Knows neither SQL nor embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.document import content_hash
+from connector.model import Chunk, Document, StoredChunk
+
+_KEY = np.dtype("S16")
+_HASH_BYTES = 32
+_TEXT, _META, _VECTOR = slice(0, 12), slice(12, 24), slice(24, 32)
+
+
+def id_digest(document_id: str) -> bytes:
+    """16 bytes; 2**64 documents would be needed for an even chance of one collision."""
+    return blake2b(document_id.encode(), digest_size=16).digest()
+
+
+class Difference(Enum):
+    """What has to happen to a document."""
+
+    NEW = "new"
+    SAME = "same"
+    METADATA = "metadata"
+    """Text, chunking and model are as stored; only the metadata differ: nothing to embed."""
+    CHANGED = "changed"
+
+
+class StoredIndex:
+    """Identity and content hash of every chunk of ours: 52 bytes a chunk plus 25 a document, whatever the texts.
+
+    `StoredIndex(store.stored(name))` reads the store once. `seen` remembers which documents the source still has.
+    """
+
+    def __init__(self, pages: Iterable[Sequence[StoredChunk]]) -> None:
+        keys, numbers, hashes = _columns(pages)
+        order = np.lexsort((numbers, keys))
+        keys, self._numbers = keys[order], numbers[order]
+        self._hashes = np.ascontiguousarray(hashes[order]).tobytes()
+        self._keys, first = np.unique(keys, return_index=True)
+        self._first = np.append(first, len(keys)).astype(np.int64)
+        self.seen: NDArray[np.bool_] = np.zeros(len(self._keys), dtype=np.bool_)
+
+    def __len__(self) -> int:
+        """Documents, not chunks."""
+        return len(self._keys)
+
+    def positions(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """For each id its position in the index, -1 where the store has none."""
+        if not ids or not len(self._keys):
+            return np.full(len(ids), -1, dtype=np.int64)
+        digests = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
+        found = np.minimum(np.searchsorted(self._keys, digests), len(self._keys) - 1).astype(np.int64)
+        return np.where(self._keys[found] == digests, found, np.int64(-1))
+
+    def mark_seen(self, positions: NDArray[np.int64]) -> None:
+        self.seen[positions[positions >= 0]] = True
+
+    def unseen(self, ids: Sequence[str]) -> list[str]:
+        """Those of `ids` that are in the index and were not marked."""
+        positions = self.positions(ids)
+        return [id_ for id_, position in zip(ids, positions, strict=True) if position >= 0 and not self.seen[position]]
+
+    def compare(self, document: Document, position: int) -> Difference:
+        """`position` as `positions` gave it. Chunk numbers that are not 0, 1, 2 ... once each count as changed."""
+        if position < 0:
+            return Difference.NEW
+        metadata_same = True
+        for number, stored in enumerate(self._stored(position)):
+            if stored is None:
+                return Difference.CHANGED
+            expected = content_hash(document, number, self._total(position))
+            if stored[_TEXT] != expected[_TEXT]:
+                return Difference.CHANGED
+            metadata_same = metadata_same and stored[_META] == expected[_META]
+        return Difference.SAME if metadata_same else Difference.METADATA
+
+    def metadata_chunks(self, document: Document, position: int) -> list[Chunk]:
+        """The chunks of a METADATA difference: new metadata and hash, the stored vector's digest kept, no text."""
+        total = self._total(position)
+        return [
+            Chunk(
+                document.id, number, "", document.metadata, content_hash(document, number, total) + (stored or b"")[_VECTOR]
+            )
+            for number, stored in enumerate(self._stored(position))
+        ]
+
+    def _total(self, position: int) -> int:
+        return int(self._first[position + 1] - self._first[position])
+
+    def _stored(self, position: int) -> Iterator[bytes | None]:
+        start = int(self._first[position])
+        for number in range(self._total(position)):
+            at = start + number
+            intact = int(self._numbers[at]) == number
+            yield self._hashes[at * _HASH_BYTES : (at + 1) * _HASH_BYTES] if intact else None
+
+
+def _columns(
+    pages: Iterable[Sequence[StoredChunk]],
+) -> tuple[NDArray[np.bytes_], NDArray[np.int32], NDArray[np.void]]:
+    keys, numbers, hashes = [], [], []
+    for page in pages:
+        keys.append(np.frombuffer(b"".join(id_digest(chunk.id) for chunk in page), dtype=_KEY))
+        numbers.append(np.fromiter((chunk.number for chunk in page), dtype=np.int32, count=len(page)))
+        hashes.append(np.frombuffer(b"".join(_padded(chunk.content_hash) for chunk in page), dtype="V32"))
+    return (
+        np.concatenate(keys) if keys else np.empty(0, _KEY),
+        np.concatenate(numbers) if numbers else np.empty(0, np.int32),
+        np.concatenate(hashes) if hashes else np.empty(0, "V32"),
+    )
+
+
+def _padded(digest: bytes) -> bytes:
+    """A hash somebody damaged must not shift its neighbours; cut or filled, it simply differs."""
+    return digest if len(digest) == _HASH_BYTES else digest[:_HASH_BYTES].ljust(_HASH_BYTES, b"\0")

@@ -1,0 +1,562 @@
+"""Connections to SAP HANA: options, pool, transactions, retries, quoting, what the server can do.
+The only file that imports the driver (hdbcli), and that only when the first connection is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+
+from connector.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    ConnectionMisconfigured,
+    ConnectorError,
+    DatabaseError,
+    LoginRefused,
+    Overloaded,
+    PermissionRefused,
+    RowRejected,
+    Unavailable,
+    UnknownColumn,
+    classify,
+    make,
+)
+
+T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
+
+LONGEST_IDENTIFIER = 127
+
+
+def quote(identifier: str) -> str:
+    """The name as a quoted SQL identifier, case kept. Raises ConfigurationError for what can be no name in HANA."""
+    if not identifier or len(identifier) > LONGEST_IDENTIFIER:
+        raise ConfigurationError(f"a name in HANA has 1 to {LONGEST_IDENTIFIER} characters, this one {len(identifier)}")
+    if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in identifier):
+        raise ConfigurationError(f"{identifier!r} cannot be a name in HANA: it holds NUL or half a character")
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+# -------------------------------------------------------------------------------------------------------- the driver
+
+
+class DriverCursor(Protocol):
+    """What we use of a DB-API cursor."""
+
+    rowcount: int
+
+    def execute(self, sql: str, parameters: Any = ..., /) -> Any: ...
+    def executemany(self, sql: str, rows: Any, /) -> Any: ...
+    def fetchall(self) -> Sequence[Any]: ...
+
+
+class DriverConnection(Protocol):
+    """What we use of a DB-API connection."""
+
+    def cursor(self) -> DriverCursor: ...
+    def setautocommit(self, auto: bool, /) -> Any: ...
+    def commit(self) -> Any: ...
+    def rollback(self) -> Any: ...
+    def close(self) -> Any: ...
+
+
+class Driver(Protocol):
+    """hdbcli.dbapi, or a test's own. Its errors carry `errorcode` and `errortext`."""
+
+    Error: type[Exception]
+
+    def connect(self, **properties: Any) -> DriverConnection: ...
+
+
+def load_driver() -> Driver:
+    """SAP's driver. It comes under SAP's own licence, so it is an extra that the user installs."""
+    try:
+        return cast(Driver, importlib.import_module("hdbcli.dbapi"))
+    except ImportError as error:
+        raise ConfigurationError(
+            "SAP's driver hdbcli is not installed (it comes under SAP's own licence): "
+            "pip install 'owl-sap-connector[hana]'"
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------------------- the options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionOptions:
+    """How to reach one HANA. Times in seconds. Closed on purpose: the driver ignores misspelt properties silently.
+
+    `userkey` (SAP's secure user store) replaces `host`, `port`, `user` and `password`. `trust_store` is the path of a
+    PEM file or the PEM itself. `schema` becomes the current schema of every session.
+    """
+
+    host: str = ""
+    port: int = 443
+    user: str = ""
+    password: str = field(default="", repr=False)
+    userkey: str = ""
+    schema: str = ""
+    encrypt: bool = True
+    validate_certificate: bool = True
+    trust_store: str = ""
+    host_name_in_certificate: str = ""
+    connect_timeout: float = 10.0
+    communication_timeout: float = 120.0
+    application: str = "owl-sap-connector"
+
+    def __post_init__(self) -> None:
+        if not self.userkey and not self.host:
+            raise ConfigurationError("no HANA to connect to: set `host` (and `user`, `password`), or `userkey`")
+        if not self.userkey and not 1 <= self.port <= 65535:
+            raise ConfigurationError(f"`port` is {self.port}; it must lie between 1 and 65535")
+        for name in ("connect_timeout", "communication_timeout"):
+            if not 0.001 <= getattr(self, name) <= 86_400:
+                raise ConfigurationError(f"`{name}` is {getattr(self, name)}; it must lie between 0.001 and 86400 s")
+
+    @property
+    def place(self) -> str:
+        """For messages: where this leads."""
+        return f"user store key {self.userkey}" if self.userkey else f"{self.host}:{self.port}"
+
+    def properties(self) -> dict[str, str | int]:
+        """The driver's properties, spelled exactly as it knows them (`vectoroutputtype` only in lower case).
+
+        Encryption and both timeouts always stand here: without them the driver talks plain text on any port but 443
+        and waits for ever. `reconnect` is off because a silent reconnect loses the transaction.
+        """
+        properties: dict[str, str | int] = {
+            "encrypt": _flag(self.encrypt),
+            "sslValidateCertificate": _flag(self.validate_certificate),
+            "connectTimeout": str(round(self.connect_timeout * 1000)),
+            "communicationTimeout": str(round(self.communication_timeout * 1000)),
+            "reconnect": "false",
+            "vectoroutputtype": "memoryview",
+            "sessionVariable:APPLICATION": self.application,
+        }
+        if self.userkey:
+            properties["userkey"] = self.userkey
+        else:
+            properties |= {"address": self.host, "port": self.port, "user": self.user, "password": self.password}
+        if self.trust_store:
+            properties["sslTrustStore"] = self.trust_store
+        if self.host_name_in_certificate:
+            properties["sslHostNameInCertificate"] = self.host_name_in_certificate
+        return properties
+
+    def check_trust_store(self) -> None:
+        """The driver reports a missing file as an untrusted certificate; we say which file is missing."""
+        inline = "-----BEGIN" in self.trust_store
+        if self.encrypt and self.trust_store and not inline and not Path(self.trust_store).is_file():
+            raise ConnectionMisconfigured(f"`trust_store` names a file that does not exist: {self.trust_store}")
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential back-off with full jitter, bounded by attempts and by seconds in all. Only `retryable` errors."""
+
+    attempts: int = 5
+    seconds: float = 30.0
+    first_wait: float = 0.1
+    longest_wait: float = 5.0
+    sleep: Callable[[float], None] = time.sleep
+
+    def call(self, work: Callable[[], T]) -> T:
+        """What `work` returns, or its last error."""
+        retrying = Retrying(
+            retry=retry_if_exception(lambda error: isinstance(error, ConnectorError) and error.retryable),
+            wait=wait_random_exponential(multiplier=self.first_wait, max=self.longest_wait),
+            stop=stop_after_attempt(self.attempts) | stop_after_delay(self.seconds),
+            sleep=self.sleep,
+            reraise=True,
+        )
+        return retrying(work)
+
+
+ONCE = RetryPolicy(attempts=1)
+
+
+# --------------------------------------------------------------------------------------------------------- a session
+
+
+class Session:
+    """One connection, used by one thread at a time. Statements are autocommitted unless within `transaction`.
+
+    Cursors live as long as the connection, one per statement text, and are closed after it: letting go of a cursor
+    that holds a prepared statement is a round trip made while holding the interpreter lock. A cursor taken over by
+    another statement frees the old one without that.
+    """
+
+    CURSORS = 24
+
+    def __init__(
+        self, driver: Driver, connection: DriverConnection, on_statement: Callable[[str], None] | None
+    ) -> None:
+        self._driver = driver
+        self._connection = connection
+        self._on_statement = on_statement
+        self._cursors: OrderedDict[str, DriverCursor] = OrderedDict()
+        self.broken = False
+        """The connection must not be used again."""
+        self.last_used = time.monotonic()
+
+    def query(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "querying HANA") -> Rows:
+        """All rows of the result, as tuples; nothing stays open."""
+        cursor = self._run(sql, parameters, doing)
+        return self._call(doing, lambda: list(map(tuple, cursor.fetchall())))
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "changing HANA") -> int:
+        """The number of affected rows (-1 when the driver does not say)."""
+        return self._run(sql, parameters, doing).rowcount
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = "writing to HANA") -> None:
+        """Once per row of parameters, packed into as few packets as they need; nothing when there are none."""
+        if not rows:
+            return
+        cursor = self._cursor(sql, doing)
+        self._announce(sql)
+        self._call(doing, lambda: cursor.executemany(sql, rows))
+
+    def _run(self, sql: str, parameters: Sequence[Any], doing: str) -> DriverCursor:
+        # Without parameters nothing is prepared, so all such statements share one cursor.
+        cursor = self._cursor(sql if parameters else "", doing)
+        self._announce(sql)
+        if parameters:
+            self._call(doing, lambda: cursor.execute(sql, tuple(parameters)))
+        else:
+            self._call(doing, lambda: cursor.execute(sql))
+        return cursor
+
+    def _announce(self, sql: str) -> None:
+        if self._on_statement:
+            self._on_statement(sql)
+
+    def _cursor(self, purpose: str, doing: str) -> DriverCursor:
+        cursor = self._cursors.pop(purpose, None)
+        if cursor is None:
+            full = len(self._cursors) >= self.CURSORS
+            cursor = self._cursors.popitem(last=False)[1] if full else self._call(doing, self._connection.cursor)
+        self._cursors[purpose] = cursor
+        return cursor
+
+    def _call(self, doing: str, work: Callable[[], T]) -> T:
+        """Every call into the driver goes through here: its errors become ours, without the driver's text behind them
+        (which may hold row data)."""
+        mapped: ConnectorError
+        try:
+            return work()
+        except self._driver.Error as error:
+            mapped = _mapped(error, doing)
+        except (TypeError, ValueError, OverflowError) as error:
+            mapped = RowRejected(f"{doing}: the driver cannot convert a value ({type(error).__name__})")
+        finally:
+            self.last_used = time.monotonic()
+        if isinstance(mapped, ConnectionLost | Unavailable):
+            self.broken = True
+        raise mapped from None
+
+    def begin(self) -> None:
+        self._call("opening a transaction", lambda: self._connection.setautocommit(False))
+
+    def commit(self, doing: str) -> None:
+        self._call(f"{doing}: commit", self._connection.commit)
+        self._call(doing, lambda: self._connection.setautocommit(True))
+
+    def rollback(self) -> None:
+        """Never raises: a connection that cannot roll back is marked broken, and HANA rolls back when it goes."""
+        try:
+            self._call("rolling back", self._connection.rollback)
+            self._call("rolling back", lambda: self._connection.setautocommit(True))
+        except ConnectorError:
+            self.broken = True
+
+    def close(self) -> None:
+        """Connection first, cursors after it. Never raises."""
+        self.broken = True
+        with suppress(self._driver.Error):
+            self._connection.close()
+        self._cursors.clear()
+
+
+def _mapped(error: Exception, doing: str) -> ConnectorError:
+    return classify(int(getattr(error, "errorcode", 0) or 0), str(getattr(error, "errortext", "")), doing=doing)
+
+
+# ---------------------------------------------------------------------------------------------------------- the pool
+
+
+class HanaPool:
+    """At most `size` connections, each used by one thread at a time; a thread holds at most one.
+
+    Connections unused for `idle_check` seconds are asked for a sign of life before they are used. `on_statement` is
+    told every SQL text before it is sent, never its parameters.
+    """
+
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        size: int = 8,
+        *,
+        retry: RetryPolicy = RetryPolicy(),
+        on_statement: Callable[[str], None] | None = None,
+        driver: Driver | None = None,
+        idle_check: float = 30.0,
+    ) -> None:
+        if size < 1:
+            raise ConfigurationError(f"`pool_size` is {size}; it must be at least 1")
+        self.options = options
+        self.size = size
+        self.retry = retry
+        self.on_statement = on_statement
+        self._driver = driver
+        self._idle_check = idle_check
+        self._idle: list[Session] = []
+        self._open = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._held = threading.local()
+        self._login = _Login(options, lambda session: self._prepare(session))
+
+    def __enter__(self) -> HanaPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what is idle now and the rest when it is given back. Safe to call twice."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._open -= len(idle)
+            self._changed.notify_all()
+        for session in idle:
+            session.close()
+
+    def allow_login(self) -> None:
+        """After a refused login: somebody says that it may be tried again."""
+        self._login.refused = None
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """This thread's connection, autocommit on. Asking for a second one in the same thread is a RuntimeError:
+        pass the session on instead."""
+        if getattr(self._held, "session", None) is not None:
+            raise RuntimeError("this thread already holds a connection of this pool")
+        session = self._held.session = self._take()
+        try:
+            yield session
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C in the middle of a call: the protocol's state is unknown
+            session.broken = True
+            raise
+        finally:
+            self._held.session = None
+            self._give_back(session)
+
+    @contextmanager
+    def transaction(self, *, doing: str = "writing to HANA") -> Iterator[Session]:
+        """One transaction: committed at the end, rolled back by any exception. Not retried: see `in_transaction`."""
+        with self.session() as session:
+            session.begin()
+            try:
+                yield session
+                session.commit(doing)
+            except BaseException:
+                session.rollback()
+                raise
+
+    def in_transaction(self, work: Callable[[Session], T], *, doing: str = "writing to HANA") -> T:
+        """`work` in one transaction, the whole of it run again after a retryable error.
+
+        `work` must be idempotent: when the connection breaks during the commit, it may have happened already.
+        """
+
+        def attempt() -> T:
+            with self.transaction(doing=doing) as session:
+                return work(session)
+
+        return self.retry.call(attempt)
+
+    def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "reading from HANA") -> Rows:
+        """One statement that changes nothing, retried; no transaction and no cursor is open afterwards."""
+
+        def attempt() -> Rows:
+            with self.session() as session:
+                return session.query(sql, parameters, doing=doing)
+
+        return self.retry.call(attempt)
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "changing HANA") -> int:
+        """One autocommitted statement, not retried (DDL, for example); affected rows."""
+        with self.session() as session:
+            return session.execute(sql, parameters, doing=doing)
+
+    def _take(self) -> Session:
+        session = self._idle_or_room()
+        try:
+            if session is not None and not self._alive(session):
+                session.close()
+                session = None
+            return session or self._login.connect(self._load_driver(), self.on_statement)
+        except BaseException:
+            self._forget()
+            raise
+
+    def _idle_or_room(self) -> Session | None:
+        """An idle session, or None: the caller has the right to open one."""
+        patience = self.options.communication_timeout
+        with self._changed:
+            free = self._changed.wait_for(lambda: self._closed or self._idle or self._open < self.size, patience)
+            if self._closed:
+                raise ConnectionLost("the connection pool is closed")
+            if not free:
+                raise Overloaded(f"all {self.size} connections were in use for {patience:g} s: raise `pool_size`")
+            if self._idle:
+                return self._idle.pop()
+            self._open += 1
+            return None
+
+    def _alive(self, session: Session) -> bool:
+        if time.monotonic() - session.last_used < self._idle_check:
+            return True
+        try:
+            session.query("SELECT 1 FROM DUMMY", doing="checking an idle connection")
+        except DatabaseError:
+            return False
+        return True
+
+    def _give_back(self, session: Session) -> None:
+        with self._changed:
+            keep = not (session.broken or self._closed)
+            if keep:
+                self._idle.append(session)
+                self._changed.notify()
+        if not keep:
+            session.close()
+            self._forget()
+
+    def _forget(self) -> None:
+        with self._changed:
+            self._open -= 1
+            self._changed.notify()
+
+    def _load_driver(self) -> Driver:
+        if self._driver is None:
+            self._driver = load_driver()
+        return self._driver
+
+    def _prepare(self, session: Session) -> None:
+        if self.options.schema:
+            session.execute(f"SET SCHEMA {quote(self.options.schema)}", doing="setting `schema` as current schema")
+
+
+class _Login:
+    """Connects, one thread at a time, so that a wrong password is sent exactly once however many threads wait.
+
+    A thread that was waiting while another's attempt failed gets that failure instead of trying again itself.
+    """
+
+    def __init__(self, options: ConnectionOptions, prepare: Callable[[Session], None]) -> None:
+        self._options = options
+        self._prepare = prepare
+        self._turn = threading.Lock()
+        self._failed: tuple[float, ConnectorError] | None = None
+        self.refused: ConnectorError | None = None
+
+    def connect(self, driver: Driver, on_statement: Callable[[str], None] | None) -> Session:
+        asked = time.monotonic()
+        with self._turn:
+            if self.refused:
+                raise _again(self.refused)
+            if self._failed and self._failed[0] >= asked:
+                raise _again(self._failed[1])
+            try:
+                return self._attempt(driver, on_statement)
+            except ConnectorError as error:
+                self._failed = (time.monotonic(), error)
+                if isinstance(error, LoginRefused):
+                    self.refused = error
+                raise
+
+    def _attempt(self, driver: Driver, on_statement: Callable[[str], None] | None) -> Session:
+        doing = f"connecting to {self._options.place}"
+        self._options.check_trust_store()
+        connection: DriverConnection | None = None
+        failure: ConnectorError | None = None
+        try:
+            connection = driver.connect(**self._options.properties())
+        except driver.Error as error:
+            failure = _mapped(error, doing)
+        if connection is None:
+            raise (failure or ConnectionLost(f"{doing}: the driver gave no connection")) from None
+        session = Session(driver, connection, on_statement)
+        try:
+            self._prepare(session)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+
+def _again(error: ConnectorError) -> ConnectorError:
+    """A fresh copy: one exception object must not be raised in two threads."""
+    return make(type(error), str(error), getattr(error, "code", 0))
+
+
+# ------------------------------------------------------------------------------------------------ what HANA can do
+
+
+@dataclass(frozen=True, slots=True)
+class HanaFeatures:
+    """Capabilities as the server itself states them. `cloud_version` is None on-premise."""
+
+    real_vector: bool
+    half_vector: bool
+    version: str = ""
+    cloud_version: str | None = None
+
+    @classmethod
+    def cloud(cls, cloud_version: str = "2025.15.0") -> HanaFeatures:
+        """A HANA Cloud of that version: REAL_VECTOR since 2024.2, HALF_VECTOR since 2025.15."""
+        year, quarter = (int(part) for part in cloud_version.split(".")[:2])
+        return cls((year, quarter) >= (2024, 2), (year, quarter) >= (2025, 15), "4.00.000.00", cloud_version)
+
+    @classmethod
+    def on_premise(cls, version: str = "2.00.076.00") -> HanaFeatures:
+        return cls(real_vector=False, half_vector=False, version=version)
+
+    @classmethod
+    def probe(cls, pool: HanaPool) -> HanaFeatures:
+        """Ask the server. A version that the user may not see is left empty; the types decide, not the version."""
+        doing = "asking HANA what it can do"
+        types = {row[0] for row in pool.read("SELECT TYPE_NAME FROM SYS.DATA_TYPES", doing=doing)}
+        cloud = _version(pool, "SELECT CLOUD_VERSION FROM SYS.M_DATABASE", doing)
+        return cls(
+            real_vector="REAL_VECTOR" in types,
+            half_vector="HALF_VECTOR" in types,
+            version=_version(pool, "SELECT VERSION FROM SYS.M_DATABASE", doing) or "",
+            cloud_version=cloud or None,
+        )
+
+
+def _version(pool: HanaPool, sql: str, doing: str) -> str | None:
+    try:
+        rows = pool.read(sql, doing=doing)
+    except (UnknownColumn, PermissionRefused):
+        return None
+    return str(rows[0][0]) if rows and rows[0][0] is not None else None

@@ -1,0 +1,279 @@
+"""Proves a collection: every live source row stored once, with the vector of its current text. Finds what is missing,
+stale, orphaned, duplicated or damaged, and on request mends exactly that. Knows the protocols of `model.py` only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from connector.apply import DocumentWriter, StageClock, Target
+from connector.difference import id_digest
+from connector.document import Renderer, content_hash, metadata_json, quarantine_id, vector_digest
+from connector.errors import RowRejected, TextsNotEmbeddable
+from connector.model import (
+    ChangeSet,
+    Chunk,
+    CollectionSpec,
+    Document,
+    Embedder,
+    Lease,
+    Row,
+    StoredRecord,
+    VectorStore,
+)
+from connector.sync import Ends, SyncOptions
+
+NORM_TOLERANCE = 1e-3
+COSINE_FLOOR = 0.999
+"""A sampled vector embedded again must be at least this near to the stored one (fp16 against fp32 stays above it)."""
+SAMPLE = 32
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """Counts in source rows, as found. `rows`: distinct source rows stored; `foreign`: records that others wrote.
+
+    `ok`: no drift is left (after repair, when that was asked for). `repaired`: rows rewritten or removed.
+    `paused`: None, or why a repair was not carried out.
+    """
+
+    collection: str
+    rows: int = 0
+    missing: int = 0
+    stale: int = 0
+    orphaned: int = 0
+    duplicates: int = 0
+    bad_vectors: int = 0
+    foreign: int = 0
+    quarantined: int = 0
+    repaired: int = 0
+    paused: str | None = None
+    ok: bool = False
+
+    @property
+    def drift(self) -> int:
+        return self.missing + self.stale + self.orphaned + self.duplicates + self.bad_vectors
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def verify(
+    spec: CollectionSpec, ends: Ends, *, repair: bool = False, options: SyncOptions | None = None
+) -> VerifyReport:
+    """Compare the whole collection with its source.
+
+    Reads the store once, then the source once. Every stored text, metadata, hash and vector is checked; in addition
+    `SAMPLE` stored texts are embedded again. With `repair` the rows found wrong are rendered, embedded and written anew,
+    orphans are deleted, and the comparison is made a second time: `ok` is its verdict. A source that is empty while the
+    store is not is never taken as a reason to delete: `paused` then says `source_empty`.
+
+    Raises as `sync` does.
+    """
+    options = options or SyncOptions()
+    renderer = Renderer(spec, ends.source.describe(spec.source), ends.embedder)
+    ends.store.open(spec.name, ends.embedder)
+    if not repair:
+        return _Audit(spec.name, ends, renderer, options)()
+    with ends.store.lease(spec.name, options.owner, options.lease_wait) as lease:
+        report = _Audit(spec.name, ends, renderer, options, lease)()
+        if report.drift and report.paused is None:
+            report.ok = _Audit(spec.name, ends, renderer, options)().ok
+    return report
+
+
+class _Audit:
+    """One comparison. With a lease it also mends what it finds."""
+
+    def __init__(
+        self, collection: str, ends: Ends, renderer: Renderer, options: SyncOptions, lease: Lease | None = None
+    ) -> None:
+        self._ends = ends
+        self._renderer = renderer
+        self._options = options
+        self._lease = lease
+        self._report = VerifyReport(collection)
+        self._stored = _Stored(ends.embedder.dimension)
+        self._sick: list[Document] = []
+        self._read = 0
+
+    def __call__(self) -> VerifyReport:
+        report, store = self._report, self._ends.store
+        for page in store.records(report.collection):
+            self._stored.add(page)
+        self._stored.check_sample(self._ends.embedder)
+        report.rows, report.foreign = len(self._stored.documents), self._stored.foreign
+        self._quarantined = {row.id for row in store.quarantine(report.collection)}
+        for rows in self._ends.source.pages(self._renderer.query, self._options.page_rows):
+            self._read += len(rows)
+            self._page(rows)
+        report.orphaned += len(self._stored.documents)
+        report.ok = not report.drift
+        if self._lease is not None:
+            self._mend_orphans(self._lease)
+        return report
+
+    def _page(self, rows: Sequence[Row]) -> None:
+        documents: dict[str, Document] = {}
+        for row in rows:
+            try:
+                document = self._renderer.document(row)
+            except RowRejected:
+                self._quarantined.add(quarantine_id(row.key))
+            else:
+                documents[document.id] = document
+        live = [document for document in documents.values() if not document.empty]
+        for document, chunks in zip(live, self._renderer.chunks_of(live), strict=True):
+            self._check(document, chunks)
+        self._mend()
+
+    def _check(self, document: Document, chunks: Sequence[Chunk]) -> None:
+        """Empty rows do not come here, so what the store holds of them is left over as orphaned."""
+        report = self._report
+        records = self._stored.documents.pop(id_digest(document.id), None)
+        if records is None:
+            if document.id in self._quarantined:
+                report.quarantined += 1
+                return
+            report.missing += 1
+        else:
+            duplicate = len({record.number for record in records}) < len(records)
+            bad = any(record.bad for record in records)
+            stale = _stale(document, chunks, records)
+            report.duplicates += duplicate
+            report.bad_vectors += bad
+            report.stale += stale
+            if not (duplicate or bad or stale):
+                return
+        self._sick.append(document)
+
+    # ------------------------------------------------------------------------------------------------- mending
+
+    def _mend(self) -> None:
+        sick, self._sick = self._sick, []
+        if self._lease is None or not sick:
+            return
+        target = Target(self._ends.store, self._lease)
+        written = DocumentWriter(target, self._ends.embedder, self._renderer, StageClock(None)).write(sick)
+        self._report.repaired += len(written.upserted)
+
+    def _mend_orphans(self, lease: Lease) -> None:
+        orphans = self._stored.documents
+        if not orphans:
+            return
+        if not self._read:
+            self._report.paused = "source_empty"
+            return
+        for ids in _orphan_pages(self._ends.store, lease.collection, set(orphans)):
+            self._ends.store.apply(lease, ChangeSet(deleted=ids))
+        self._report.repaired += len(orphans)
+
+
+def _orphan_pages(store: VectorStore, collection: str, digests: set[bytes]) -> Iterator[list[str]]:
+    """Ids of the stored documents among `digests`; read to the end first, because deleting moves the pages."""
+    found = {
+        chunk.id: None for page in store.stored(collection) for chunk in page if id_digest(chunk.id) in digests
+    }
+    ids = list(found)
+    return (ids[start : start + 1000] for start in range(0, len(ids), 1000))
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is kept of a stored record: enough to judge it once its document is known."""
+
+    number: int
+    content_hash: bytes
+    text: bytes
+    metadata: bytes
+    bad: bool
+
+
+@dataclass(slots=True)
+class _Stored:
+    """All records of ours by document, without their texts and vectors; and a sample of texts with vectors."""
+
+    dimension: int
+    documents: dict[bytes, list[_Record]] = field(default_factory=dict)
+    foreign: int = 0
+    _sample: list[tuple[_Record, str, np.ndarray]] = field(default_factory=list)
+    _sampled_from: int = 0
+    _random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def add(self, page: Sequence[StoredRecord]) -> None:
+        for stored in page:
+            if stored.id is None:
+                self.foreign += 1
+                continue
+            record = _judge(stored)
+            self.documents.setdefault(id_digest(stored.id), []).append(record)
+            if stored.text and stored.vector is not None and not record.bad:
+                self._maybe_sample(record, stored.text, stored.vector)
+
+    def _maybe_sample(self, record: _Record, text: str, vector: np.ndarray) -> None:
+        """Reservoir sampling: every record has the same chance, whatever their number."""
+        self._sampled_from += 1
+        if len(self._sample) < SAMPLE:
+            self._sample.append((record, text, vector))
+            return
+        slot = self._random.randrange(self._sampled_from)
+        if slot < SAMPLE:
+            self._sample[slot] = (record, text, vector)
+
+    def check_sample(self, embedder: Embedder) -> None:
+        if not self._sample:
+            return
+        try:
+            again = embedder.embed_documents([text for _, text, _ in self._sample])
+        except TextsNotEmbeddable as error:
+            for index in error.indices:
+                self._sample[index][0].bad = True
+            return
+        for (record, _, vector), fresh in zip(self._sample, again, strict=True):
+            record.bad = record.bad or float(fresh @ vector) < COSINE_FLOOR
+
+
+def _judge(stored: StoredRecord) -> _Record:
+    digest = stored.content_hash or b""
+    return _Record(
+        number=-1 if stored.number is None else stored.number,
+        content_hash=digest,
+        text=_digest(stored.text or ""),
+        metadata=_digest(metadata_json(stored.metadata or {})),
+        bad=not _sound(stored.vector, digest),
+    )
+
+
+def _sound(vector: np.ndarray | None, digest: bytes) -> bool:
+    """Of the right dimension, finite, of length 1, and the very vector that was written."""
+    if vector is None or not bool(np.isfinite(vector).all()):
+        return False
+    if abs(float(np.linalg.norm(vector)) - 1.0) > NORM_TOLERANCE:
+        return False
+    return len(digest) != 32 or digest[24:] == vector_digest(vector)
+
+
+def _stale(document: Document, chunks: Sequence[Chunk], records: Sequence[_Record]) -> bool:
+    """Whether the stored chunks, surplus ones set aside, differ from what the document's chunks should be."""
+    by_number = {record.number: record for record in records}
+    if sorted(by_number) != list(range(len(chunks))):
+        return True
+    return not all(_matches(document, chunks[record.number], len(chunks), record) for record in records)
+
+
+def _matches(document: Document, chunk: Chunk, total: int, record: _Record) -> bool:
+    return (
+        record.content_hash[:24] == content_hash(document, chunk.number, total)
+        and len(record.content_hash) == 32
+        and record.text == _digest(chunk.text)
+        and record.metadata == _digest(metadata_json(chunk.metadata))
+    )
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()

@@ -1,0 +1,114 @@
+"""`python -m hana_emulator`: runs the stand-in for HANA in the foreground until SIGTERM, SIGINT or its parent's end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hana_emulator.server import BindRefused, Server, check_loopback
+
+_PARENT_CHECK_SECONDS = 0.5
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m hana_emulator", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="0 (default) picks a free one")
+    parser.add_argument("--data", type=Path, help="folder kept across runs, made if absent; default: a temporary one")
+    parser.add_argument("--user", default="OWL")
+    parser.add_argument("--password", default="Owl-Stand-in-1", help="no secret: test data on loopback")
+    parser.add_argument("--schema", default="SAPDEMO", help="the user's schema (default %(default)s)")
+    parser.add_argument("--sample", action="store_true", help="fill the schema with SAP-like sample tables")
+    parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process ends")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 after a signal, 2 when the address or the data folder cannot be used."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="hana_emulator: %(message)s")
+    options = parse_arguments(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        check_loopback(options.host)
+        with _data_folder(options.data) as folder:
+            _run(options, folder)
+    except (BindRefused, OSError) as error:
+        sys.stderr.write(f"hana_emulator: {error}\n")
+        return 2
+    return 0
+
+
+@contextlib.contextmanager
+def _data_folder(chosen: Path | None) -> Iterator[Path]:
+    if chosen is not None:
+        chosen.mkdir(parents=True, exist_ok=True)
+        yield chosen
+    else:
+        with tempfile.TemporaryDirectory(prefix="hana-stand-in-") as temporary:
+            yield Path(temporary)
+
+
+def _run(options: argparse.Namespace, folder: Path) -> None:
+    from hana_emulator.sql.database import Database
+
+    database = Database(folder, options.user, options.password, options.schema)
+    try:
+        if options.sample:
+            from hana_emulator import sample
+
+            sample.load(database)
+        server = Server(database, options.host, options.port)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.stop())
+        if options.parent_pid is not None:
+            _follow(options.parent_pid, server)
+        _announce(options, server)
+        server.serve()
+    finally:
+        database.close()
+
+
+def _announce(options: argparse.Namespace, server: Server) -> None:
+    """The line scripts wait for; from here on connections are accepted."""
+    host, port = server.address
+    line = {"host": host, "port": port, "user": options.user, "password": options.password, "schema": options.schema}
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _follow(pid: int, server: Server) -> None:
+    """Stop the server when process `pid` is gone, so that a killed parent leaves no orphan."""
+    is_parent = os.getppid() == pid
+    pause = threading.Event()
+
+    def alive() -> bool:
+        if is_parent:  # a dead parent may stay visible as a zombie
+            return os.getppid() == pid
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    def watch() -> None:
+        while alive():
+            pause.wait(_PARENT_CHECK_SECONDS)
+        server.stop()
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

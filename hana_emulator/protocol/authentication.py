@@ -1,0 +1,124 @@
+"""SCRAM logins (SCRAMSHA256, SCRAMPBKDF2SHA256), server side, and the field lists they travel in."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hana_emulator.protocol.codes import ProtocolError
+
+SCRAM_PBKDF2 = b"SCRAMPBKDF2SHA256"
+SCRAM = b"SCRAMSHA256"
+ITERATIONS = 15_000
+"""hdbcli refuses fewer ("Number of iterations is too small")."""
+_SALT_SIZE, _NONCE_SIZE, _PROOF_SIZE = 16, 48, 32
+_LONGEST_SHORT_FIELD = 245
+_WIDE_LENGTHS = {246: "<H", 255: ">H"}
+"""Length prefixes of fields above 245 bytes: go-hdb writes the first, SAP's reference names the second."""
+
+
+def parse_fields(data: bytes) -> list[bytes]:
+    """A field list: count (u16), then each field after its length."""
+    if len(data) < 2:
+        raise ProtocolError("authentication part is too short")
+    (count,) = struct.unpack_from("<H", data)
+    if count == 0x0100:  # node-hdb writes the inner count of one big-endian
+        count = 1
+    fields, position = [], 2
+    for _ in range(count):
+        start, length = _field(data, position)
+        position = start + length
+        fields.append(data[start:position])
+    if position > len(data):
+        raise ProtocolError("authentication field ends after its part")
+    return fields
+
+
+def _field(data: bytes, position: int) -> tuple[int, int]:
+    """Start and length of the field whose length prefix is at `position`."""
+    try:
+        length = data[position]
+        if form := _WIDE_LENGTHS.get(length):
+            return position + 3, struct.unpack_from(form, data, position + 1)[0]
+    except (IndexError, struct.error):
+        raise ProtocolError("authentication part ends inside a field") from None
+    return position + 1, length
+
+
+def build_fields(fields: Sequence[bytes]) -> bytes:
+    pieces = [struct.pack("<H", len(fields))]
+    for field in fields:
+        size = len(field)
+        pieces.append(bytes([size]) if size <= _LONGEST_SHORT_FIELD else struct.pack("<BH", 246, size))
+        pieces.append(field)
+    return b"".join(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What the server keeps between the two requests of a login."""
+
+    user: str
+    method: bytes
+    client_challenge: bytes
+    salt: bytes
+    nonce: bytes
+
+    def reply(self) -> bytes:
+        """The AUTHENTICATION part answering the first request."""
+        fields = [self.salt, self.nonce]
+        if self.method == SCRAM_PBKDF2:
+            fields.append(ITERATIONS.to_bytes(4, "big"))
+        return build_fields([self.method, build_fields(fields)])
+
+    def verify(self, data: bytes, password: str | None) -> bytes | None:
+        """The AUTHENTICATION part with the server's proof; None when the client's proof is wrong.
+
+        Without a password (unknown user) the same work is done, so that nothing tells it from a wrong password.
+        """
+        fields = parse_fields(data)
+        if len(fields) != 3:
+            raise ProtocolError(f"client proof of {len(fields)} fields, 3 expected")
+        inner = parse_fields(fields[2])
+        if len(inner) != 1 or len(inner[0]) != _PROOF_SIZE:
+            raise ProtocolError(f"client proof is not one field of {_PROOF_SIZE} bytes")
+        same_login = fields[0].decode("utf-8", "replace") == self.user and fields[1] == self.method
+        salted = self._salted(os.urandom(16) if password is None else password.encode())
+        matches = hmac.compare_digest(self._client_proof(salted), inner[0])
+        if not (same_login and matches):
+            return None
+        return build_fields([self.method, self._server_field(salted)])
+
+    def _salted(self, password: bytes) -> bytes:
+        if self.method == SCRAM_PBKDF2:
+            return hashlib.pbkdf2_hmac("sha256", password, self.salt, ITERATIONS, 32)
+        return hmac.digest(password, self.salt, "sha256")
+
+    def _client_proof(self, salted: bytes) -> bytes:
+        key = hashlib.sha256(salted).digest()
+        signed = self.salt + self.nonce + self.client_challenge
+        signature = hmac.digest(hashlib.sha256(key).digest(), signed, "sha256")
+        return bytes(a ^ b for a, b in zip(signature, key, strict=True))
+
+    def _server_field(self, salted: bytes) -> bytes:
+        if self.method == SCRAM:
+            return b""
+        signed = self.client_challenge + self.salt + self.nonce
+        return build_fields([hmac.digest(hmac.digest(salted, self.salt, "sha256"), signed, "sha256")])
+
+
+def begin(data: bytes) -> Challenge | None:
+    """Challenge for the best method the client offers; None when it offers neither SCRAM method."""
+    fields = parse_fields(data)
+    if len(fields) < 3:
+        raise ProtocolError("authentication request names no method")
+    offered = dict(zip(fields[1::2], fields[2::2], strict=False))
+    user = fields[0].decode("utf-8", "replace")
+    for method in (SCRAM_PBKDF2, SCRAM):
+        if method in offered:
+            return Challenge(user, method, offered[method], os.urandom(_SALT_SIZE), os.urandom(_NONCE_SIZE))
+    return None

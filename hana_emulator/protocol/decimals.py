@@ -1,0 +1,69 @@
+"""DECIMAL: the protocol's 16-byte and scaled-integer forms from and to canonical text."""
+
+from __future__ import annotations
+
+from decimal import ROUND_DOWN, Context, Decimal, InvalidOperation
+
+from hana_emulator.errors import HanaError, invalid_number
+
+NULL_DECIMAL = bytes(15) + b"\x70"
+LONGEST_MANTISSA = 34
+"""Decimal digits that surely fit the 113-bit mantissa; declared precisions above it travel as FIXED16."""
+
+_BIAS = 6176
+_MANTISSA_BITS = 113
+_EXACT = Context(prec=80, rounding=ROUND_DOWN)
+
+
+def canonical(value: Decimal, scale: int | None) -> str:
+    """Plain digits; with a scale exactly that many after the point, more are cut off (as HANA converts)."""
+    if scale is not None:
+        try:
+            value = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
+        except InvalidOperation:
+            raise HanaError(314, "numeric overflow: too many digits for DECIMAL") from None
+    text = format(value, "f")
+    return text[1:] if text.startswith("-") and not value else text
+
+
+def parse(text: str, scale: int | None) -> str:
+    """Canonical text of a number as clients write it ("123.45", "1E+3")."""
+    try:
+        value = Decimal(text.strip())
+    except InvalidOperation:
+        raise invalid_number("a DECIMAL parameter holds no number") from None
+    if not value.is_finite():
+        raise invalid_number("a DECIMAL parameter is not finite")
+    return canonical(value, scale)
+
+
+def encode(value: str | int | float) -> bytes:
+    """Sign bit, 14-bit biased exponent, 113-bit mantissa, little-endian."""
+    sign, digits, exponent = Decimal(str(value)).as_tuple()
+    if not isinstance(exponent, int):
+        raise HanaError(314, "numeric overflow: DECIMAL result is not finite")
+    mantissa = int("".join(map(str, digits)))
+    while mantissa >> _MANTISSA_BITS:
+        mantissa, exponent = mantissa // 10, exponent + 1
+    number = sign << 127 | (exponent + _BIAS) << _MANTISSA_BITS | mantissa
+    return number.to_bytes(16, "little")
+
+
+def decode(data: bytes) -> Decimal | None:
+    """None for NULL."""
+    number = int.from_bytes(data, "little")
+    if data[15] & 0x70 == 0x70:
+        return None
+    mantissa = number & ((1 << _MANTISSA_BITS) - 1)
+    exponent = (number >> _MANTISSA_BITS & 0x3FFF) - _BIAS
+    value = Decimal(mantissa).scaleb(exponent, _EXACT)
+    return -value if number >> 127 else value
+
+
+def to_fixed(value: str | int | float, scale: int) -> int:
+    """The value as an integer number of 10**-scale."""
+    return int(Decimal(str(value)).scaleb(scale, _EXACT))
+
+
+def from_fixed(number: int, scale: int) -> Decimal:
+    return Decimal(number).scaleb(-scale, _EXACT)

@@ -1,0 +1,334 @@
+"""Parameter rows: wire bytes to storage values. One decoder is compiled per parameter, once per statement; a hot path.
+
+Clients do not always send the declared type (NVARCHAR and DECIMAL come as STRING, vectors as VARBINARY), so values are
+read by their wire type and then converted to the declared one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from hana_emulator.errors import HanaError, invalid_number
+from hana_emulator.protocol import cesu8, decimals, temporal
+from hana_emulator.protocol.codes import LobOption, ProtocolError
+from hana_emulator.protocol.lobs import LobInput
+from hana_emulator.seam import Storage
+from hana_emulator.types import (
+    BINARIES,
+    CHARACTER_LOBS,
+    DATETIMES,
+    FLOATS,
+    INTEGERS,
+    LOBS,
+    STRINGS,
+    HanaType,
+    Parameter,
+    TypeCode,
+)
+
+Reader = Callable[[bytes, int], tuple[Any, int]]
+"""(part data, position after the type byte) -> (value, position after it)."""
+Converter = Callable[[Any], Storage]
+ParameterRow = list[Any]
+"""Storage values, and a `LobInput` wherever a LOB has not arrived whole yet."""
+
+_NULL = 0x80
+_U16 = struct.Struct("<H")
+_I32 = struct.Struct("<i")
+_LOB_HEADER = struct.Struct("<Bii")
+_NULL_LENGTH = 255
+
+
+def _span(data: bytes, position: int) -> tuple[int, int]:
+    """Start and end of a length-prefixed value; start -1 is NULL."""
+    size = data[position]
+    if size <= 245:
+        start = position + 1
+    elif size == 246:
+        (size,), start = _U16.unpack_from(data, position + 1), position + 3
+    elif size == 247:
+        (size,), start = _I32.unpack_from(data, position + 1), position + 5
+    elif size == _NULL_LENGTH:
+        return -1, position + 1
+    else:
+        raise ProtocolError(f"length prefix {size} is unknown")
+    end = start + size
+    if not start <= end <= len(data):
+        raise ProtocolError("a parameter value ends after its part")
+    return start, end
+
+
+def _read_text(data: bytes, position: int) -> tuple[str | None, int]:
+    start, end = _span(data, position)
+    if start < 0:
+        return None, end
+    raw = data[start:end]
+    return (raw.decode() if raw.isascii() else cesu8.decode(raw)), end
+
+
+def _read_binary(data: bytes, position: int) -> tuple[bytes | None, int]:
+    start, end = _span(data, position)
+    return (None if start < 0 else data[start:end]), end
+
+
+def _read_number(form: str) -> Reader:
+    unpack, size = struct.Struct(form).unpack_from, struct.calcsize(form)
+    return lambda data, position: (unpack(data, position)[0], position + size)
+
+
+def _read_temporal(form: str, null: int, text: Callable[[int], str]) -> Reader:
+    unpack, size = struct.Struct(form).unpack_from, struct.calcsize(form)
+
+    def read(data: bytes, position: int) -> tuple[str | None, int]:
+        number = unpack(data, position)[0]
+        return (None if number in (null, 0) else text(number)), position + size
+
+    return read
+
+
+def _read_boolean(data: bytes, position: int) -> tuple[int, int]:
+    return int(data[position] != 0), position + 1
+
+
+def _read_decimal(data: bytes, position: int) -> tuple[Decimal | None, int]:
+    end = position + 16
+    return decimals.decode(data[position:end]), end
+
+
+def _read_fixed(size: int, scale: int) -> Reader:
+    def read(data: bytes, position: int) -> tuple[Decimal, int]:
+        end = position + size
+        return decimals.from_fixed(int.from_bytes(data[position:end], "little", signed=True), scale), end
+
+    return read
+
+
+def _read_lob(code: int) -> Reader:
+    """The header only: the data of a row's LOBs follows behind the row (positions are not trustworthy)."""
+
+    def read(data: bytes, position: int) -> tuple[LobInput, int]:
+        options, length, _position = _LOB_HEADER.unpack_from(data, position)
+        if length < 0:
+            raise ProtocolError("LOB parameter of negative length")
+        return LobInput(code, bool(options & LobOption.LAST), length), position + _LOB_HEADER.size
+
+    return read
+
+
+_TEXT_CODES = (8, 9, 10, 11, 29, 30, 52, 55)
+_BINARY_CODES = (12, 13, 33, 96, 97)
+_READERS: dict[int, Reader] = {
+    TypeCode.TINYINT: _read_number("<B"),
+    TypeCode.SMALLINT: _read_number("<h"),
+    TypeCode.INTEGER: _read_number("<i"),
+    TypeCode.BIGINT: _read_number("<q"),
+    TypeCode.REAL: _read_number("<f"),
+    TypeCode.DOUBLE: _read_number("<d"),
+    TypeCode.BOOLEAN: _read_boolean,
+    TypeCode.DECIMAL: _read_decimal,
+    TypeCode.DATE: _read_temporal("<i", temporal.NULL_DATE, temporal.date_text),
+    TypeCode.TIME: _read_temporal("<i", temporal.NULL_TIME, temporal.time_text),
+    TypeCode.SECONDDATE: _read_temporal("<q", temporal.NULL_SECONDDATE, temporal.seconddate_text),
+    TypeCode.TIMESTAMP: _read_temporal("<q", temporal.NULL_TIMESTAMP, temporal.timestamp_text),
+    **dict.fromkeys(_TEXT_CODES, _read_text),
+    **dict.fromkeys(_BINARY_CODES, _read_binary),
+    **{code: _read_lob(code) for code in LOBS},
+}
+_FIXED_SIZES = {TypeCode.FIXED8: 8, TypeCode.FIXED12: 12, TypeCode.FIXED16: 16}
+
+
+def _to_integer(value: Any) -> int:
+    try:
+        return int(value)
+    except (ValueError, TypeError, OverflowError):
+        raise invalid_number("a parameter holds no integer") from None
+
+
+def _to_float(value: Any) -> float:
+    try:
+        return float(value)
+    except (ValueError, TypeError, OverflowError):
+        raise invalid_number("a parameter holds no number") from None
+
+
+def _to_decimal(type_: HanaType) -> Converter:
+    scale = type_.scale if type_.length else None
+    return lambda value: decimals.parse(str(value), scale)
+
+
+def _to_boolean(value: Any) -> int:
+    if isinstance(value, str):
+        if value.upper() not in ("TRUE", "FALSE", "1", "0"):
+            raise invalid_number("a parameter holds no BOOLEAN")
+        return int(value.upper() in ("TRUE", "1"))
+    return int(bool(value))
+
+
+def _to_text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _to_binary(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+
+
+def _to_vector(type_: HanaType) -> Converter:
+    """Checks the frame of fvecs: 4 bytes of dimension, then that many floats of the declared width."""
+    width = 2 if type_.code is TypeCode.HALF_VECTOR else 4
+
+    def convert(value: Any) -> bytes:
+        if not isinstance(value, bytes) or len(value) < 4:
+            raise HanaError(2048, "column store error: a vector parameter holds no vector")
+        dimension = int.from_bytes(value[:4], "little")
+        if len(value) != 4 + dimension * width:
+            raise HanaError(2048, f"column store error: a vector parameter of {len(value)} bytes names {dimension}")
+        if type_.length not in (0, dimension):
+            raise HanaError(2048, f"column store error: vector of dimension {dimension}, {type_.length} expected")
+        return value
+
+    return convert
+
+
+def _to_temporal(value: Any) -> str:
+    if not isinstance(value, str):
+        raise HanaError(303, "invalid DATE, TIME or TIMESTAMP value")
+    return value
+
+
+_TIMESTAMP_CODES = {TypeCode.DATE: 10, TypeCode.SECONDDATE: 19}
+
+
+def _between_temporals(type_: HanaType) -> Converter:
+    """A client may send a longer or shorter form than declared: cut it, or begin the day."""
+
+    def convert(value: Any) -> str:
+        text = _to_temporal(value).replace("T", " ")
+        if type_.code is TypeCode.TIME:
+            return text[-8:] if len(text) <= 10 else text[11:19]
+        if type_.code is TypeCode.TIMESTAMP:
+            whole = text if len(text) > 10 else f"{text} 00:00:00"
+            return f"{whole[:19]}.{whole[20:27].ljust(7, '0')}"
+        if type_.code is TypeCode.SECONDDATE and len(text) == 10:
+            return f"{text} 00:00:00"
+        return text[: _TIMESTAMP_CODES[type_.code]]
+
+    return convert
+
+
+def _converter(type_: HanaType) -> tuple[frozenset[int], Converter]:
+    """Wire codes whose readers give this type's storage value as it is, and the conversion for all others."""
+    code = type_.code
+    if code in INTEGERS:
+        return frozenset(INTEGERS), _to_integer
+    if code in FLOATS:
+        return frozenset(FLOATS), _to_float
+    if code in STRINGS:
+        return frozenset(_TEXT_CODES), _to_text
+    if code in BINARIES:
+        return frozenset(_BINARY_CODES), _to_binary
+    if code in DATETIMES:
+        return frozenset({code}), _between_temporals(type_)
+    if code is TypeCode.BOOLEAN:
+        return frozenset({code}), _to_boolean
+    if code is TypeCode.DECIMAL:
+        return frozenset(), _to_decimal(type_)
+    if code in LOBS:
+        return frozenset(LOBS), _to_text if code in CHARACTER_LOBS else _to_binary
+    return frozenset(), _to_vector(type_)
+
+
+def _decoder(type_: HanaType) -> Reader:
+    direct, convert = _converter(type_)
+    fixed: dict[int, Reader] = {code: _read_fixed(size, type_.scale) for code, size in _FIXED_SIZES.items()}
+    readers = _READERS | fixed
+    straight = {code: reader for code, reader in readers.items() if code in direct}
+
+    def decode(data: bytes, position: int) -> tuple[Any, int]:
+        code = data[position]
+        position += 1
+        if reader := straight.get(code):
+            return reader(data, position)
+        if code & _NULL:
+            return None, position
+        if code not in readers:
+            raise ProtocolError(f"parameter of unknown wire type {code}")
+        value, position = readers[code](data, position)
+        if value is None or isinstance(value, LobInput):
+            return value, position
+        return convert(value), position
+
+    return decode
+
+
+class ParameterDecoder:
+    """Decodes the rows of a PARAMETERS part for one statement."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self._types = [parameter.type for parameter in parameters]
+        self._decoders = [_decoder(type_) for type_ in self._types]
+
+    def rows(self, data: bytes, count: int) -> list[ParameterRow]:
+        """`count` rows in order. Raises ProtocolError for missing or left-over bytes, HanaError for bad values."""
+        rows: list[ParameterRow] = []
+        position = 0
+        try:
+            for _ in range(count):
+                row, position = self._row(data, position)
+                rows.append(row)
+        except (IndexError, struct.error):
+            raise ProtocolError("parameters end inside a value") from None
+        except UnicodeDecodeError:
+            raise ProtocolError("a text parameter is not CESU-8") from None
+        except (ValueError, OverflowError):
+            raise HanaError(303, "invalid DATE, TIME or TIMESTAMP value: a parameter is out of range") from None
+        if position != len(data):
+            raise ProtocolError(f"{len(data) - position} bytes follow the last parameter row")
+        return rows
+
+    def _row(self, data: bytes, position: int) -> tuple[ParameterRow, int]:
+        row = []
+        has_lob = False
+        for decode in self._decoders:
+            value, position = decode(data, position)
+            if value.__class__ is LobInput:
+                has_lob = True
+            row.append(value)
+        return (row, position) if not has_lob else self._with_lobs(row, data, position)
+
+    def _with_lobs(self, row: ParameterRow, data: bytes, position: int) -> tuple[ParameterRow, int]:
+        for index, lob in enumerate(row):
+            if not isinstance(lob, LobInput):
+                continue
+            end = position + lob.length
+            if end > len(data):
+                raise ProtocolError("LOB data ends after its part")
+            lob.data += data[position:end]
+            position = end
+            if lob.complete:
+                row[index] = self.lob_value(index, lob)
+        return row, position
+
+    def lob_value(self, index: int, lob: LobInput) -> Storage:
+        """The storage value of parameter `index`, whose LOB has arrived whole."""
+        type_ = self._types[index]
+        data = bytes(lob.data)
+        if type_.code is TypeCode.BLOB or type_.code in BINARIES:
+            return data
+        if type_.code in CHARACTER_LOBS and looks_like_vector(data):
+            return data
+        _direct, convert = _converter(type_)
+        return convert(data if lob.code == TypeCode.BLOB else cesu8.decode(data))
+
+
+def looks_like_vector(data: bytes) -> bool:
+    """True for fvecs given to `TO_REAL_VECTOR(?)`, whose parameter is declared NCLOB so that text is taken too.
+
+    A text of exactly this form would begin with two NULs in its third and fourth byte and fit its own length.
+    """
+    if len(data) < 6 or data[2:4] != b"\0\0":
+        return False
+    dimension = int.from_bytes(data[:2], "little")
+    return dimension > 0 and len(data) in (4 + 2 * dimension, 4 + 4 * dimension)

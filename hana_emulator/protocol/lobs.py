@@ -1,0 +1,110 @@
+"""LOBs on the wire: locators kept for reading, pieces asked for, and pieces written."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hana_emulator.errors import HanaError
+from hana_emulator.protocol import cesu8
+from hana_emulator.protocol.codes import LobOption, PartKind, ProtocolError
+from hana_emulator.protocol.packet import Part
+
+INLINE = 4096
+"""Units of a LOB that travel in the row itself; the rest is read piece by piece."""
+KEPT_BYTES = 256 * 1024 * 1024
+"""Values kept for locators; beyond it the oldest are forgotten (a client reads a row's LOBs soon after the row)."""
+
+_READ_REQUEST = struct.Struct("<8sqi")
+_READ_REPLY = struct.Struct("<8sBi3x")
+_WRITE_REQUEST = struct.Struct("<8sBqi")
+
+
+@dataclass(frozen=True, slots=True)
+class LobValue:
+    """A LOB that a locator stands for. Character LOBs are kept as UTF-16, since their offsets count its units."""
+
+    data: bytes
+    character: bool
+
+    def piece(self, offset: int, length: int) -> tuple[bytes, bool]:
+        """Wire bytes of up to `length` units from the 0-based unit `offset`, and whether they are the last."""
+        width = 2 if self.character else 1
+        end = (offset + length) * width
+        raw = self.data[offset * width : end]
+        return (cesu8.from_units(raw) if self.character else raw), end >= len(self.data)
+
+
+class LobStore:
+    """The LOBs that this session's client may still read, by locator. `taken` counts all bytes ever kept."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, LobValue] = {}
+        self._next = 1
+        self._kept = 0
+        self.taken = 0
+
+    def new_locator(self) -> bytes:
+        locator = struct.pack("<q", self._next)
+        self._next += 1
+        return locator
+
+    def keep(self, value: LobValue) -> bytes:
+        locator = self.new_locator()
+        self._values[locator] = value
+        self.taken += len(value.data)
+        self._kept += len(value.data)
+        while self._kept > KEPT_BYTES and len(self._values) > 1:
+            self._kept -= len(self._values.pop(next(iter(self._values))).data)
+        return locator
+
+    def read(self, part: Part) -> Part:
+        """The READLOBREPLY part for a READLOBREQUEST part."""
+        try:
+            locator, offset, length = _READ_REQUEST.unpack_from(part.data)
+        except struct.error:
+            raise ProtocolError("LOB read request is too short") from None
+        value = self._values.get(locator)
+        if value is None or offset < 1 or length < 0:
+            raise HanaError(1, "general error: LOB locator is unknown or its offset is wrong")
+        data, last = value.piece(offset - 1, length)
+        options = LobOption.DATA | (LobOption.LAST if last else 0)
+        return Part(PartKind.READLOBREPLY, _READ_REPLY.pack(locator, options, len(data)) + data)
+
+
+@dataclass(slots=True)
+class LobInput:
+    """A LOB parameter value while it arrives: first with its row, then perhaps by WRITELOB."""
+
+    code: int
+    complete: bool
+    length: int
+    data: bytearray = field(default_factory=bytearray)
+    locator: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LobPiece:
+    locator: bytes
+    data: bytes
+    last: bool
+
+
+def parse_write_request(part: Part) -> Iterator[LobPiece]:
+    """Pieces of a WRITELOBREQUEST part. Offsets are ignored: clients only append."""
+    position = 0
+    for _ in range(part.count):
+        try:
+            locator, options, _offset, length = _WRITE_REQUEST.unpack_from(part.data, position)
+        except struct.error:
+            raise ProtocolError("LOB write request is too short") from None
+        start = position + _WRITE_REQUEST.size
+        position = start + length
+        if length < 0 or position > len(part.data):
+            raise ProtocolError("LOB piece ends after its part")
+        yield LobPiece(locator, part.data[start:position], bool(options & LobOption.LAST))
+
+
+def write_reply(locators: list[bytes]) -> Part:
+    return Part(PartKind.WRITELOBREPLY, b"".join(locators), len(locators))

@@ -1,0 +1,195 @@
+"""Result rows: storage values to wire bytes. One encoder per column is made once per statement; a hot path."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any
+
+from hana_emulator.errors import HanaError
+from hana_emulator.protocol import cesu8, decimals, temporal
+from hana_emulator.protocol.codes import LobOption
+from hana_emulator.protocol.lobs import INLINE, LobStore, LobValue
+from hana_emulator.protocol.metadata import wire_code
+from hana_emulator.seam import StorageRow
+from hana_emulator.types import LOBS, Column, HanaType, TypeCode
+
+FieldEncoder = Callable[[Any], bytes]
+RowEncoder = Callable[[StorageRow], bytes]
+
+PAGE_BYTES = 256 * 1024
+PAGE_LOB_BYTES = 32 * 1024 * 1024
+"""A page also ends when the LOBs its locators hold in memory reach this."""
+
+_NULL_FLAG = b"\x00"
+_NULL_BYTES = b"\xff"
+_SHORT = [bytes([n]) for n in range(246)]
+_pack_i16 = struct.Struct("<BH").pack
+_pack_i32 = struct.Struct("<BI").pack
+
+
+def prefixed(data: bytes) -> bytes:
+    """`data` after its length: one byte to 245, 246 and i16 to 32,767, then 247 and i32."""
+    size = len(data)
+    if size <= 245:
+        return _SHORT[size] + data
+    if size <= 32_767:
+        return _pack_i16(246, size) + data
+    return _pack_i32(247, size) + data
+
+
+def _text(value: str | None) -> bytes:
+    if value is None:
+        return _NULL_BYTES
+    return prefixed(value.encode() if value.isascii() else cesu8.encode(value))
+
+
+def _binary(value: bytes | None) -> bytes:
+    return _NULL_BYTES if value is None else prefixed(value)
+
+
+def _integer(form: str) -> FieldEncoder:
+    pack = struct.Struct(form).pack
+    return lambda value: _NULL_FLAG if value is None else pack(1, value)
+
+
+def _float(form: str) -> FieldEncoder:
+    pack = struct.Struct(form).pack
+    null = b"\xff" * struct.calcsize(form)
+    return lambda value: null if value is None else pack(value)
+
+
+def _temporal(form: str, null: int, number: Callable[[str], int]) -> FieldEncoder:
+    pack = struct.Struct(form).pack
+    absent = pack(null)
+    return lambda value: absent if value is None else pack(number(value))
+
+
+def _boolean(value: int | None) -> bytes:
+    return b"\x01" if value is None else b"\x02" if value else b"\x00"
+
+
+def _decimal(value: Any) -> bytes:
+    return decimals.NULL_DECIMAL if value is None else decimals.encode(value)
+
+
+def _fixed16(scale: int) -> FieldEncoder:
+    def encode(value: Any) -> bytes:
+        if value is None:
+            return _NULL_FLAG
+        return b"\x01" + decimals.to_fixed(value, scale).to_bytes(16, "little", signed=True)
+
+    return encode
+
+
+_LOB_KIND = {TypeCode.BLOB: 1, TypeCode.CLOB: 2, TypeCode.NCLOB: 3}
+_pack_lob = struct.Struct("<BB2xqq8si").pack
+_NO_LOCATOR = bytes(8)
+_WHOLE = LobOption.DATA | LobOption.LAST
+
+
+def _lob(code: TypeCode, store: LobStore) -> FieldEncoder:
+    kind = _LOB_KIND[code]
+    null = bytes([kind, LobOption.NULL])
+
+    def whole(units: int, data: bytes) -> bytes:
+        return _pack_lob(kind, _WHOLE, units, len(data), _NO_LOCATOR, len(data)) + data
+
+    def partial(value: LobValue, units: int, size: int) -> bytes:
+        data, _last = value.piece(0, INLINE)
+        return _pack_lob(kind, LobOption.DATA, units, size, store.keep(value), len(data)) + data
+
+    def characters(value: str | None) -> bytes:
+        if value is None:
+            return null
+        if len(value) <= INLINE and value.isascii():
+            return whole(len(value), value.encode())
+        units = cesu8.units(value)
+        count = len(units) // 2
+        data = cesu8.encode(value)
+        return whole(count, data) if count <= INLINE else partial(LobValue(units, True), count, len(data))
+
+    def binary(value: bytes | None) -> bytes:
+        if value is None:
+            return null
+        size = len(value)
+        return whole(size, value) if size <= INLINE else partial(LobValue(value, False), size, size)
+
+    return binary if code is TypeCode.BLOB else characters
+
+
+_ENCODERS: dict[TypeCode, FieldEncoder] = {
+    TypeCode.TINYINT: _integer("<BB"),
+    TypeCode.SMALLINT: _integer("<Bh"),
+    TypeCode.INTEGER: _integer("<Bi"),
+    TypeCode.BIGINT: _integer("<Bq"),
+    TypeCode.REAL: _float("<f"),
+    TypeCode.DOUBLE: _float("<d"),
+    TypeCode.BOOLEAN: _boolean,
+    TypeCode.DECIMAL: _decimal,
+    TypeCode.DATE: _temporal("<i", temporal.NULL_DATE, temporal.date_number),
+    TypeCode.TIME: _temporal("<i", temporal.NULL_TIME, temporal.time_number),
+    TypeCode.SECONDDATE: _temporal("<q", temporal.NULL_SECONDDATE, temporal.seconddate_number),
+    TypeCode.TIMESTAMP: _temporal("<q", temporal.NULL_TIMESTAMP, temporal.timestamp_number),
+    **dict.fromkeys((TypeCode.CHAR, TypeCode.VARCHAR, TypeCode.NCHAR, TypeCode.NVARCHAR, TypeCode.STRING), _text),
+    **dict.fromkeys((TypeCode.BINARY, TypeCode.VARBINARY, TypeCode.REAL_VECTOR, TypeCode.HALF_VECTOR), _binary),
+}
+
+
+def field_encoder(type_: HanaType, store: LobStore) -> FieldEncoder:
+    code = wire_code(type_)
+    if code in LOBS:
+        return _lob(code, store)
+    if code is TypeCode.FIXED16:
+        return _fixed16(type_.scale)
+    return _ENCODERS[code]
+
+
+def row_encoder(columns: Sequence[Column], store: LobStore) -> RowEncoder:
+    """Raises HanaError 2048 for a value that is not what its column was declared as: the SQL side typed it wrongly."""
+    encoders = [field_encoder(column.type, store) for column in columns]
+
+    def encode(row: StorageRow) -> bytes:
+        try:
+            return b"".join([encoder(value) for encoder, value in zip(encoders, row, strict=True)])
+        except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError):
+            raise _mistyped(columns, encoders, row) from None
+
+    return encode
+
+
+def _mistyped(columns: Sequence[Column], encoders: Sequence[FieldEncoder], row: StorageRow) -> HanaError:
+    """Names the column and the two types, never the value."""
+    for column, encoder, value in zip(columns, encoders, row, strict=False):
+        try:
+            encoder(value)
+        except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError):
+            held = type(value).__name__
+            return HanaError(2048, f"column store error: column {column.name} is {column.type.name}, value is {held}")
+    return HanaError(2048, f"column store error: row of {len(row)} values for {len(columns)} columns")
+
+
+class ResultSet:
+    """An open cursor: encodes the next page of rows on demand."""
+
+    def __init__(self, rows: Iterator[StorageRow], columns: Sequence[Column], store: LobStore) -> None:
+        self._rows = rows
+        self._encode = row_encoder(columns, store)
+        self._store = store
+        self._waiting: tuple[StorageRow, ...] = ()
+        self.exhausted = False
+
+    def page(self, max_rows: int) -> tuple[bytes, int]:
+        """Up to `max_rows` rows, fewer when the page is full, and their number; sets `exhausted`."""
+        encode, store, pieces, size = self._encode, self._store, [], 0
+        lob_limit = store.taken + PAGE_LOB_BYTES
+        for row in islice(chain(self._waiting, self._rows), max_rows):
+            piece = encode(row)
+            pieces.append(piece)
+            size += len(piece)
+            if size >= PAGE_BYTES or store.taken >= lob_limit:
+                break
+        self._waiting = tuple(islice(self._rows, 1))
+        self.exhausted = not self._waiting
+        return b"".join(pieces), len(pieces)

@@ -1,0 +1,52 @@
+"""Reply segments and their small parts: row counts, transaction flags, errors, result sets."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from hana_emulator.errors import HanaError
+from hana_emulator.protocol import cesu8
+from hana_emulator.protocol.codes import PartAttribute, PartKind, TransactionFlag
+from hana_emulator.protocol.options import option_part
+from hana_emulator.protocol.output import ResultSet
+from hana_emulator.protocol.packet import Part, Reply
+
+NO_INFORMATION = -2
+"""Row count of an input row whose effect is not known yet."""
+
+_ERROR = struct.Struct("<iiib5s")
+_LEVEL_ERROR = 1
+_SQL_STATES = {301: b"23000", 287: b"23000", 131: b"40001", 133: b"40001", 10: b"28000", 257: b"42000"}
+_GENERAL_STATE = b"HY000"
+FIRST_PAGE = 32_767
+
+
+def rows_affected(counts: Sequence[int]) -> Part:
+    return Part(PartKind.ROWSAFFECTED, struct.pack(f"<{len(counts)}i", *counts), len(counts))
+
+
+def transaction_flags(*flags: TransactionFlag) -> Part:
+    return option_part(PartKind.TRANSACTIONFLAGS, dict.fromkeys(flags, True))
+
+
+def error_reply(error: HanaError) -> Reply:
+    """After a rollback by the server (131, 133) the reply says so."""
+    text = cesu8.encode(error.text)
+    state = _SQL_STATES.get(error.code, _GENERAL_STATE)
+    data = _ERROR.pack(error.code, error.position, len(text), _LEVEL_ERROR, state) + text
+    parts = [Part(PartKind.ERROR, data)]
+    if error.rolls_back:
+        parts.append(transaction_flags(TransactionFlag.ROLLED_BACK))
+    return Reply(0, tuple(parts), error=True)
+
+
+def result_page(results: ResultSet, max_rows: int, *, first: bool) -> Part:
+    """The next page; its attributes tell the client whether to ask for more. An empty result must say so itself."""
+    data, count = results.page(max_rows)
+    attributes = PartAttribute.LAST | PartAttribute.CLOSED if results.exhausted else PartAttribute.NEXT
+    if first:
+        attributes |= PartAttribute.FIRST
+    if not count:
+        attributes |= PartAttribute.ROW_NOT_FOUND
+    return Part(PartKind.RESULTSET, data, count, attributes)

@@ -1,0 +1,139 @@
+"""The listener: accepts clients on loopback, one thread each, and ends them all on request. Knows no protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import select
+import socket
+import sys
+import threading
+
+from hana_emulator.seam import SqlDatabase
+from hana_emulator.session import Session
+
+_JOIN_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class BindRefused(ValueError):
+    """The address asked for is not a loopback address."""
+
+
+def check_loopback(host: str) -> None:
+    """Raises BindRefused: the stand-in has a known password and must not be reachable from outside."""
+    if host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise BindRefused(f"the stand-in listens on loopback only: use --host 127.0.0.1 instead of {host}")
+
+
+class HangupWatch:
+    """Tells a session that its client is gone while it is busy, when nobody reads its socket (Linux only)."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[int, Session] = {}
+        self._lock = threading.Lock()
+        self._poll = select.epoll() if sys.platform == "linux" else None
+
+    def start(self) -> None:
+        if self._poll is not None:
+            threading.Thread(target=self._run, name="hangup-watch", daemon=True).start()
+
+    def add(self, sock: socket.socket, session: Session) -> None:
+        if self._poll is not None:
+            with self._lock:
+                self._sessions[sock.fileno()] = session
+                self._poll.register(sock.fileno(), select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLONESHOT)
+
+    def remove(self, sock: socket.socket) -> None:
+        """Must come before the socket is closed: its number is free for another connection afterwards."""
+        if self._poll is not None:
+            with self._lock:
+                del self._sessions[sock.fileno()]
+                self._poll.unregister(sock.fileno())
+
+    def _run(self) -> None:
+        while self._poll is not None:
+            for descriptor, _event in self._poll.poll():
+                with self._lock:
+                    session = self._sessions.get(descriptor)
+                if session is not None:
+                    session.peer_gone()
+
+
+class Server:
+    """`address` is known after construction, so `port=0` may be asked for. `serve` blocks until `stop`."""
+
+    def __init__(self, database: SqlDatabase, host: str = "127.0.0.1", port: int = 0, name: str = "OWL") -> None:
+        check_loopback(host)
+        self.database = database
+        self.name = name
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=128)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._lock = threading.Lock()
+        self._open: dict[threading.Thread, Session] = {}
+        self._watch = HangupWatch()
+
+    def serve(self) -> None:
+        """Accept until `stop` is called, then end all sessions (their open work is rolled back)."""
+        self._watch.start()
+        try:
+            while True:
+                ready, _, _ = select.select((self._listener, self._wake_read), (), ())
+                if self._wake_read in ready:
+                    return
+                self._accept()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Safe from signal handlers and other threads."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._wake_write.send(b"x")
+
+    def find(self, session_id: int) -> Session | None:
+        with self._lock:
+            return next((session for session in self._open.values() if session.id == session_id), None)
+
+    def _accept(self) -> None:
+        try:
+            sock, _address = self._listener.accept()
+        except OSError:  # the client left between select and accept
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        session = Session(sock, self)
+        thread = threading.Thread(target=self._run, args=(sock, session), daemon=True)
+        with self._lock:
+            self._open[thread] = session
+        thread.start()
+
+    def _run(self, sock: socket.socket, session: Session) -> None:
+        self._watch.add(sock, session)
+        try:
+            session.run()
+        except Exception as error:
+            _log.error("session %d ended by %s", session.id, type(error).__name__)
+        finally:
+            self._watch.remove(sock)
+            sock.close()
+            with self._lock:
+                self._open.pop(threading.current_thread(), None)
+
+    def _close(self) -> None:
+        self._listener.close()
+        with self._lock:
+            open_sessions = dict(self._open)
+        for session in open_sessions.values():
+            session.disconnect()
+        for thread in open_sessions:
+            thread.join(_JOIN_SECONDS)
+        self._wake_read.close()
+        self._wake_write.close()

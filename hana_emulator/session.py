@@ -1,0 +1,394 @@
+"""One client connection: turns requests into calls of the SQL side and its outcomes into replies. Knows no SQL."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import struct
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hana_emulator.errors import HanaError, authentication_failed, not_supported
+from hana_emulator.protocol import authentication, cesu8, lobs, metadata, packet, replies
+from hana_emulator.protocol.codes import MessageType, PartKind, ProtocolError, ReplyCode, TransactionFlag
+from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
+from hana_emulator.protocol.options import Option, option_part
+from hana_emulator.protocol.output import ResultSet
+from hana_emulator.protocol.packet import Part, Reply, Request
+from hana_emulator.seam import FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
+
+VERSION = "4.00.000.00.1700000000 (stand-in)"
+DATA_FORMAT = 10
+_ID = struct.Struct("<q")
+_SIZE = struct.Struct("<i")
+_SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSION\s+'(\d+)'\s*;?\s*", re.IGNORECASE)
+_log = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """What a session needs of the server it belongs to."""
+
+    database: SqlDatabase
+    name: str
+    """Database name told to clients."""
+
+    def find(self, session_id: int) -> Session | None: ...
+
+
+@dataclass(slots=True)
+class _Prepared:
+    statement: Statement
+    decoder: ParameterDecoder
+
+
+@dataclass(slots=True)
+class _PendingExecution:
+    """An EXECUTE whose LOB parameters are still arriving; it runs when the last piece is in."""
+
+    prepared: _Prepared
+    rows: list[ParameterRow]
+    open_lobs: int
+    autocommit: bool
+
+
+@dataclass(slots=True)
+class _OpenLob:
+    execution: _PendingExecution
+    row: int
+    column: int
+    value: lobs.LobInput
+
+
+class Session:
+    """`run` serves the connection to its end. Only `peer_gone`, `cancel`, `disconnect` may come from other threads."""
+
+    def __init__(self, sock: socket.socket, host: Host) -> None:
+        self.id = 0
+        self._socket = sock
+        self._host = host
+        self._challenge: authentication.Challenge | None = None
+        self._connection: SqlConnection | None = None
+        self._statements: dict[bytes, _Prepared] = {}
+        self._results: dict[bytes, ResultSet] = {}
+        self._lobs = lobs.LobStore()
+        self._open_lobs: dict[bytes, _OpenLob] = {}
+        self._last_id = 0
+        self._ended = False
+        self._before_login = {
+            MessageType.AUTHENTICATE: self._authenticate,
+            MessageType.CONNECT: self._connect,
+            MessageType.DBCONNECTINFO: self._database_info,
+            MessageType.DISCONNECT: self._disconnect,
+        }
+        self._after_login: dict[int, Callable[[Request], Reply]] = {
+            MessageType.EXECUTEDIRECT: self._execute_direct,
+            MessageType.PREPARE: self._prepare,
+            MessageType.EXECUTE: self._execute,
+            MessageType.FETCHNEXT: self._fetch,
+            MessageType.CLOSERESULTSET: self._close_result,
+            MessageType.DROPSTATEMENTID: self._drop_statement,
+            MessageType.READLOB: self._lob,
+            MessageType.WRITELOB: self._lob,
+            MessageType.COMMIT: self._commit,
+            MessageType.ROLLBACK: self._rollback,
+            MessageType.DBCONNECTINFO: self._database_info,
+            MessageType.DISCONNECT: self._disconnect,
+        }
+
+    # --- life of the connection
+
+    def run(self) -> None:
+        """Returns when the client has left, or broke the protocol. Uncommitted work is rolled back either way."""
+        try:
+            packet.check_handshake(self._receive(packet.HANDSHAKE_REQUEST_SIZE))
+            self._socket.sendall(packet.HANDSHAKE_REPLY)
+            while not self._ended:
+                self._serve_request()
+        except ProtocolError as error:
+            _log.warning("session %d closed: %s", self.id, error)
+        except OSError:
+            _log.debug("session %d: the client is gone", self.id)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Rolls back what is open. The socket belongs to the server."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def peer_gone(self) -> None:
+        """The client's socket died, perhaps while a statement runs or waits for a lock: stop that and roll back."""
+        self.cancel()
+
+    def cancel(self) -> None:
+        if (connection := self._connection) is not None:
+            connection.cancel()
+
+    def disconnect(self) -> None:
+        """End the connection from the server's side, as an administrator or a shutdown does."""
+        self.cancel()
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            _log.debug("session %d was already disconnected", self.id)
+
+    def _receive(self, size: int) -> bytes:
+        data = bytearray(size)
+        view, filled = memoryview(data), 0
+        while filled < size:
+            count = self._socket.recv_into(view[filled:])
+            if not count:
+                raise ConnectionResetError("the client closed the connection")
+            filled += count
+        return bytes(data)
+
+    def _serve_request(self) -> None:
+        header = packet.parse_packet_header(self._receive(packet.PACKET_HEADER_SIZE))
+        body = self._receive(header.length)
+        try:
+            reply = self._answer(packet.parse_request(body))
+        except ProtocolError as error:
+            refusal = replies.error_reply(HanaError(1033, f"error while parsing protocol: {error}"))
+            self._socket.sendall(packet.build_reply(self.id, header.packet_count, refusal))
+            raise
+        self._socket.sendall(packet.build_reply(self.id, header.packet_count, reply))
+
+    def _answer(self, request: Request) -> Reply:
+        try:
+            return self._handler(request)(request)
+        except ProtocolError:
+            raise
+        except HanaError as error:
+            if error.rolls_back and self._connection is not None:
+                self._connection.rollback()
+            return replies.error_reply(error)
+        except Exception as error:  # a fault of the stand-in itself must not look like a lost connection
+            return replies.error_reply(self._internal_error(error))
+
+    def _internal_error(self, error: Exception) -> HanaError:
+        """Names the kind and place of the fault only: its message may quote values."""
+        frames = traceback.extract_tb(error.__traceback__)
+        places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-4:]))
+        kind = type(error).__name__
+        _log.error("session %d: internal error %s at %s", self.id, kind, places)
+        return HanaError(2, f"general error: internal error of the stand-in ({kind} at {places})")
+
+    def _handler(self, request: Request) -> Callable[[Request], Reply]:
+        handlers: Any = self._before_login if self._connection is None else self._after_login
+        handler: Callable[[Request], Reply] | None = handlers.get(request.message_type)
+        if handler is None:
+            when = "before login" if self._connection is None else "after login"
+            raise ProtocolError(f"message type {request.message_type} is not served {when}")
+        return handler
+
+    # --- login
+
+    def _authenticate(self, request: Request) -> Reply:
+        self._challenge = authentication.begin(request.part(PartKind.AUTHENTICATION).data)
+        if self._challenge is None:
+            raise authentication_failed()
+        return Reply(ReplyCode.NIL, (Part(PartKind.AUTHENTICATION, self._challenge.reply()),))
+
+    def _connect(self, request: Request) -> Reply:
+        challenge, self._challenge = self._challenge, None
+        if challenge is None:
+            raise ProtocolError("CONNECT without AUTHENTICATE")
+        database = self._host.database
+        proof = challenge.verify(request.part(PartKind.AUTHENTICATION).data, database.password(challenge.user))
+        if proof is None:
+            raise authentication_failed()
+        self._connection = database.connect(challenge.user)
+        self.id = self._connection.connection_id
+        return Reply(ReplyCode.CONNECT, (Part(PartKind.AUTHENTICATION, proof), self._connect_options()))
+
+    def _connect_options(self) -> Part:
+        """Few on purpose: the client's own must not be echoed, and 49 (compression) never returned."""
+        options: dict[int, Option] = {
+            1: self.id,
+            11: self._host.name,
+            23: DATA_FORMAT,
+            44: VERSION,
+            45: self._host.name,
+        }
+        return option_part(PartKind.CONNECTOPTIONS, options)
+
+    def _database_info(self, _request: Request) -> Reply:
+        already_here = option_part(PartKind.DBCONNECTINFO, {4: True})
+        return Reply(ReplyCode.NIL, (already_here,))
+
+    def _disconnect(self, _request: Request) -> Reply:
+        self._ended = True
+        return Reply(ReplyCode.DISCONNECT)
+
+    # --- statements
+
+    @property
+    def _sql(self) -> SqlConnection:
+        if self._connection is None:
+            raise ProtocolError("not logged in")
+        return self._connection
+
+    def _new_id(self) -> bytes:
+        self._last_id += 1
+        return _ID.pack(self._last_id)
+
+    def _execute_direct(self, request: Request) -> Reply:
+        sql = _command(request)
+        if command := _SESSION_COMMAND.fullmatch(sql):
+            return self._session_command(command[1].upper(), int(command[2]))
+        statement = self._sql.prepare(sql)
+        return self._run(statement, [()], request.autocommit, describe=True)
+
+    def _session_command(self, verb: str, session_id: int) -> Reply:
+        session = self._host.find(session_id)
+        if session is None:
+            raise HanaError(2, f"general error: there is no session {session_id}")
+        if verb == "CANCEL":
+            session.cancel()
+        else:
+            session.disconnect()
+        return Reply(FunctionCode.DDL)
+
+    def _prepare(self, request: Request) -> Reply:
+        statement = self._sql.prepare(_command(request))
+        statement_id = self._new_id()
+        self._statements[statement_id] = _Prepared(statement, ParameterDecoder(statement.parameters))
+        parts = [Part(PartKind.STATEMENTID, statement_id)]
+        if statement.parameters:
+            parts.append(metadata.parameter_metadata(statement.parameters))
+        if statement.columns:
+            parts.append(metadata.result_metadata(statement.columns))
+        return Reply(statement.function, tuple(parts))
+
+    def _execute(self, request: Request) -> Reply:
+        prepared = self._statements.get(request.part(PartKind.STATEMENTID).data)
+        if prepared is None:
+            raise HanaError(2, "general error: statement id is unknown")
+        parameters = request.find(PartKind.PARAMETERS)
+        rows: list[Any] = [()] if parameters is None else prepared.decoder.rows(parameters.data, parameters.count)
+        if not _has_open_lob(rows):
+            return self._run(prepared.statement, rows, request.autocommit, describe=False)
+        return self._await_lobs(prepared, rows, request.autocommit)
+
+    def _run(self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool) -> Reply:
+        in_transaction = self._sql.in_transaction
+        outcome = self._sql.execute(statement, rows, autocommit=autocommit)
+        if statement.columns:
+            return self._result(statement, outcome, describe=describe)
+        parts = []
+        if statement.function is not FunctionCode.DDL:
+            parts.append(replies.rows_affected(outcome.rows_affected))
+        parts.append(self._flags(statement, in_transaction, autocommit))
+        return Reply(statement.function, tuple(parts))
+
+    def _flags(self, statement: Statement, was_in_transaction: bool, autocommit: bool) -> Part:
+        if autocommit or statement.function is FunctionCode.DDL:
+            return replies.transaction_flags(TransactionFlag.COMMITTED)
+        if self._sql.in_transaction and not was_in_transaction:
+            return replies.transaction_flags(TransactionFlag.WRITE_STARTED)
+        return replies.transaction_flags()
+
+    def _result(self, statement: Statement, outcome: Outcome, *, describe: bool) -> Reply:
+        results = ResultSet(outcome.rows or iter(()), statement.columns, self._lobs)
+        result_id = self._new_id()
+        page = replies.result_page(results, replies.FIRST_PAGE, first=True)
+        if not results.exhausted:
+            self._results[result_id] = results
+        parts = [Part(PartKind.RESULTSETID, result_id), page]
+        if describe:
+            parts.insert(0, metadata.result_metadata(statement.columns))
+        return Reply(statement.function, tuple(parts))
+
+    def _fetch(self, request: Request) -> Reply:
+        result_id = request.part(PartKind.RESULTSETID).data
+        results = self._results.get(result_id)
+        if results is None:
+            raise HanaError(2, "general error: result set is unknown or closed")
+        size = request.find(PartKind.FETCHSIZE)
+        wanted = replies.FIRST_PAGE if size is None or len(size.data) < _SIZE.size else _SIZE.unpack_from(size.data)[0]
+        page = replies.result_page(results, max(1, wanted), first=False)
+        if results.exhausted:
+            del self._results[result_id]
+        return Reply(ReplyCode.FETCH, (page,))
+
+    def _close_result(self, request: Request) -> Reply:
+        self._results.pop(request.part(PartKind.RESULTSETID).data, None)
+        return Reply(ReplyCode.CLOSECURSOR)
+
+    def _drop_statement(self, request: Request) -> Reply:
+        self._statements.pop(request.part(PartKind.STATEMENTID).data, None)
+        return Reply(ReplyCode.NIL)
+
+    # --- LOBs
+
+    def _lob(self, request: Request) -> Reply:
+        """Dispatched by part: clients disagree on which message type is which."""
+        if (part := request.find(PartKind.READLOBREQUEST)) is not None:
+            return Reply(ReplyCode.READLOB, (self._lobs.read(part),))
+        return self._write_lobs(request.part(PartKind.WRITELOBREQUEST))
+
+    def _await_lobs(self, prepared: _Prepared, rows: list[ParameterRow], autocommit: bool) -> Reply:
+        execution = _PendingExecution(prepared, rows, 0, autocommit)
+        locators = []
+        for row_number, row in enumerate(rows):
+            for column, value in enumerate(row):
+                if isinstance(value, lobs.LobInput):
+                    locators.append(self._lobs.new_locator())
+                    self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
+        execution.open_lobs = len(locators)
+        counts = replies.rows_affected([1] * len(rows))
+        return Reply(prepared.statement.function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
+
+    def _write_lobs(self, part: Part) -> Reply:
+        finished = []
+        for piece in lobs.parse_write_request(part):
+            open_lob = self._open_lobs.get(piece.locator)
+            if open_lob is None:
+                raise HanaError(2, "general error: LOB locator is unknown or closed by transaction end")
+            open_lob.value.data += piece.data
+            if piece.last:
+                finished.append(open_lob)
+                del self._open_lobs[piece.locator]
+        flags = [flag for open_lob in finished if (flag := self._finish_lob(open_lob)) is not None]
+        still_open = lobs.write_reply(list(self._open_lobs))
+        return Reply(ReplyCode.WRITELOB, (still_open, *flags))
+
+    def _finish_lob(self, lob: _OpenLob) -> Part | None:
+        """Puts the whole value into its row; runs the statement when it was the last. Gives its transaction flags."""
+        execution = lob.execution
+        execution.rows[lob.row][lob.column] = execution.prepared.decoder.lob_value(lob.column, lob.value)
+        execution.open_lobs -= 1
+        if execution.open_lobs:
+            return None
+        statement = execution.prepared.statement
+        if statement.columns:
+            raise not_supported("a query with a LOB parameter longer than one packet")
+        return self._run(statement, execution.rows, execution.autocommit, describe=False).parts[-1]
+
+    # --- transactions
+
+    def _commit(self, _request: Request) -> Reply:
+        self._open_lobs.clear()
+        self._sql.commit()
+        return Reply(ReplyCode.COMMIT, (replies.transaction_flags(TransactionFlag.COMMITTED),))
+
+    def _rollback(self, _request: Request) -> Reply:
+        self._open_lobs.clear()
+        self._sql.rollback()
+        return Reply(ReplyCode.ROLLBACK, (replies.transaction_flags(TransactionFlag.ROLLED_BACK),))
+
+
+def _command(request: Request) -> str:
+    try:
+        return cesu8.decode(request.part(PartKind.COMMAND).data)
+    except UnicodeDecodeError:
+        raise ProtocolError("statement text is not CESU-8") from None
+
+
+def _has_open_lob(rows: list[ParameterRow]) -> bool:
+    """Only the last row of a packet can be cut."""
+    return bool(rows) and any(isinstance(value, lobs.LobInput) for value in rows[-1])

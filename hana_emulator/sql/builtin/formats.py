@@ -1,0 +1,179 @@
+"""Format models of TO_NVARCHAR, TO_DATE, TO_TIME and TO_TIMESTAMP: writing and reading dates and numbers by pattern."""
+
+from __future__ import annotations
+
+import calendar
+import re
+from collections.abc import Callable, Iterator
+from decimal import ROUND_HALF_UP, Decimal
+from functools import lru_cache
+from typing import Any
+
+from hana_emulator.errors import HanaError
+
+from . import moments, numbers
+from .moments import Moment
+from .texts import plain
+
+_ELEMENTS = re.compile(
+    r'"[^"]*"|HH24|HH12|HH|SSSSS|FF[1-7]?|YYYY|YY|MONTH|MON|MM|MI|DDD|DAY|DD|DY|D|SS|AM|PM|WW|Q|[^A-Z"]', re.IGNORECASE
+)
+
+
+@lru_cache(maxsize=128)
+def _elements(model: str) -> tuple[str, ...]:
+    found, position = [], 0
+    while position < len(model):
+        match = _ELEMENTS.match(model, position)
+        if match is None:
+            raise HanaError(
+                306, f"invalid format model: unknown element at character {position + 1} (to this stand-in)"
+            )
+        found.append(match[0])
+        position = match.end()
+    return tuple(found)
+
+
+def _fraction_digits(element: str) -> int:
+    return int(element[2:] or 7)
+
+
+_WRITE: dict[str, Callable[[Moment], str]] = {
+    "YYYY": lambda m: f"{m.whole.year:04d}",
+    "YY": lambda m: f"{m.whole.year % 100:02d}",
+    "MONTH": lambda m: calendar.month_name[m.whole.month].upper(),
+    "MON": lambda m: calendar.month_abbr[m.whole.month].upper(),
+    "MM": lambda m: f"{m.whole.month:02d}",
+    "DDD": lambda m: f"{m.whole.timetuple().tm_yday:03d}",
+    "DAY": lambda m: calendar.day_name[m.whole.weekday()].upper(),
+    "DY": lambda m: calendar.day_abbr[m.whole.weekday()].upper(),
+    "DD": lambda m: f"{m.whole.day:02d}",
+    "D": lambda m: str(m.whole.isoweekday()),
+    "HH24": lambda m: f"{m.whole.hour:02d}",
+    "HH12": lambda m: f"{(m.whole.hour + 11) % 12 + 1:02d}",
+    "HH": lambda m: f"{(m.whole.hour + 11) % 12 + 1:02d}",
+    "MI": lambda m: f"{m.whole.minute:02d}",
+    "SSSSS": lambda m: f"{m.whole.hour * 3600 + m.whole.minute * 60 + m.whole.second:05d}",
+    "SS": lambda m: f"{m.whole.second:02d}",
+    "AM": lambda m: "AM" if m.whole.hour < 12 else "PM",
+    "PM": lambda m: "AM" if m.whole.hour < 12 else "PM",
+    "WW": lambda m: f"{moments.week(m.whole.date()):02d}",
+    "Q": lambda m: str((m.whole.month + 2) // 3),
+}
+
+
+def write_moment(value: Any, model: Any) -> str:
+    """A date or time by a format model such as 'YYYY-MM-DD HH24:MI:SS.FF3'."""
+    found = moments.moment(value)
+    return "".join(_written(element, found) for element in _elements(plain(model)))
+
+
+def _written(element: str, value: Moment) -> str:
+    name = element.upper()
+    if name.startswith("FF"):
+        return f"{value.fraction:07d}"[: _fraction_digits(name)]
+    writer = _WRITE.get(name)
+    return writer(value) if writer else element.strip('"')
+
+
+_READ = {
+    "YYYY": r"(?P<YYYY>\d{4})",
+    "YY": r"(?P<YY>\d{2})",
+    "MONTH": r"(?P<MONTH>[A-Za-z]+)",
+    "MON": r"(?P<MONTH>[A-Za-z]{3})",
+    "MM": r"(?P<MM>\d{1,2})",
+    "DDD": r"(?P<DDD>\d{1,3})",
+    "DD": r"(?P<DD>\d{1,2})",
+    "HH24": r"(?P<HH24>\d{1,2})",
+    "HH12": r"(?P<HH12>\d{1,2})",
+    "HH": r"(?P<HH12>\d{1,2})",
+    "MI": r"(?P<MI>\d{1,2})",
+    "SS": r"(?P<SS>\d{1,2})",
+    "AM": r"(?P<half>[AaPp][Mm])",
+    "PM": r"(?P<half>[AaPp][Mm])",
+}
+
+
+@lru_cache(maxsize=128)
+def _reader(model: str) -> re.Pattern[str]:
+    return re.compile("".join(_patterns(model)))
+
+
+def _patterns(model: str) -> Iterator[str]:
+    for element in _elements(model):
+        name = element.upper()
+        if name.startswith("FF"):
+            yield r"(?P<FF>\d{1,9})"
+        elif name in _READ:
+            yield _READ[name]
+        elif name in _WRITE:
+            raise HanaError(306, f"invalid format model: {name} cannot be read (by this stand-in)")
+        else:
+            yield re.escape(element.strip('"'))
+
+
+def read_moment(value: Any, model: Any) -> Moment:
+    """Text in the given format model as a moment. Raises 303 when it does not fit."""
+    match = _reader(plain(model)).fullmatch(plain(value).strip())
+    if match is None:
+        raise moments.bad_moment()
+    found = {name: text for name, text in match.groupdict().items() if text is not None}
+    clock = (
+        _hour(found),
+        int(found.get("MI", 0)),
+        int(found.get("SS", 0)),
+        int(found.get("FF", "0").ljust(7, "0")[:7]),
+    )
+    if "DDD" in found:
+        first = moments.checked(_year(found), 1, 1, clock)
+        return Moment(first.ticks + (int(found["DDD"]) - 1) * 86_400 * moments.TICKS)
+    return moments.checked(_year(found), _month(found), int(found.get("DD", 1)), clock)
+
+
+def _year(found: dict[str, str]) -> int:
+    return int(found["YYYY"]) if "YYYY" in found else 2000 + int(found["YY"]) if "YY" in found else 1
+
+
+def _month(found: dict[str, str]) -> int:
+    if "MONTH" not in found:
+        return int(found.get("MM", 1))
+    names = [name[:3].upper() for name in calendar.month_name]
+    wanted = found["MONTH"][:3].upper()
+    if wanted not in names[1:]:
+        raise moments.bad_moment()
+    return names.index(wanted)
+
+
+def _hour(found: dict[str, str]) -> int:
+    if "HH12" not in found:
+        return int(found.get("HH24", 0))
+    return int(found["HH12"]) % 12 + (12 if found.get("half", "am").lower() == "pm" else 0)
+
+
+_NUMBER_MODEL = re.compile(r"S?[$]?[09,]*(?:\.[09]*)?", re.IGNORECASE)
+
+
+def write_number(value: Any, model: Any) -> str:
+    """A number by a model of 0, 9, ',', '.', a leading S (always a sign) or $. Too few places give ####, as in HANA."""
+    pattern = plain(model)
+    if not _NUMBER_MODEL.fullmatch(pattern):
+        raise HanaError(306, "invalid format model: numbers take 0 9 , . S $ (in this stand-in)")
+    whole, _, fraction = pattern.lstrip("Ss$").partition(".")
+    found = Decimal(str(numbers.number(value))).quantize(Decimal(1).scaleb(-len(fraction)), rounding=ROUND_HALF_UP)
+    digits, _, decimals = format(abs(found), "f").partition(".")
+    shown = _whole_part(digits.lstrip("0"), whole)
+    if shown is None:
+        return "#" * (len(pattern) + 1)
+    sign = "-" if found < 0 else "+" if pattern[:1] in "Ss" and pattern else ""
+    return sign + ("$" if "$" in pattern else "") + shown + (f".{decimals}" if fraction else "")
+
+
+def _whole_part(digits: str, model: str) -> str | None:
+    """`digits` under the places of `model`, from the right; None when they do not fit."""
+    remaining, shown = list(digits), ""
+    must = [place for place in range(len(model)) if model[place] == "0"]
+    for place in range(len(model) - 1, -1, -1):
+        needed = bool(remaining) or (bool(must) and place >= must[0])
+        if needed:
+            shown = ("," if model[place] == "," else remaining.pop() if remaining else "0") + shown
+    return None if remaining else shown or "0"

@@ -1,0 +1,110 @@
+"""Numeric conversions and functions. DECIMAL storage values are text, so any text is taken as a decimal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from hana_emulator.errors import HanaError, invalid_number
+
+Number = int | float | Decimal
+
+_BITS = {"TINYINT": (0, 255), "SMALLINT": (-(2**15), 2**15 - 1), "INTEGER": (-(2**31), 2**31 - 1)}
+_BITS["BIGINT"] = (-(2**63), 2**63 - 1)
+
+
+def overflow(detail: str) -> HanaError:
+    return HanaError(314, f"numeric overflow: {detail}")
+
+
+def division_by_zero() -> HanaError:
+    return HanaError(304, "division by zero undefined")
+
+
+def decimal_text(value: Decimal) -> str:
+    """The storage form of a decimal: plain digits, never an exponent, no negative zero."""
+    return format(abs(value) if value.is_zero() else value, "f")
+
+
+def number(value: Any) -> Number:
+    """A storage value as a number: text (DECIMAL or a string) exactly. Raises 339 without naming the value."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, str):
+        try:
+            found = Decimal(value.strip())
+        except InvalidOperation:
+            found = Decimal("NaN")
+        if found.is_finite():
+            return found
+    raise invalid_number("not a numeric string")
+
+
+def to_double(value: Any) -> float:
+    try:
+        found = float(number(value))
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise overflow("DOUBLE")
+    return found
+
+
+def to_integer(type_name: str) -> Callable[[Any], int]:
+    """Conversion to an integer type of HANA; fractions are cut off, what does not fit is 314."""
+    low, high = _BITS[type_name]
+
+    def convert(value: Any) -> int:
+        found = int(number(value))
+        if not low <= found <= high:
+            raise overflow(type_name)
+        return found
+
+    return convert
+
+
+def to_decimal(value: Any) -> str:
+    """All digits of the value; of a float the fewest that read back as the same float."""
+    found = number(value)
+    return decimal_text(Decimal(repr(found)) if isinstance(found, float) else Decimal(found))
+
+
+def sign(value: Any) -> int:
+    found = number(value)
+    return (found > 0) - (found < 0)
+
+
+def power(base: Any, exponent: Any) -> float:
+    return _float_function("POWER", math.pow, base, exponent)
+
+
+def logarithm(base: Any, value: Any) -> float:
+    """LOG(base, x), in HANA's order of arguments."""
+    return _float_function("LOG", lambda b, x: math.log(x, b), base, value)
+
+
+def function_of(name: str, function: Callable[[float], float]) -> Callable[[Any], float]:
+    return lambda value: _float_function(name, function, value)
+
+
+def _float_function(name: str, function: Callable[..., float], *arguments: Any) -> float:
+    try:
+        return function(*(to_double(argument) for argument in arguments))
+    except (ValueError, ZeroDivisionError):
+        raise HanaError(306, f"invalid argument: {name} is not defined for this value") from None
+    except OverflowError:
+        raise overflow(name) from None
+
+
+def bit_and(left: Any, right: Any) -> int:
+    return int(number(left)) & int(number(right))
+
+
+def bit_or(left: Any, right: Any) -> int:
+    return int(number(left)) | int(number(right))
+
+
+def bit_xor(left: Any, right: Any) -> int:
+    return int(number(left)) ^ int(number(right))

@@ -1,0 +1,371 @@
+"""Function calls: aggregates, window functions, conditional functions here; everything else by its signature.
+
+The signatures and the Python behind them live in `functions.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sqlglot import exp
+
+from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.sql import coercion, datatypes, expressions, functions
+from hana_emulator.sql.coercion import coerce, sort_key, text_of
+from hana_emulator.sql.scope import Binding, Bound, Scope, typed_parameter
+from hana_emulator.types import (
+    BIGINT,
+    BINARIES,
+    BOOLEAN,
+    DEFAULT_PARAMETER,
+    DOUBLE,
+    FLOATS,
+    INTEGER,
+    INTEGERS,
+    NCLOB,
+    NUMBERS,
+    STRINGS,
+    HanaType,
+    TypeCode,
+)
+
+_NILADIC = frozenset(
+    "CURRENT_DATE CURRENT_TIME CURRENT_TIMESTAMP CURRENT_UTCDATE CURRENT_UTCTIME CURRENT_UTCTIMESTAMP CURRENT_USER "
+    "SESSION_USER CURRENT_SCHEMA CURRENT_CONNECTION SYSUUID CURRENT_TRANSACTION_ISOLATION_LEVEL NOW".split()
+)
+PARAMETER_TYPES = {"TO_REAL_VECTOR": NCLOB, "TO_HALF_VECTOR": NCLOB, "TO_DOUBLE": DOUBLE, "TO_REAL": DOUBLE}
+"""What a `?` as sole argument is declared as where the signature says 'any': a vector constructor takes text and fvecs bytes."""
+
+_RANKS = ("ROW_NUMBER", "RANK", "DENSE_RANK", "NTILE")
+_SHARES = ("PERCENT_RANK", "CUME_DIST")
+_NEIGHBOURS = ("LAG", "LEAD", "FIRST_VALUE", "LAST_VALUE", "NTH_VALUE")
+_SPREADS = {
+    "STDDEV": "owl_stddev",
+    "STDDEV_SAMP": "owl_stddev",
+    "STDDEV_POP": "owl_stddev_pop",
+    "VAR": "owl_var",
+    "VAR_SAMP": "owl_var",
+    "VAR_POP": "owl_var_pop",
+    "MEDIAN": "owl_median",
+}
+
+
+def is_niladic(name: str) -> bool:
+    return name in _NILADIC
+
+
+def niladic(binding: Binding, name: str) -> Bound:
+    return by_signature(binding, name, [])
+
+
+def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+    """A call of the HANA function `name`. Raises HanaError 328 for a name nobody knows."""
+    if name in _AGGREGATES:
+        scope.aggregates = True
+        return _AGGREGATES[name](binding, scope, name, arguments)
+    if name in _SPECIAL:
+        return _SPECIAL[name](binding, scope, arguments)
+    if name not in functions.SIGNATURES:
+        raise HanaError(328, f"invalid name of function or procedure: {name}")
+    signature = functions.SIGNATURES[name]
+    bounds = [
+        expressions.bind(binding, scope, argument, _parameter_hint(name, signature.parameters, index))
+        for index, argument in enumerate(arguments)
+    ]
+    return by_signature(binding, name, bounds)
+
+
+def _parameter_hint(name: str, declared: Sequence[HanaType | None], index: int) -> HanaType:
+    known = declared[min(index, len(declared) - 1)] if declared else None
+    return PARAMETER_TYPES.get(name, DEFAULT_PARAMETER) if index == 0 and known is None else known or DEFAULT_PARAMETER
+
+
+def by_signature(binding: Binding, name: str, arguments: Sequence[Bound]) -> Bound:
+    signature = functions.SIGNATURES[name]
+    declared = signature.parameters
+    if not signature.accepts(len(arguments)):
+        raise HanaError(316, f"wrong number of arguments in function invocation: {name} takes {len(declared)}")
+    sqls = [
+        _argument(argument, declared[min(index, len(declared) - 1)] if declared else None)
+        for index, argument in enumerate(arguments)
+    ]
+    kinds = [argument.type or DEFAULT_PARAMETER for argument in arguments]
+    result = signature.result if isinstance(signature.result, HanaType) else signature.result(kinds)
+    constant = all(argument.constant for argument in arguments)
+    return Bound(f"{signature.function(kinds)}({', '.join(sqls)})", result, constant=constant)
+
+
+def _argument(argument: Bound, declared: HanaType | None) -> str:
+    """An argument as the Python function wants it; what the type system knows and SQLite does not is settled here."""
+    kind = argument.type
+    if kind is None:
+        return argument.sql
+    if declared is None:
+        return text_of(argument).sql if kind.code is TypeCode.BOOLEAN else argument.sql
+    if datatypes.is_text(declared) and kind.code not in BINARIES:
+        return text_of(argument).sql
+    if declared.code in NUMBERS and kind.code in NUMBERS:
+        return argument.sql
+    if declared.code in NUMBERS and datatypes.is_text(kind):
+        return coerce(argument, DOUBLE if declared.code in FLOATS else datatypes.FLOATING_DECIMAL).sql
+    return argument.sql
+
+
+# --- aggregates -------------------------------------------------------------------------------------------------------
+
+
+def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> tuple[str, Bound]:
+    """The DISTINCT prefix and the one argument of an aggregate."""
+    if len(arguments) != 1:
+        raise HanaError(316, f"wrong number of arguments in function invocation: {name} takes 1")
+    argument, prefix = arguments[0], ""
+    if isinstance(argument, exp.Distinct):
+        if len(argument.expressions) != 1:
+            raise not_supported(f"{name}(DISTINCT ...) of several columns")
+        argument, prefix = argument.expressions[0], "DISTINCT "
+    outer, scope.aggregates = scope.aggregates, False
+    bound = expressions.bind(binding, scope, argument)
+    if scope.aggregates:
+        raise HanaError(294, f"nested aggregate function in {name}")
+    scope.aggregates = outer
+    return prefix, bound
+
+
+def _count(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+    if len(arguments) == 1 and isinstance(arguments[0], exp.Star):
+        return Bound("count(*)", BIGINT, nullable=False)
+    prefix, bound = _single(binding, scope, name, arguments)
+    return Bound(f"count({prefix}{sort_key(bound) if prefix else bound.sql})", BIGINT, nullable=False)
+
+
+def _numeric(name: str, bound: Bound) -> Bound:
+    if bound.type is not None and datatypes.is_text(bound.type):
+        return coerce(bound, datatypes.FLOATING_DECIMAL)
+    if bound.type is None or bound.type.code not in NUMBERS:
+        raise HanaError(266, f"inconsistent datatype: {name} takes a number")
+    return bound
+
+
+def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+    prefix, bound = _single(binding, scope, name, arguments)
+    bound = _numeric(name, bound)
+    assert bound.type is not None
+    if bound.type.code is TypeCode.DECIMAL:
+        scale = bound.type.scale
+        kind = HanaType(TypeCode.DECIMAL, 38 if scale < 38 else datatypes.DECIMAL_PRECISION, scale)
+        return Bound(f"owl_sum({prefix}{bound.sql}, {kind.scale})" if not prefix else _distinct_decimal("owl_sum", bound), kind)
+    return Bound(f"sum({prefix}{bound.sql})", BIGINT if bound.type.code in INTEGERS else DOUBLE)
+
+
+def _distinct_decimal(function: str, bound: Bound) -> str:
+    """SQLite takes DISTINCT with one argument only; the scale is read off the values then."""
+    return f"{function}(DISTINCT {bound.sql})"
+
+
+def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+    prefix, bound = _single(binding, scope, name, arguments)
+    bound = _numeric(name, bound)
+    if bound.type is not None and bound.type.code in FLOATS:
+        return Bound(f"avg({prefix}{bound.sql})", DOUBLE)
+    return Bound(f"owl_avg({prefix}{bound.sql})", datatypes.FLOATING_DECIMAL)
+
+
+def _extreme(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+    prefix, bound = _single(binding, scope, name, arguments)
+    return Bound(f"{name.lower()}({prefix}{sort_key(bound)})", bound.type)
+
+
+def _spread(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+    prefix, bound = _single(binding, scope, name, arguments)
+    return Bound(f"{_SPREADS[name]}({prefix}{coerce(_numeric(name, bound), DOUBLE).sql})", DOUBLE)
+
+
+def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+    """STRING_AGG(text[, separator] [ORDER BY one key])."""
+    nodes, order = list(arguments), None
+    if nodes and isinstance(nodes[-1], exp.Order):
+        order = nodes[-1].expressions
+        nodes[-1] = nodes[-1].this
+    text = text_of(expressions.bind(binding, scope, nodes[0]))
+    separator = text_of(expressions.bind(binding, scope, nodes[1])).sql if len(nodes) > 1 else "''"
+    key, descending = "NULL", 0
+    if order:
+        if len(order) > 1:
+            raise not_supported("STRING_AGG with several sort keys")
+        key, descending = expressions.bind(binding, scope, order[0].this).sql, int(bool(order[0].args.get("desc")))
+    return Bound(f"owl_string_agg({text.sql}, {separator}, {key}, {descending})", NCLOB)
+
+
+Aggregate = Callable[[Binding, Scope, str, Sequence[exp.Expression]], Bound]
+_AGGREGATES: dict[str, Aggregate] = {
+    "COUNT": _count,
+    "SUM": _sum,
+    "AVG": _average,
+    "MIN": _extreme,
+    "MAX": _extreme,
+    "STRING_AGG": _string_agg,
+    **dict.fromkeys(_SPREADS, _spread),
+}
+
+
+def is_aggregate(node: exp.Expression) -> bool:
+    return isinstance(node, exp.Anonymous) and str(node.this).upper() in _AGGREGATES
+
+
+# --- window functions -------------------------------------------------------------------------------------------------
+
+
+def window(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    """function(...) OVER (PARTITION BY ... ORDER BY ... [ROWS ...])."""
+    name, arguments = str(node.this.this).upper(), node.this.expressions
+    outer = scope.aggregates
+    function = _window_function(binding, scope, name, arguments)
+    scope.aggregates = outer
+    parts = []
+    if node.args.get("partition_by"):
+        keys = [sort_key(expressions.bind(binding, scope, key)) for key in node.args["partition_by"]]
+        parts.append(f"PARTITION BY {', '.join(keys)}")
+    if node.args.get("order") is not None:
+        keys = [ordering(sort_key(expressions.bind(binding, scope, key.this)), key) for key in node.args["order"].expressions]
+        parts.append(f"ORDER BY {', '.join(keys)}")
+    if node.args.get("spec") is not None:
+        parts.append(_frame(node.args["spec"]))
+    return Bound(f"{function.sql} OVER ({' '.join(parts)})", function.type, function.nullable)
+
+
+def _window_function(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+    if name in _AGGREGATES:
+        return _AGGREGATES[name](binding, scope, name, arguments)
+    bounds = [expressions.bind(binding, scope, argument, INTEGER) for argument in arguments]
+    sql = f"{name.lower()}({', '.join(bound.sql for bound in bounds)})"
+    if name in _RANKS:
+        return Bound(sql, BIGINT, nullable=False)
+    if name in _SHARES:
+        return Bound(sql, DOUBLE, nullable=False)
+    if name in _NEIGHBOURS and bounds:
+        return Bound(sql, bounds[0].type)
+    raise not_supported(f"window function {name}")
+
+
+def ordering(key: str, node: exp.Expression) -> str:
+    """One ORDER BY key; NULLs come first in ascending order, as in HANA and SQLite alike, unless said otherwise."""
+    descending = bool(node.args.get("desc"))
+    first = bool(node.args.get("nulls_first"))
+    placed = "" if first is not descending else (" NULLS FIRST" if first else " NULLS LAST")
+    return f"{key} DESC{placed}" if descending else f"{key}{placed}"
+
+
+def _frame(spec: exp.Expression) -> str:
+    def bound(value: object, side: str | None) -> str:
+        text = value.sql() if isinstance(value, exp.Expression) else str(value)
+        return f"{text} {side}" if side else text
+
+    start = bound(spec.args.get("start") or "CURRENT ROW", spec.args.get("start_side"))
+    end = spec.args.get("end")
+    kind = str(spec.args.get("kind") or "ROWS")
+    return f"{kind} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}" if end else f"{kind} {start}"
+
+
+# --- conditional functions --------------------------------------------------------------------------------------------
+
+
+def _coalesce(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+    if len(arguments) < 2:
+        raise syntax_error("COALESCE and IFNULL need at least two arguments")
+    kind, values = expressions.unified(expressions.bind_all(binding, scope, arguments))
+    sql = f"coalesce({', '.join(value.sql for value in values)})"
+    constant = all(value.constant for value in values)
+    return Bound(sql, kind, all(value.nullable for value in values), constant=constant)
+
+
+def _nullif(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+    if len(arguments) != 2:
+        raise syntax_error("NULLIF needs two arguments")
+    left, right = expressions.bind_pair(binding, scope, *arguments)
+    return Bound(f"CASE WHEN {expressions.compare('=', left, right)} THEN NULL ELSE {left.sql} END", left.type)
+
+
+def _map(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+    """MAP(subject, search, result, ... [, default])."""
+    if len(arguments) < 3:
+        raise syntax_error("MAP needs at least three arguments")
+    rest = list(arguments[1:])
+    branches = [exp.If(this=search, true=result) for search, result in zip(rest[::2], rest[1::2], strict=False)]
+    default = rest[-1] if len(rest) % 2 else None
+    return expressions.bind(binding, scope, exp.Case(this=arguments[0], ifs=branches, default=default))
+
+
+def _extremum(function: str) -> Special:
+    def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+        kind, values = expressions.unified(expressions.bind_all(binding, scope, arguments))
+        if len(values) < 2:
+            return values[0]
+        return Bound(f"{function}({', '.join(sort_key(value) for value in values)})", kind)
+
+    return bind
+
+
+def _concat(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+    if len(arguments) != 2:
+        raise HanaError(316, "wrong number of arguments in function invocation: CONCAT takes 2")
+    bounds = expressions.bind_all(binding, scope, arguments)
+    return expressions.concatenated([text_of(bound) for bound in bounds])
+
+
+def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+    """TO_DECIMAL(value[, precision, scale]) with literal sizes."""
+    sizes = [int(argument.this) for argument in arguments[1:] if isinstance(argument, exp.Literal)]
+    if not arguments or len(sizes) != len(arguments) - 1:
+        raise syntax_error("TO_DECIMAL takes a value, a precision and a scale")
+    kind = datatypes.type_named("DECIMAL", sizes)
+    return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), kind)
+
+
+def _to_boolean(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+    if len(arguments) != 1:
+        raise HanaError(316, "wrong number of arguments in function invocation: TO_BOOLEAN takes 1")
+    return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), BOOLEAN)
+
+
+def _rounded(name: str) -> Special:
+    """ROUND, FLOOR, CEIL, ABS keep the kind of number they get; decimals stay exact."""
+
+    def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+        if not 1 <= len(arguments) <= (2 if name == "ROUND" else 1):
+            raise HanaError(316, f"wrong number of arguments in function invocation: {name}")
+        value = _numeric(name, typed_parameter(binding, expressions.bind(binding, scope, arguments[0]), DOUBLE))
+        digits = expressions.bind(binding, scope, arguments[1], INTEGER).sql if len(arguments) > 1 else "0"
+        assert value.type is not None
+        kind = value.type
+        if kind.code is TypeCode.DECIMAL and name != "ABS":
+            kind = datatypes.FLOATING_DECIMAL
+        flavour = "decimal" if kind.code is TypeCode.DECIMAL else "integer" if kind.code in INTEGERS else "double"
+        sql = f"owl_{name.lower()}('{flavour}', {value.sql}, {digits})"
+        return Bound(sql, kind, value.nullable, constant=value.constant)
+
+    return bind
+
+
+def _mod(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+    if len(arguments) != 2:
+        raise HanaError(316, "wrong number of arguments in function invocation: MOD takes 2")
+    return expressions.calculate("%", *expressions.bind_pair(binding, scope, *arguments))
+
+
+Special = Callable[[Binding, Scope, Sequence[exp.Expression]], Bound]
+_SPECIAL: dict[str, Special] = {
+    "COALESCE": _coalesce,
+    "IFNULL": _coalesce,
+    "NULLIF": _nullif,
+    "MAP": _map,
+    "GREATEST": _extremum("max"),
+    "LEAST": _extremum("min"),
+    "CONCAT": _concat,
+    "TO_DECIMAL": _to_decimal,
+    "TO_BOOLEAN": _to_boolean,
+    "ROUND": _rounded("ROUND"),
+    "ABS": _rounded("ABS"),
+    "FLOOR": _rounded("FLOOR"),
+    "CEIL": _rounded("CEIL"),
+    "MOD": _mod,
+}

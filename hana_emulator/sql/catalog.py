@@ -1,0 +1,265 @@
+"""The catalogue: which schemas, tables, views, columns and indexes exist, as rows in the SQLite file and as a snapshot in memory.
+
+A snapshot is immutable; a change of structure writes rows in its transaction and is read back as the next snapshot.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from hana_emulator.errors import HanaError, invalid_schema, invalid_table
+from hana_emulator.sql.names import hana_identifier, quoted_table
+from hana_emulator.types import Column, HanaType, TypeCode
+
+SYSTEM_SCHEMAS = ("SYS", "PUBLIC")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS owl_users(name TEXT PRIMARY KEY, password TEXT NOT NULL, created TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS owl_schemas(name TEXT PRIMARY KEY, owner TEXT NOT NULL, created TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS owl_relations(
+  id INTEGER PRIMARY KEY AUTOINCREMENT, schema TEXT NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL, store TEXT NOT NULL,
+  comment TEXT, definition TEXT, definition_schema TEXT, created TEXT NOT NULL,
+  UNIQUE(schema, name));
+CREATE TABLE IF NOT EXISTS owl_columns(
+  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, position INTEGER NOT NULL, name TEXT NOT NULL,
+  type INTEGER NOT NULL, length INTEGER NOT NULL, scale INTEGER NOT NULL, nullable INTEGER NOT NULL, defaults TEXT,
+  identity TEXT, comment TEXT, PRIMARY KEY(relation, position), UNIQUE(relation, name));
+CREATE TABLE IF NOT EXISTS owl_constraints(
+  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL, primary_key INTEGER NOT NULL,
+  position INTEGER NOT NULL, column_name TEXT NOT NULL, PRIMARY KEY(relation, name, position));
+CREATE TABLE IF NOT EXISTS owl_indexes(
+  schema TEXT NOT NULL, name TEXT NOT NULL, relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE,
+  kind TEXT NOT NULL, uniqueness TEXT, options TEXT, position INTEGER NOT NULL, column_name TEXT NOT NULL,
+  descending INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(schema, name, position));
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column as declared. `default` is HANA SQL; `identity` is 'BY DEFAULT', 'ALWAYS' or None."""
+
+    name: str
+    type: HanaType
+    nullable: bool = True
+    default: str | None = None
+    identity: str | None = None
+    comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A primary key or a UNIQUE constraint."""
+
+    name: str
+    columns: tuple[str, ...]
+    primary_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A secondary index; `kind` as in SYS.INDEXES.INDEX_TYPE. An HNSW index is recorded only: search is exact."""
+
+    schema: str
+    name: str
+    relation: int
+    kind: str
+    columns: tuple[str, ...]
+    unique: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table (`definition` is None) or a view (its HANA SQL, read with `definition_schema` as current schema)."""
+
+    id: int
+    schema: str
+    name: str
+    columns: tuple[TableColumn, ...]
+    definition: str | None = None
+    definition_schema: str = ""
+    constraints: tuple[Constraint, ...] = ()
+
+    @property
+    def is_view(self) -> bool:
+        return self.definition is not None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return next((constraint.columns for constraint in self.constraints if constraint.primary_key), ())
+
+    @property
+    def sqlite_name(self) -> str:
+        return quoted_table(self.schema, self.name)
+
+    def column(self, name: str) -> TableColumn:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise HanaError(260, f"invalid column name: {name}")
+
+    def result_columns(self) -> tuple[Column, ...]:
+        return tuple(Column(c.name, c.type, c.nullable, self.name, self.schema) for c in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """One state of the whole catalogue."""
+
+    version: int
+    schemas: frozenset[str]
+    relations: Mapping[tuple[str, str], Relation] = field(default_factory=lambda: MappingProxyType({}))
+    indexes: Mapping[tuple[str, str], Index] = field(default_factory=lambda: MappingProxyType({}))
+    users: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def require_schema(self, name: str) -> str:
+        if name not in self.schemas and name not in SYSTEM_SCHEMAS:
+            raise invalid_schema(name)
+        return name
+
+    def find(self, schema: str, name: str) -> Relation | None:
+        return self.relations.get((schema, name))
+
+    def relation(self, schema: str, name: str) -> Relation:
+        """Raises HanaError 362 when the schema, 259 when the table or view is unknown."""
+        self.require_schema(schema)
+        found = self.find(schema, name)
+        if found is None:
+            raise invalid_table(f"{hana_identifier(name)} in schema {schema}")
+        return found
+
+    def table(self, schema: str, name: str) -> Relation:
+        """A relation that can be written. Raises HanaError 7 for a view."""
+        found = self.relation(schema, name)
+        if found.is_view:
+            raise HanaError(7, f"feature not supported: writing into view {hana_identifier(name)}")
+        return found
+
+    def indexes_of(self, relation: Relation) -> list[Index]:
+        return [index for index in self.indexes.values() if index.relation == relation.id]
+
+
+def create_storage(connection: sqlite3.Connection) -> None:
+    connection.executescript(_SCHEMA)
+
+
+def load(connection: sqlite3.Connection, version: int) -> Catalog:
+    """Read the catalogue as this connection sees it."""
+    columns: dict[int, list[TableColumn]] = {}
+    for relation, name, code, length, scale, nullable, default, identity, comment in connection.execute(
+        "SELECT relation, name, type, length, scale, nullable, defaults, identity, comment FROM owl_columns"
+        " ORDER BY relation, position"
+    ):
+        kind = HanaType(TypeCode(code), length, scale)
+        columns.setdefault(relation, []).append(TableColumn(name, kind, bool(nullable), default, identity, comment))
+    constraints = _load_constraints(connection)
+    relations = {}
+    for number, schema, name, definition, definition_schema in connection.execute(
+        "SELECT id, schema, name, definition, definition_schema FROM owl_relations"
+    ):
+        relations[schema, name] = Relation(
+            id=number,
+            schema=schema,
+            name=name,
+            columns=tuple(columns.get(number, ())),
+            definition=definition,
+            definition_schema=definition_schema or "",
+            constraints=tuple(constraints.get(number, ())),
+        )
+    return Catalog(
+        version=version,
+        schemas=frozenset(name for (name,) in connection.execute("SELECT name FROM owl_schemas")),
+        relations=MappingProxyType(relations),
+        indexes=MappingProxyType(_load_indexes(connection)),
+        users=MappingProxyType(dict(connection.execute("SELECT name, password FROM owl_users").fetchall())),
+    )
+
+
+def _load_constraints(connection: sqlite3.Connection) -> dict[int, list[Constraint]]:
+    grouped: dict[tuple[int, str, int], list[str]] = {}
+    for relation, name, primary_key, column in connection.execute(
+        "SELECT relation, name, primary_key, column_name FROM owl_constraints ORDER BY relation, name, position"
+    ):
+        grouped.setdefault((relation, name, primary_key), []).append(column)
+    found: dict[int, list[Constraint]] = {}
+    for (relation, name, primary_key), columns in grouped.items():
+        found.setdefault(relation, []).append(Constraint(name, tuple(columns), bool(primary_key)))
+    return found
+
+
+def _load_indexes(connection: sqlite3.Connection) -> dict[tuple[str, str], Index]:
+    found: dict[tuple[str, str], Index] = {}
+    for schema, name, relation, kind, uniqueness, column in connection.execute(
+        "SELECT schema, name, relation, kind, uniqueness, column_name FROM owl_indexes ORDER BY schema, name, position"
+    ):
+        known = found.get((schema, name))
+        columns = (*known.columns, column) if known else (column,)
+        found[schema, name] = Index(schema, name, relation, kind, columns, uniqueness is not None)
+    return found
+
+
+def add_relation(connection: sqlite3.Connection, relation: Relation, store: str, comment: str | None) -> int:
+    """Write a new table or view; returns its id. The caller made sure that the name is free."""
+    cursor = connection.execute(
+        "INSERT INTO owl_relations(schema, name, kind, store, comment, definition, definition_schema, created)"
+        " VALUES (?,?,?,?,?,?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
+        (
+            relation.schema,
+            relation.name,
+            "VIEW" if relation.is_view else "TABLE",
+            store,
+            comment,
+            relation.definition,
+            relation.definition_schema,
+        ),
+    )
+    number = cursor.lastrowid or 0
+    for position, column in enumerate(relation.columns, 1):
+        add_column(connection, number, position, column)
+    for constraint in relation.constraints:
+        connection.executemany(
+            "INSERT INTO owl_constraints(relation, name, primary_key, position, column_name) VALUES (?,?,?,?,?)",
+            [(number, constraint.name, constraint.primary_key, i, c) for i, c in enumerate(constraint.columns, 1)],
+        )
+    return number
+
+
+def add_column(connection: sqlite3.Connection, relation: int, position: int, column: TableColumn) -> None:
+    connection.execute(
+        "INSERT INTO owl_columns(relation, position, name, type, length, scale, nullable, defaults, identity, comment)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?)",
+        (
+            relation,
+            position,
+            column.name,
+            int(column.type.code),
+            column.type.length,
+            column.type.scale,
+            column.nullable,
+            column.default,
+            column.identity,
+            column.comment,
+        ),
+    )
+
+
+def add_index(connection: sqlite3.Connection, index: Index, options: str | None) -> None:
+    connection.executemany(
+        "INSERT INTO owl_indexes(schema, name, relation, kind, uniqueness, options, position, column_name)"
+        " VALUES (?,?,?,?,?,?,?,?)",
+        [
+            (
+                index.schema,
+                index.name,
+                index.relation,
+                index.kind,
+                "UNIQUE" if index.unique else None,
+                options,
+                position,
+                column,
+            )
+            for position, column in enumerate(index.columns, 1)
+        ],
+    )

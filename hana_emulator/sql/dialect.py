@@ -1,0 +1,149 @@
+"""HANA's SQL as sqlglot reads it: every function stays a plain call, `?` are numbered, hints are dropped.
+
+Knows only text and syntax trees; names and types are resolved elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlglot import exp, tokens
+from sqlglot.dialects.dialect import Dialect, NormalizationStrategy
+from sqlglot.errors import ParseError, TokenError
+from sqlglot.parser import Parser
+from sqlglot.tokens import Token, TokenType
+
+from hana_emulator.errors import HanaError, syntax_error
+
+PARAMETER_PREFIX = "P__"
+_CLOCK_TOKENS = {
+    TokenType.CURRENT_DATE,
+    TokenType.CURRENT_DATETIME,
+    TokenType.CURRENT_TIME,
+    TokenType.CURRENT_TIMESTAMP,
+    TokenType.CURRENT_USER,
+}
+_KEPT_FUNCTION_PARSERS = ("TRIM", "EXTRACT")
+
+
+class Score(exp.Expression):
+    """SCORE(term IN (columns EXACT SEARCH MODE 'text'))."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True, "expressions": True}
+
+
+class HanaCast(exp.Expression):
+    """CAST(this AS to(expressions)) with HANA's own type names."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"this": True, "to": True, "expressions": False}
+
+
+def _plain_keywords(keywords: dict[str, TokenType]) -> dict[str, TokenType]:
+    kept = {word: kind for word, kind in keywords.items() if kind not in _CLOCK_TOKENS and "{" not in word}
+    return {**kept, "TOP": TokenType.TOP, "MINUS": TokenType.EXCEPT}
+
+
+class Hana(Dialect):
+    NORMALIZATION_STRATEGY = NormalizationStrategy.UPPERCASE
+
+    class Tokenizer(tokens.Tokenizer):
+        HEX_STRINGS: ClassVar[list[Any]] = [("x'", "'"), ("X'", "'")]
+        KEYWORDS: ClassVar[dict[str, TokenType]] = _plain_keywords(tokens.Tokenizer.KEYWORDS)
+
+    class Parser(Parser):
+        FUNCTIONS: ClassVar[dict[str, Any]] = {}
+        NO_PAREN_FUNCTIONS: ClassVar[dict[Any, Any]] = {}
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+            **{name: Parser.FUNCTION_PARSERS[name] for name in _KEPT_FUNCTION_PARSERS if name in Parser.FUNCTION_PARSERS},
+            "CAST": lambda self: self._parse_hana_cast(),
+            "SCORE": lambda self: self._parse_score(),
+        }
+        NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {"CASE": Parser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
+
+        def _parse_hana_cast(self) -> exp.Expression:
+            value = self._parse_disjunction()
+            if not self._match(TokenType.ALIAS):
+                self.raise_error("Expected AS and a type")
+            name = self._advance_any()
+            sizes = []
+            if self._match(TokenType.L_PAREN):
+                sizes = self._parse_csv(self._parse_number)
+                if not self._match(TokenType.R_PAREN):
+                    self.raise_error("Expected )")
+            return self.expression(HanaCast(this=value, to=name.text.upper() if name else "", expressions=sizes))
+
+        def _parse_score(self) -> exp.Expression:
+            term = self._parse_bitwise()
+            if not self._match(TokenType.IN) or not self._match(TokenType.L_PAREN):
+                self.raise_error("Expected IN ( after the search term")
+            columns = self._parse_csv(self._parse_column)
+            if not self._match_text_seq("EXACT", "SEARCH", "MODE") or not self._match(TokenType.STRING):
+                self.raise_error("Expected EXACT SEARCH MODE 'text'")
+            if not self._match(TokenType.R_PAREN):
+                self.raise_error("Expected )")
+            return self.expression(Score(this=term, expressions=columns))
+
+
+def tokenize(sql: str) -> list[Token]:
+    try:
+        return [token for token in Hana.get_or_raise(Hana).tokenize(sql) if token.token_type is not TokenType.SEMICOLON]
+    except TokenError as error:
+        raise syntax_error(f"cannot read the statement: {error}") from None
+
+
+def is_parameter(token: Token) -> bool:
+    return token.token_type is TokenType.PLACEHOLDER
+
+
+def number_parameters(sql: str, found: list[Token]) -> str:
+    """`sql` with its k-th `?` written :P__k (k from 1) and a trailing WITH HINT (...) cut off, so the order survives parsing."""
+    pieces, position, number = [], 0, 0
+    for token in found:
+        if is_parameter(token):
+            number += 1
+            pieces += [sql[position : token.start], f":{PARAMETER_PREFIX}{number}"]
+            position = token.end + 1
+    return "".join([*pieces, sql[position : _end_without_hint(sql, found)]])
+
+
+def _end_without_hint(sql: str, found: list[Token]) -> int:
+    for index in range(len(found) - 2, 0, -1):
+        if found[index].text.upper() == "WITH" and found[index + 1].text.upper() == "HINT":
+            return int(found[index].start)
+    return int(found[-1].end) + 1 if found else len(sql)
+
+
+def parse(sql: str) -> exp.Expression:
+    """The syntax tree of one statement whose parameters are numbered. Raises HanaError 257 with the position."""
+    try:
+        trees = Hana.get_or_raise(Hana).parse(sql)
+    except (ParseError, TokenError) as error:
+        raise _syntax_error(error, sql) from None
+    except RecursionError:
+        raise HanaError(257, "sql syntax error: nested too deeply") from None
+    if len(trees) != 1 or trees[0] is None:
+        raise syntax_error("exactly one statement is expected")
+    return trees[0]
+
+
+def parse_condition(sql: str) -> exp.Expression:
+    """The tree of a lone expression or condition."""
+    tree = parse(f"SELECT 1 FROM DUMMY WHERE {sql}")
+    where = tree.args["where"]
+    assert isinstance(where, exp.Where)
+    return where.this.pop()
+
+
+def _syntax_error(error: Exception, sql: str) -> HanaError:
+    details = getattr(error, "errors", None) or [{}]
+    line, column = details[0].get("line") or 1, details[0].get("col") or 0
+    position = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + column
+    near = details[0].get("highlight") or ""
+    return syntax_error(f'incorrect syntax near "{near}": line {line} col {column} (at pos {position})', position)
+
+
+def parameter_number(node: exp.Expression) -> int | None:
+    """k for the k-th `?` of the statement, None for anything else."""
+    if isinstance(node, exp.Placeholder) and isinstance(node.this, str) and node.this.startswith(PARAMETER_PREFIX):
+        return int(node.this.removeprefix(PARAMETER_PREFIX))
+    return None

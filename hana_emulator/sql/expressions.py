@@ -1,0 +1,410 @@
+"""Expressions: from sqlglot's tree to SQLite text with a HANA type, parameters typed by what stands beside them.
+
+One function per kind of node; a node without one is refused, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from sqlglot import exp
+
+from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.sql import calls, coercion, datatypes
+from hana_emulator.sql.dialect import HanaCast, Score, parameter_number
+from hana_emulator.sql.names import literal
+from hana_emulator.sql.scope import Binding, Bound, Scope, typed_parameter
+from hana_emulator.sql.store import plain_decimal, to_decimal, utf16_length
+from hana_emulator.types import BIGINT, BOOLEAN, DEFAULT_PARAMETER, DOUBLE, INTEGER, HanaType, TypeCode
+
+_COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.GT: ">", exp.GTE: ">=", exp.LT: "<", exp.LTE: "<="}
+_ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
+_DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
+
+
+def bind(binding: Binding, scope: Scope, node: exp.Expression, hint: HanaType | None = None) -> Bound:
+    """Bind `node`; `hint` is the type that a bare `?` takes here."""
+    number = parameter_number(node)
+    if number is not None:
+        binding.parameter(number, hint)
+        return Bound(f"?{number}", hint, parameter=number, constant=True)
+    handler = _HANDLERS.get(type(node))
+    if handler is None:
+        raise not_supported(f"{type(node).__name__.upper()} in an expression")
+    bound = handler(binding, scope, node)
+    scope.trace[id(node)] = bound.sql
+    return bound
+
+
+def bind_all(binding: Binding, scope: Scope, nodes: Sequence[exp.Expression]) -> list[Bound]:
+    """Bind branches of one value; parameters among them take the type of the first typed one."""
+    bounds = [bind(binding, scope, node) for node in nodes]
+    kind = datatypes.unify(bound.type for bound in bounds)
+    return [typed_parameter(binding, bound, kind) for bound in bounds]
+
+
+def bind_pair(binding: Binding, scope: Scope, left: exp.Expression, right: exp.Expression) -> tuple[Bound, Bound]:
+    """Bind both sides of an operator; a parameter takes the other side's type."""
+    first, second = bind(binding, scope, left), bind(binding, scope, right)
+    return typed_parameter(binding, first, second.type), typed_parameter(binding, second, first.type)
+
+
+def condition(binding: Binding, scope: Scope, node: exp.Expression) -> str:
+    """A WHERE, ON or HAVING condition."""
+    bound = bind(binding, scope, node)
+    if bound.type is not None and bound.type.code is not TypeCode.BOOLEAN:
+        raise syntax_error(f"a condition is expected, not a value of {bound.type.name}")
+    return bound.sql
+
+
+def combine(binding: Binding, scope: Scope, operator: str, pair: tuple[exp.Expression, exp.Expression]) -> str:
+    left, right = bind_pair(binding, scope, *pair)
+    return compare(operator, left, right)
+
+
+def compare(operator: str, left: Bound, right: Bound) -> str:
+    first, second = coercion.comparable(left, right)
+    return f"{first} {operator} {second}"
+
+
+def _predicate(sql: str, *parts: Bound) -> Bound:
+    return Bound(sql, BOOLEAN, any(part.nullable for part in parts), constant=all(part.constant for part in parts))
+
+
+def _comparison(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    if isinstance(node.this, exp.Tuple) or isinstance(node.expression, exp.Tuple):
+        raise syntax_error("row values compare with IN only")
+    left, right = bind_pair(binding, scope, node.this, node.expression)
+    return _predicate(f"({compare(_COMPARISONS[type(node)], left, right)})", left, right)
+
+
+def _logical(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    """AND and OR chains as a balanced tree: SQLite and Python both limit the depth of an expression."""
+    word = "AND" if isinstance(node, exp.And) else "OR"
+    parts = [condition(binding, scope, part) for part in _flattened(node, type(node))]
+    return Bound(_balanced(parts, word), BOOLEAN)
+
+
+def _flattened(node: exp.Expression, kind: type[exp.Expression]) -> Iterator[exp.Expression]:
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if type(current) is kind:
+            pending += [current.args["expression"], current.this]
+        else:
+            yield current
+
+
+def _balanced(parts: list[str], word: str) -> str:
+    while len(parts) > 1:
+        joined = [f"({one} {word} {two})" for one, two in zip(parts[::2], parts[1::2], strict=False)]
+        parts = joined + parts[len(joined) * 2 :]
+    return parts[0]
+
+
+def _not(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    return Bound(f"(NOT {condition(binding, scope, node.this)})", BOOLEAN)
+
+
+def _paren(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    inner = bind(binding, scope, node.this)
+    return replace(inner, sql=f"({inner.sql})", column=None)
+
+
+def _in(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    query = node.args.get("query")
+    if isinstance(node.this, exp.Tuple):
+        return _tuple_in(binding, scope, node)
+    if query is not None:
+        return _in_query(binding, scope, node.this, query)
+    nodes = node.expressions
+    left = bind(binding, scope, node.this)
+    options = [bind(binding, scope, option, left.type) for option in nodes]
+    left = typed_parameter(binding, left, datatypes.unify(option.type for option in options))
+    pairs = [coercion.comparable(left, option) for option in options]
+    lefts = {pair[0] for pair in pairs}
+    if len(lefts) == 1:
+        sql = f"({lefts.pop()} IN ({', '.join(pair[1] for pair in pairs)}))"
+    else:
+        sql = _balanced([f"({one} = {two})" for one, two in pairs], "OR")
+    return _predicate(sql, left, *options)
+
+
+def _in_query(binding: Binding, scope: Scope, tested: exp.Expression, query: exp.Expression) -> Bound:
+    left = bind(binding, scope, tested)
+    inner = binding.bind_query(binding, unwrapped(query), scope)
+    if len(inner.columns) != 1:
+        raise HanaError(269, "too many values: the subquery of IN must give one column")
+    left = typed_parameter(binding, left, inner.columns[0].type)
+    first, second = coercion.comparable(left, Bound("c1", inner.columns[0].type))
+    return Bound(f"({first} IN (SELECT {second} FROM ({inner.sql})))", BOOLEAN)
+
+
+def _tuple_in(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    lefts = [bind(binding, scope, part) for part in node.this.expressions]
+    query = node.args.get("query")
+    if query is not None:
+        inner = binding.bind_query(binding, unwrapped(query), scope)
+        names = [Bound(f"c{i}", column.type) for i, column in enumerate(inner.columns, 1)]
+        tests = _tuple_equal(lefts, names)
+        return Bound(f"EXISTS (SELECT 1 FROM ({inner.sql}) WHERE {tests})", BOOLEAN)
+    rows = []
+    for option in node.expressions:
+        values = option.expressions if isinstance(option, exp.Tuple) else [option]
+        rights = [bind(binding, scope, v, left.type) for v, left in zip(values, lefts, strict=False)]
+        rows.append(_tuple_equal(lefts, rights))
+    return Bound(_balanced([f"({row})" for row in rows], "OR"), BOOLEAN)
+
+
+def _tuple_equal(lefts: Sequence[Bound], rights: Sequence[Bound]) -> str:
+    if len(lefts) != len(rights):
+        raise HanaError(268, "not enough values: both sides of IN need as many")
+    return " AND ".join(compare("=", left, right) for left, right in zip(lefts, rights, strict=True))
+
+
+def _between(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    tested, low, high = (bind(binding, scope, node.args[part]) for part in ("this", "low", "high"))
+    kind = datatypes.unify((low.type, high.type))
+    tested = typed_parameter(binding, tested, kind)
+    low, high = (typed_parameter(binding, side, tested.type or kind) for side in (low, high))
+    return _predicate(f"({compare('>=', tested, low)} AND {compare('<=', tested, high)})", tested, low, high)
+
+
+def _like(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    text, pattern = bind_pair(binding, scope, node.this, node.expression)
+    text, pattern = coercion.text_of(text), coercion.text_of(pattern)
+    return _predicate(f"({text.sql} LIKE {pattern.sql})", text, pattern)
+
+
+def _escape(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    like = bind(binding, scope, node.this)
+    sign = bind(binding, scope, node.expression)
+    return replace(like, sql=f"({like.sql[1:-1]} ESCAPE {sign.sql})")
+
+
+def _is(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    if not isinstance(node.expression, exp.Null):
+        raise syntax_error("IS takes NULL or NOT NULL")
+    return Bound(f"({bind(binding, scope, node.this).sql} IS NULL)", BOOLEAN, nullable=False)
+
+
+def _exists(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    return Bound(f"EXISTS ({binding.bind_query(binding, unwrapped(node.this), scope).sql})", BOOLEAN, nullable=False)
+
+
+def _scalar_query(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    inner = binding.bind_query(binding, unwrapped(node), scope)
+    if len(inner.columns) != 1:
+        raise HanaError(269, "too many values: a scalar subquery must give one column")
+    return Bound(f"({inner.sql})", inner.columns[0].type)
+
+
+def unwrapped(node: exp.Expression) -> exp.Expression:
+    while isinstance(node, (exp.Subquery, exp.Paren)) and not node.args.get("alias"):
+        node = node.this
+    return node
+
+
+def _arithmetic(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    operator = _ARITHMETIC[type(node)]
+    return calculate(operator, *bind_pair(binding, scope, node.this, node.expression))
+
+
+def calculate(operator: str, left: Bound, right: Bound) -> Bound:
+    """`left operator right` in the type HANA gives it; an overflow raises 314, a division by zero 304."""
+    kind = datatypes.arithmetic(operator, left.type, right.type)
+    nullable, constant = left.nullable or right.nullable, left.constant and right.constant
+    if kind.code is TypeCode.BIGINT and operator != "%":
+        sql = f"owl_bigint({left.sql} {operator} {right.sql})"
+    elif kind.code is TypeCode.DOUBLE and operator in "+-*":
+        sql = f"({coercion.coerce(left, DOUBLE).sql} {operator} {coercion.coerce(right, DOUBLE).sql})"
+    elif kind.code is TypeCode.DECIMAL:
+        size = f"{kind.length}, {kind.scale}"
+        sql = f"{_DECIMAL_FUNCTIONS[operator]}({left.sql}, {right.sql}, {size})"
+    else:
+        name = "owl_divide_double" if operator == "/" else "owl_remainder"
+        sql = f"{name}({coercion.coerce(left, kind).sql}, {coercion.coerce(right, kind).sql})"
+    return Bound(sql, kind, nullable, constant=constant)
+
+
+def _negative(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    if isinstance(node.this, exp.Literal) and not node.this.is_string:
+        return number_literal("-" + node.this.this)
+    inner = bind(binding, scope, node.this)
+    return calculate("-", Bound("0", INTEGER, nullable=False, constant=True), inner)
+
+
+def _concatenation(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    sides = [coercion.text_of(side) for side in bind_pair(binding, scope, node.this, node.expression)]
+    return concatenated(sides)
+
+
+def concatenated(parts: Sequence[Bound]) -> Bound:
+    lob = next((part.type for part in parts if coercion.is_character_lob(part)), None)
+    length = sum(part.type.length if part.type else 0 for part in parts)
+    kind = lob or datatypes.nvarchar(length or DEFAULT_PARAMETER.length)
+    sql = "(" + " || ".join(part.sql for part in parts) + ")"
+    return Bound(sql, kind, any(p.nullable for p in parts), constant=all(p.constant for p in parts))
+
+
+def _case(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    subject, branches, default = node.this, node.args["ifs"], node.args.get("default")
+    tests = [_case_test(binding, scope, subject, branch.this) for branch in branches]
+    nodes = [branch.args["true"] for branch in branches] + ([default] if default is not None else [])
+    kind, values = unified(bind_all(binding, scope, nodes))
+    pieces = [f"WHEN {test} THEN {value.sql}" for test, value in zip(tests, values, strict=False)]
+    if default is not None:
+        pieces.append(f"ELSE {values[-1].sql}")
+    nullable = default is None or any(value.nullable for value in values)
+    return Bound(f"CASE {' '.join(pieces)} END", kind, nullable)
+
+
+def _case_test(binding: Binding, scope: Scope, subject: exp.Expression | None, test: exp.Expression) -> str:
+    return condition(binding, scope, test) if subject is None else combine(binding, scope, "=", (subject, test))
+
+
+def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
+    """All branches brought to one type."""
+    kind = datatypes.unify(value.type for value in values)
+    if kind is None:
+        return None, list(values)
+    return kind, [coercion.coerce(value, kind) for value in values]
+
+
+def _cast(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    sizes = [int(size.this) for size in node.expressions]
+    return cast(bind(binding, scope, node.this), datatypes.type_named(node.args["to"], sizes))
+
+
+def _typed_literal(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    """DATE '...', TIME '...', TIMESTAMP '...'."""
+    return cast(bind(binding, scope, node.this), datatypes.type_named(node.args["to"].this.name))
+
+
+def cast(value: Bound, kind: HanaType) -> Bound:
+    """CAST: like a coercion, but text is cut to the length asked for."""
+    moved = coercion.coerce(value, kind)
+    if datatypes.is_text(kind) and kind.length and value.type is not None:
+        return replace(moved, sql=f"substr({moved.sql}, 1, {kind.length})")
+    return moved
+
+
+def _literal(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    return text_literal(node.this) if node.args.get("is_string", True) else number_literal(node.this)
+
+
+def text_literal(text: str) -> Bound:
+    sql = literal(text) if "\0" not in text else f"CAST(x'{text.encode().hex()}' AS TEXT)"
+    return Bound(sql, datatypes.nvarchar(utf16_length(text)), nullable=False, constant=True)
+
+
+def number_literal(text: str) -> Bound:
+    if "e" in text.lower():
+        return Bound(repr(float(text)), DOUBLE, nullable=False, constant=True)
+    if "." in text:
+        digits, _, fraction = text.lstrip("-").partition(".")
+        kind = HanaType(TypeCode.DECIMAL, max(1, len(digits) + len(fraction)), len(fraction))
+        return Bound(literal(f"{to_decimal(text, 'a literal'):f}"), kind, nullable=False, constant=True)
+    value = int(text)
+    if -(2**31) <= value < 2**31:
+        return Bound(text, INTEGER, nullable=False, constant=True)
+    if -(2**63) <= value < 2**63:
+        return Bound(text, BIGINT, nullable=False, constant=True)
+    kind = HanaType(TypeCode.DECIMAL, 38, 0)
+    return Bound(literal(plain_decimal(to_decimal(text, "a literal"), 38)), kind, nullable=False, constant=True)
+
+
+def _hex(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    digits = node.this
+    if len(digits) % 2 or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
+        raise syntax_error("a hexadecimal literal needs an even number of hexadecimal digits")
+    return Bound(f"x'{digits}'", HanaType(TypeCode.VARBINARY, max(1, len(digits) // 2)), nullable=False, constant=True)
+
+
+def _null(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    return Bound("NULL", None, constant=True)
+
+
+def _boolean(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    return Bound("1" if node.this else "0", BOOLEAN, nullable=False, constant=True)
+
+
+def identifier(node: exp.Expression | None) -> str:
+    """The name an identifier stands for: as written when quoted, upper-cased otherwise; '' for none."""
+    if node is None:
+        return ""
+    if not isinstance(node, exp.Identifier):
+        raise syntax_error("a name is expected")
+    return str(node.this) if node.quoted else str(node.this).upper()
+
+
+def _column(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    if isinstance(node.this, exp.Star):
+        raise syntax_error("* is not allowed here")
+    name, table, schema = (identifier(node.args.get(part)) for part in ("this", "table", "db"))
+    if not table and not node.this.quoted and calls.is_niladic(name):
+        return calls.niladic(binding, name)
+    return scope.resolve(name, table, schema)
+
+
+def _call(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    return calls.call(binding, scope, str(node.this).upper(), node.expressions)
+
+
+def _trim(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    names = {"LEADING": "LTRIM", "TRAILING": "RTRIM"}
+    name = names.get((node.args.get("position") or "").upper(), "TRIM")
+    sign = node.args.get("expression")
+    return calls.call(binding, scope, name, [node.this] + ([sign] if sign is not None else []))
+
+
+def _extract(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    return calls.call(binding, scope, str(node.this.this).upper(), [node.expression])
+
+
+def _score(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    term = bind(binding, scope, node.this, DEFAULT_PARAMETER)
+    columns = [bind(binding, scope, column) for column in node.expressions]
+    scores = [f"ifnull(hana_score({term.sql}, {coercion.text_of(column).sql}), 0.0)" for column in columns]
+    return Bound(scores[0] if len(scores) == 1 else f"max({', '.join(scores)})", DOUBLE)
+
+
+def _window(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+    if not isinstance(node.this, exp.Anonymous):
+        raise not_supported("this window function")
+    return calls.window(binding, scope, node)
+
+
+Handler = Callable[[Binding, Scope, exp.Expression], Bound]
+_HANDLERS: dict[type[exp.Expression], Handler] = {
+    **dict.fromkeys(_COMPARISONS, _comparison),
+    **dict.fromkeys(_ARITHMETIC, _arithmetic),
+    exp.And: _logical,
+    exp.Or: _logical,
+    exp.Not: _not,
+    exp.Paren: _paren,
+    exp.In: _in,
+    exp.Between: _between,
+    exp.Like: _like,
+    exp.Escape: _escape,
+    exp.Is: _is,
+    exp.Exists: _exists,
+    exp.Subquery: _scalar_query,
+    exp.Neg: _negative,
+    exp.DPipe: _concatenation,
+    exp.Case: _case,
+    HanaCast: _cast,
+    exp.Cast: _typed_literal,
+    exp.Literal: _literal,
+    exp.National: _literal,
+    exp.HexString: _hex,
+    exp.Null: _null,
+    exp.Boolean: _boolean,
+    exp.Column: _column,
+    exp.Anonymous: _call,
+    exp.Trim: _trim,
+    exp.Extract: _extract,
+    exp.Window: _window,
+    Score: _score,
+}

@@ -1,0 +1,199 @@
+"""The SYS views: typed columns and the SQLite query over our catalogue tables behind each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hana_emulator.sql.datatypes import CATALOGUE_NAMES, FLOATING_SCALE, nvarchar
+from hana_emulator.types import BIGINT, INTEGER, LOBS, TIMESTAMP, Column, HanaType, TypeCode
+
+VERSION = "4.00.000.00.1700000000"
+CLOUD_VERSION = "2025.40.0"
+"""Quarterly release of HANA Cloud whose SQL this stand-in imitates: late enough for REAL_VECTOR and HALF_VECTOR."""
+
+_FLAG = nvarchar(5)
+_NAME = nvarchar(256)
+_TEXT = nvarchar(5_000)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemView:
+    columns: tuple[Column, ...]
+    sql: str
+
+
+def find(schema: str, name: str) -> SystemView | None:
+    """SYS views answer under SYS and, as public synonyms, without a schema."""
+    return _VIEWS.get(name) if schema in ("", "SYS", "PUBLIC") else None
+
+
+def names() -> list[str]:
+    return sorted(_VIEWS)
+
+
+def _view(sql_from: str, **columns: tuple[HanaType, str]) -> SystemView:
+    items = ", ".join(f'{text} AS "{name}"' for name, (_, text) in columns.items())
+    described = tuple(Column(name, kind, True, "", "SYS") for name, (kind, _) in columns.items())
+    return SystemView(described, f"SELECT {items} {sql_from}")
+
+
+def _codes(codes: frozenset[TypeCode]) -> str:
+    return ", ".join(str(int(code)) for code in sorted(codes))
+
+
+_TYPE_NAME = (
+    "CASE c.type "
+    + " ".join(f"WHEN {int(code)} THEN '{code.name}'" for code in TypeCode)
+    + " END"
+)
+_TYPE_LENGTH = f"CASE WHEN c.type IN ({_codes(LOBS)}) THEN 2147483647 ELSE c.length END"
+_TYPE_SCALE = f"CASE WHEN c.type = {int(TypeCode.DECIMAL)} AND c.scale <> {FLOATING_SCALE} THEN c.scale END"
+
+
+def _columns_view(kind: str, name: str) -> SystemView:
+    return _view(
+        f"FROM owl_columns c JOIN owl_relations r ON r.id = c.relation WHERE r.kind = '{kind}'",
+        SCHEMA_NAME=(_NAME, "r.schema"),
+        **{f"{name}_NAME": (_NAME, "r.name"), f"{name}_OID": (BIGINT, "r.id")},
+        COLUMN_NAME=(_NAME, "c.name"),
+        POSITION=(INTEGER, "c.position"),
+        DATA_TYPE_ID=(INTEGER, "c.type"),
+        DATA_TYPE_NAME=(nvarchar(16), _TYPE_NAME),
+        OFFSET=(INTEGER, "0"),
+        LENGTH=(INTEGER, _TYPE_LENGTH),
+        SCALE=(INTEGER, _TYPE_SCALE),
+        IS_NULLABLE=(_FLAG, "CASE c.nullable WHEN 1 THEN 'TRUE' ELSE 'FALSE' END"),
+        DEFAULT_VALUE=(_TEXT, "c.defaults"),
+        COMMENTS=(_TEXT, "c.comment"),
+        GENERATION_TYPE=(nvarchar(32), "CASE WHEN c.identity IS NOT NULL THEN c.identity || ' AS IDENTITY' END"),
+        COLUMN_ID=(BIGINT, "c.relation * 10000 + c.position"),
+    )
+
+
+_CONSTRAINTS = _view(
+    "FROM owl_constraints k JOIN owl_relations r ON r.id = k.relation",
+    SCHEMA_NAME=(_NAME, "r.schema"),
+    TABLE_NAME=(_NAME, "r.name"),
+    TABLE_OID=(BIGINT, "r.id"),
+    COLUMN_NAME=(_NAME, "k.column_name"),
+    POSITION=(INTEGER, "k.position"),
+    CONSTRAINT_NAME=(_NAME, "k.name"),
+    IS_PRIMARY_KEY=(_FLAG, "CASE k.primary_key WHEN 1 THEN 'TRUE' ELSE 'FALSE' END"),
+    IS_UNIQUE_KEY=(_FLAG, "'TRUE'"),
+    CHECK_CONDITION=(_TEXT, "NULL"),
+)
+
+_TABLES = _view(
+    "FROM owl_relations r WHERE r.kind = 'TABLE'",
+    SCHEMA_NAME=(_NAME, "r.schema"),
+    TABLE_NAME=(_NAME, "r.name"),
+    TABLE_OID=(BIGINT, "r.id"),
+    COMMENTS=(_TEXT, "r.comment"),
+    TABLE_TYPE=(nvarchar(16), "r.store"),
+    IS_COLUMN_TABLE=(_FLAG, "CASE r.store WHEN 'COLUMN' THEN 'TRUE' ELSE 'FALSE' END"),
+    HAS_PRIMARY_KEY=(
+        _FLAG,
+        "CASE WHEN EXISTS (SELECT 1 FROM owl_constraints k WHERE k.relation = r.id AND k.primary_key) THEN 'TRUE'"
+        " ELSE 'FALSE' END",
+    ),
+    IS_TEMPORARY=(_FLAG, "'FALSE'"),
+    IS_USER_DEFINED_TYPE=(_FLAG, "'FALSE'"),
+    IS_SYSTEM_TABLE=(_FLAG, "'FALSE'"),
+    CREATE_TIME=(TIMESTAMP, "r.created"),
+)
+
+
+def _views_view() -> SystemView:
+    return _view(
+        "FROM owl_relations r WHERE r.kind = 'VIEW'",
+        SCHEMA_NAME=(_NAME, "r.schema"),
+        VIEW_NAME=(_NAME, "r.name"),
+        VIEW_OID=(BIGINT, "r.id"),
+        VIEW_TYPE=(nvarchar(16), "'ROW'"),
+        DEFINITION=(HanaType(TypeCode.NCLOB), "r.definition"),
+        COMMENTS=(_TEXT, "r.comment"),
+        IS_VALID=(_FLAG, "'TRUE'"),
+        IS_COLUMN_VIEW=(_FLAG, "'FALSE'"),
+        CREATE_TIME=(TIMESTAMP, "r.created"),
+    )
+
+
+_INDEXES = _view(
+    "FROM (SELECT DISTINCT schema, name, relation, kind, uniqueness FROM owl_indexes) i"
+    " JOIN owl_relations r ON r.id = i.relation",
+    SCHEMA_NAME=(_NAME, "i.schema"),
+    TABLE_NAME=(_NAME, "r.name"),
+    TABLE_OID=(BIGINT, "r.id"),
+    INDEX_NAME=(_NAME, "i.name"),
+    INDEX_TYPE=(nvarchar(32), "i.kind"),
+    CONSTRAINT=(nvarchar(32), "i.uniqueness"),
+)
+
+_INDEX_COLUMNS = _view(
+    "FROM owl_indexes i JOIN owl_relations r ON r.id = i.relation",
+    SCHEMA_NAME=(_NAME, "i.schema"),
+    TABLE_NAME=(_NAME, "r.name"),
+    INDEX_NAME=(_NAME, "i.name"),
+    COLUMN_NAME=(_NAME, "i.column_name"),
+    POSITION=(INTEGER, "i.position"),
+    ASCENDING_ORDER=(_FLAG, "CASE i.descending WHEN 1 THEN 'FALSE' ELSE 'TRUE' END"),
+    CONSTRAINT=(nvarchar(32), "i.uniqueness"),
+)
+
+_SCHEMAS = _view(
+    "FROM (SELECT name, owner, created FROM owl_schemas UNION ALL"
+    " SELECT 'SYS', 'SYS', '2020-01-01 00:00:00.0000000') s",
+    SCHEMA_NAME=(_NAME, "s.name"),
+    SCHEMA_OWNER=(_NAME, "s.owner"),
+    CREATE_TIME=(TIMESTAMP, "s.created"),
+    HAS_PRIVILEGES=(_FLAG, "'TRUE'"),
+)
+
+_VIEWS: dict[str, SystemView] = {
+    "DUMMY": _view("", DUMMY=(nvarchar(1), "'X'")),
+    "TABLES": _TABLES,
+    "VIEWS": _views_view(),
+    "TABLE_COLUMNS": _columns_view("TABLE", "TABLE"),
+    "VIEW_COLUMNS": _columns_view("VIEW", "VIEW"),
+    "SCHEMAS": _SCHEMAS,
+    "CONSTRAINTS": _CONSTRAINTS,
+    "INDEXES": _INDEXES,
+    "INDEX_COLUMNS": _INDEX_COLUMNS,
+    "DATA_TYPES": _view(
+        "FROM (SELECT value AS name FROM json_each('[" + ",".join(f'"{name}"' for name in CATALOGUE_NAMES) + "]')) t",
+        TYPE_NAME=(nvarchar(16), "t.name"),
+    ),
+    "M_DATABASE": _view(
+        "",
+        SYSTEM_ID=(nvarchar(3), "'OWL'"),
+        DATABASE_NAME=(_NAME, "'STANDIN'"),
+        HOST=(_NAME, "'localhost'"),
+        VERSION=(nvarchar(64), f"'{VERSION}'"),
+        CLOUD_VERSION=(nvarchar(64), f"'{CLOUD_VERSION}'"),
+        USAGE=(nvarchar(32), "'DEVELOPMENT'"),
+    ),
+    "USERS": _view(
+        "FROM owl_users u",
+        USER_NAME=(_NAME, "u.name"),
+        CREATE_TIME=(TIMESTAMP, "u.created"),
+        USER_DEACTIVATED=(_FLAG, "'FALSE'"),
+    ),
+    "REFERENTIAL_CONSTRAINTS": _view(
+        "WHERE 0",
+        SCHEMA_NAME=(_NAME, "''"),
+        TABLE_NAME=(_NAME, "''"),
+        COLUMN_NAME=(_NAME, "''"),
+        POSITION=(INTEGER, "0"),
+        CONSTRAINT_NAME=(_NAME, "''"),
+        REFERENCED_SCHEMA_NAME=(_NAME, "''"),
+        REFERENCED_TABLE_NAME=(_NAME, "''"),
+        REFERENCED_COLUMN_NAME=(_NAME, "''"),
+        UPDATE_RULE=(nvarchar(11), "''"),
+        DELETE_RULE=(nvarchar(11), "''"),
+    ),
+    "SEQUENCES": _view(
+        "WHERE 0",
+        SCHEMA_NAME=(_NAME, "''"),
+        SEQUENCE_NAME=(_NAME, "''"),
+    ),
+}

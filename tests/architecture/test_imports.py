@@ -1,0 +1,106 @@
+"""The import contracts of pyproject.toml hold on the tree; each planted violation breaks the contract meant for it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("app", "connector", "hana_emulator")
+
+PLANTED = [
+    # module, line to add (or a whole new module), contract that must break
+    ("connector/sync.py", "import hdbcli.dbapi", "hdbcli stays in connector.hana"),
+    ("app/src/service.py", "from hdbcli import dbapi", "hdbcli stays in connector.hana"),
+    ("connector/stores/local.py", "import torch", "the connector knows no app, no GPU, no HTTP"),
+    ("connector/hana.py", "from app.src import settings", "the connector knows no app, no GPU, no HTTP"),
+    ("connector/model.py", "import httpx", "the connector knows no app, no GPU, no HTTP"),
+    ("connector/catalog.py", "from connector import document", "layers of the connector"),
+    ("connector/source.py", "from connector import document", "layers of the connector"),
+    ("connector/errors.py", "from connector import hana", "layers of the connector"),
+    ("connector/sync.py", "def late() -> None:\n    from connector import verify", "layers of the connector"),
+    ("connector/utils.py", "ANSWER = 42", "layers of the connector"),
+    ("app/src/core/engine.py", "from connector import model", "core knows no HANA, no HTTP, no settings, no metrics"),
+    ("app/src/core/device.py", "from app.src.core import engine", "layers of core"),
+    ("app/src/core/helpers.py", "ANSWER = 42", "layers of core"),
+    ("app/src/core/memory.py", "from app.src import settings", "core knows no HANA, no HTTP, no settings, no metrics"),
+    ("app/src/service.py", "import torch", "torch stays in app.src.core"),
+    ("app/src/doctor.py", "import sentence_transformers", "torch stays in app.src.core"),
+    ("app/src/service.py", "from fastapi import FastAPI", "fastapi stays in app.src.api"),
+    ("app/src/jobs.py", "from starlette import status", "fastapi stays in app.src.api"),
+    ("app/src/jobs.py", "from app.src import service", "layers of app.src"),
+    ("app/src/service.py", "from app.src import cli", "layers of app.src"),
+    ("app/src/settings.py", "from app.src import service", "layers of app.src"),
+    ("app/src/mcp.py", "from app.src import api", "layers of app.src"),
+    ("app/src/misc.py", "ANSWER = 42", "layers of app.src"),
+    ("app/src/demo.py", "import hana_emulator", "production code never imports the stand-in"),
+    ("connector/stores/hana.py", "from hana_emulator import types", "production code never imports the stand-in"),
+    ("hana_emulator/types.py", "from connector import model", "the stand-in shares no code with what it tests"),
+    ("hana_emulator/session.py", "from hana_emulator.sql import database", "wire and SQL meet at the seam"),
+    ("hana_emulator/protocol/packet.py", "import hana_emulator.sql", "wire and SQL meet at the seam"),
+    ("hana_emulator/sql/database.py", "from hana_emulator.protocol import packet", "layers of the stand-in"),
+    ("hana_emulator/seam.py", "from hana_emulator import session", "layers of the stand-in"),
+]
+
+
+def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter on `tree`, in a process of its own: here `app` is imported already, from the real tree."""
+    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    command = [sys.executable, "-P", "-c", code]
+    environment = {"PYTHONPATH": str(tree), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def broken(result: subprocess.CompletedProcess[str]) -> set[str]:
+    return {line.removesuffix(" BROKEN") for line in result.stdout.splitlines() if line.endswith(" BROKEN")}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the code alone, to plant violations in."""
+    copy = tmp_path_factory.mktemp("tree")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, copy / package, ignore=lambda folder, names: _not_code(folder, names))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    return copy
+
+
+def _not_code(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if not name.endswith(".py") and not (Path(folder) / name).is_dir()]
+
+
+@contextmanager
+def planted(path: Path, line: str) -> Iterator[None]:
+    before = path.read_bytes() if path.exists() else None
+    path.write_bytes((before or b"") + b"\n" + line.encode() + b"\n")
+    try:
+        yield
+    finally:
+        if before is None:
+            path.unlink()
+        else:
+            path.write_bytes(before)
+
+
+def test_contracts_hold() -> None:
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("module", "line", "contract"), PLANTED, ids=[f"{m}: {line}" for m, line, _ in PLANTED])
+def test_planted_violation_is_caught(tree: Path, module: str, line: str, contract: str) -> None:
+    with planted(tree / module, line):
+        result = lint_imports(tree)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert contract in broken(result), result.stdout
+
+
+def test_every_contract_has_a_planted_violation(tree: Path) -> None:
+    names = {line.removesuffix(" KEPT") for line in lint_imports(tree).stdout.splitlines() if line.endswith(" KEPT")}
+    assert names == {contract for _, _, contract in PLANTED} | {"layers of app"}

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.difference import Difference, StoredIndex
+from connector.document import content_hash
+from connector.model import Document, StoredChunk
+
+
+def document(id_: str, text: bytes = b"t" * 16, meta: bytes = b"m" * 16) -> Document:
+    return Document(id_, "text", {}, text, meta)
+
+
+def chunks(doc: Document, total: int) -> list[StoredChunk]:
+    return [StoredChunk(n, doc.id, n, content_hash(doc, n, total) + b"vvvvvvvv") for n in range(total)]
+
+
+def compare(stored: list[StoredChunk], doc: Document) -> Difference:
+    index = StoredIndex([stored])
+    return index.compare(doc, int(index.positions([doc.id])[0]))
+
+
+@pytest.mark.parametrize("total", [1, 2, 5])
+def test_what_is_stored_as_rendered_is_the_same(total):
+    doc = document("a")
+    assert compare(chunks(doc, total)[::-1], doc) is Difference.SAME
+
+
+def test_unknown_documents_are_new():
+    assert compare(chunks(document("a"), 1), document("b")) is Difference.NEW
+    assert compare([], document("b")) is Difference.NEW
+
+
+def test_metadata_alone_is_told_apart_and_keeps_the_vector_digest():
+    old, new = document("a"), document("a", meta=b"n" * 16)
+    index = StoredIndex([chunks(old, 2)])
+    assert index.compare(new, 0) is Difference.METADATA
+    assert [chunk.content_hash for chunk in index.metadata_chunks(new, 0)] == [
+        content_hash(new, number, 2) + b"vvvvvvvv" for number in range(2)
+    ]
+
+
+def test_text_and_metadata_together_are_a_change():
+    assert compare(chunks(document("a"), 2), document("a", b"T" * 16, b"n" * 16)) is Difference.CHANGED
+
+
+@pytest.mark.parametrize("kept", [[0], [1], [0, 0], [0, 1, 1], [1, 2]])
+def test_lost_and_doubled_chunks_are_a_change(kept):
+    doc = document("a")
+    whole = chunks(doc, 3)
+    assert compare([whole[number] for number in kept], doc) is Difference.CHANGED
+
+
+def test_a_damaged_hash_harms_only_its_own_document():
+    a, b = document("a"), document("b")
+    broken = StoredChunk(9, "a", 0, b"short")
+    index = StoredIndex([[broken, *chunks(b, 1)]])
+    at_a, at_b = index.positions(["a", "b"]).tolist()
+    assert index.compare(a, at_a) is Difference.CHANGED
+    assert index.compare(b, at_b) is Difference.SAME
+
+
+@given(
+    stored=st.lists(st.text(max_size=5), unique=True, max_size=50),
+    read=st.lists(st.text(max_size=5), unique=True, max_size=50),
+    page=st.integers(1, 7),
+)
+def test_unseen_is_set_difference(stored, read, page):
+    pages = [
+        [chunks(document(id_), 1)[0] for id_ in stored[start : start + page]] for start in range(0, len(stored), page)
+    ]
+    index = StoredIndex(pages)
+    index.mark_seen(index.positions(read))
+    assert len(index) == len(stored)
+    assert sorted(index.unseen(stored + read)) == sorted(set(stored) - set(read))
