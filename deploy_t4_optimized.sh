@@ -88,16 +88,23 @@ env_has() {
   return 1
 }
 
+# hana_toml_has KEY: does [hana] in owl-sap.toml set it?
+hana_toml_has() {
+  awk -v key="$1" '/^[[:space:]]*\[/ { inside = /^[[:space:]]*\[hana\]/ }
+    inside && $0 ~ "^[[:space:]]*" key "[[:space:]]*=" { found = 1 } END { exit !found }' owl-sap.toml
+}
+
 check_settings() {
   local key missing=()
   [[ -f .env ]] || refuse ".env is missing. Make it from the example and fill it in: cp .env.example .env && chmod 600 .env"
   [[ -r .env ]] || refuse ".env cannot be read by $(id -un). Give it to that user: sudo chown $(id -un) .env"
-  for key in HOST USER PASSWORD; do
-    env_has "HANA_$key" "HANA_${key}_FILE" "OWL_SAP_HANA__$key" "OWL_SAP_HANA__${key}_FILE" || missing+=("HANA_$key")
-  done
-  [[ ${#missing[@]} -eq 0 ]] || refuse ".env gives no value to ${missing[*]}. Add to .env; .env.example describes each."
   # Docker would make a folder of this name if the file were missing.
   [[ -f owl-sap.toml ]] || refuse "owl-sap.toml is missing. Make it from the example: cp owl-sap.example.toml owl-sap.toml"
+  for key in HOST USER PASSWORD; do
+    env_has "HANA_$key" "HANA_${key}_FILE" "OWL_SAP_HANA__$key" "OWL_SAP_HANA__${key}_FILE" || hana_toml_has "${key,,}" ||
+      missing+=("HANA_$key")
+  done
+  [[ ${#missing[@]} -eq 0 ]] || refuse ".env gives no value to ${missing[*]}. Add it there; .env.example describes each."
   [[ -z $(find .env -perm /077 2>/dev/null) ]] || say "note: .env can be read by others on this machine: chmod 600 .env"
 }
 

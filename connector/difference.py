@@ -88,7 +88,11 @@ class StoredIndex:
         total = self._total(position)
         return [
             Chunk(
-                document.id, number, "", document.metadata, content_hash(document, number, total) + (stored or b"")[_VECTOR]
+                document.id,
+                number,
+                "",
+                document.metadata,
+                content_hash(document, number, total) + (stored or b"")[_VECTOR],
             )
             for number, stored in enumerate(self._stored(position))
         ]

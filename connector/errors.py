@@ -6,7 +6,7 @@ ConnectorError
 ├── ConfigurationError          what the operator wrote cannot work: exit 2
 │   ├── UnknownTable            259, 362, 397 or not in the catalogue
 │   ├── UnknownColumn           260
-│   ├── NoKey                   a view or table without a primary key, and no `key` given
+│   ├── NoKey                   no primary key and no `key` given, or a `key` that two rows share
 │   ├── BadFilter               a search filter that is not of the filter language
 │   ├── ModelMismatch           the collection holds vectors of another model or dimension
 │   └── UnknownCollection

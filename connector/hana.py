@@ -273,13 +273,20 @@ class Session:
 
     def commit(self, doing: str) -> None:
         self._call(f"{doing}: commit", self._connection.commit)
-        self._call(doing, lambda: self._connection.setautocommit(True))
+        self._autocommit_again()
 
     def rollback(self) -> None:
         """Never raises: a connection that cannot roll back is marked broken, and HANA rolls back when it goes."""
         try:
             self._call("rolling back", self._connection.rollback)
-            self._call("rolling back", lambda: self._connection.setautocommit(True))
+        except ConnectorError:
+            self.broken = True
+        self._autocommit_again()
+
+    def _autocommit_again(self) -> None:
+        """Must not fail what is committed already, or it would be done twice."""
+        try:
+            self._call("ending a transaction", lambda: self._connection.setautocommit(True))
         except ConnectorError:
             self.broken = True
 
@@ -372,8 +379,8 @@ class HanaPool:
     def transaction(self, *, doing: str = "writing to HANA") -> Iterator[Session]:
         """One transaction: committed at the end, rolled back by any exception. Not retried: see `in_transaction`."""
         with self.session() as session:
-            session.begin()
             try:
+                session.begin()
                 yield session
                 session.commit(doing)
             except BaseException:

@@ -258,4 +258,3 @@ class _Run:
 
 def _paged(ids: Sequence[str], size: int) -> Iterable[list[str]]:
     return (list(ids[start : start + size]) for start in range(0, len(ids), size))
-

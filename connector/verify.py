@@ -176,9 +176,7 @@ class _Audit:
 
 def _orphan_pages(store: VectorStore, collection: str, digests: set[bytes]) -> Iterator[list[str]]:
     """Ids of the stored documents among `digests`; read to the end first, because deleting moves the pages."""
-    found = {
-        chunk.id: None for page in store.stored(collection) for chunk in page if id_digest(chunk.id) in digests
-    }
+    found = {chunk.id: None for page in store.stored(collection) for chunk in page if id_digest(chunk.id) in digests}
     ids = list(found)
     return (ids[start : start + 1000] for start in range(0, len(ids), 1000))
 

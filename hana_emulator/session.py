@@ -92,6 +92,7 @@ class Session:
             MessageType.DROPSTATEMENTID: self._drop_statement,
             MessageType.READLOB: self._lob,
             MessageType.WRITELOB: self._lob,
+            MessageType.FINDLOB: self._find_in_lob,
             MessageType.COMMIT: self._commit,
             MessageType.ROLLBACK: self._rollback,
             MessageType.DBCONNECTINFO: self._database_info,
@@ -180,9 +181,10 @@ class Session:
     def _handler(self, request: Request) -> Callable[[Request], Reply]:
         handlers: Any = self._before_login if self._connection is None else self._after_login
         handler: Callable[[Request], Reply] | None = handlers.get(request.message_type)
+        if handler is None and self._connection is None:
+            raise ProtocolError(f"message type {request.message_type} before login")
         if handler is None:
-            when = "before login" if self._connection is None else "after login"
-            raise ProtocolError(f"message type {request.message_type} is not served {when}")
+            raise not_supported(f"message type {request.message_type}")
         return handler
 
     # --- login
@@ -198,10 +200,11 @@ class Session:
         if challenge is None:
             raise ProtocolError("CONNECT without AUTHENTICATE")
         database = self._host.database
-        proof = challenge.verify(request.part(PartKind.AUTHENTICATION).data, database.password(challenge.user))
+        user = _user_name(challenge.user)
+        proof = challenge.verify(request.part(PartKind.AUTHENTICATION).data, database.password(user))
         if proof is None:
             raise authentication_failed()
-        self._connection = database.connect(challenge.user)
+        self._connection = database.connect(user)
         self.id = self._connection.connection_id
         return Reply(ReplyCode.CONNECT, (Part(PartKind.AUTHENTICATION, proof), self._connect_options()))
 
@@ -331,6 +334,9 @@ class Session:
             return Reply(ReplyCode.READLOB, (self._lobs.read(part),))
         return self._write_lobs(request.part(PartKind.WRITELOBREQUEST))
 
+    def _find_in_lob(self, request: Request) -> Reply:
+        return Reply(ReplyCode.READLOB, (self._lobs.find(request.part(PartKind.FINDLOBREQUEST)),))
+
     def _await_lobs(self, prepared: _Prepared, rows: list[ParameterRow], autocommit: bool) -> Reply:
         execution = _PendingExecution(prepared, rows, 0, autocommit)
         locators = []
@@ -380,6 +386,11 @@ class Session:
         self._open_lobs.clear()
         self._sql.rollback()
         return Reply(ReplyCode.ROLLBACK, (replies.transaction_flags(TransactionFlag.ROLLED_BACK),))
+
+
+def _user_name(text: str) -> str:
+    """hdbcli sends the name as typed; as any identifier it is upper-cased unless quoted."""
+    return text[1:-1].replace('""', '"') if len(text) > 2 and text[0] == text[-1] == '"' else text.upper()
 
 
 def _command(request: Request) -> str:

@@ -124,12 +124,21 @@ class EngineEmbedder:
 class Service:
     """Thread-safe. Nothing is connected or loaded before it is needed; `close` ends what was opened."""
 
-    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        *,
+        source: Source | None = None,
+        store: VectorStore | None = None,
+    ) -> None:
+        """`source` and `store` replace what the settings describe; the service closes the store all the same."""
         self.settings = settings
         self.metrics = metrics or Metrics()
         self.jobs = Jobs(settings.api.job_workers, (ConnectorError,))
         self._lock = threading.RLock()
-        self._parts: dict[str, Any] = {}
+        given = {"source": source, "store": store}
+        self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
         self._keys: dict[str, tuple[str, ...]] = {}
 
     # ------------------------------------------------------------------------------------------------- the parts
@@ -176,6 +185,7 @@ class Service:
                 memory_fraction=wanted.memory_fraction,
                 reserve_mb=wanted.reserve_mb,
                 weights_sha256=wanted.weights_sha256,
+                revision=wanted.revision,
                 threads=wanted.threads,
             )
         )
@@ -375,7 +385,12 @@ class Service:
             "dimension": engine.dimension,
             "max_tokens": engine.max_tokens,
             "fingerprint": engine.fingerprint,
-            "device": _plain(engine.profile),
+            "device": {
+                "kind": engine.profile.kind,
+                "name": engine.profile.name,
+                "precision": engine.precision,
+                "precision_reason": engine.precision_reason,
+            },
             "store": self.settings.store.kind,
             "collections": self.names(),
             "limits": {
@@ -537,11 +552,3 @@ def _choices(name: str, names: Sequence[str]) -> str:
         return "; owl-sap.toml has no [[collections]] block"
     near = difflib.get_close_matches(name, names, n=1)
     return f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(names)}"
-
-
-def _plain(profile: Any) -> dict[str, Any]:
-    """The device profile as JSON takes it."""
-    return {
-        name: value if isinstance(value, str | int | float | bool | None) else str(value)
-        for name, value in asdict(profile).items()
-    }

@@ -18,6 +18,8 @@ KEPT_BYTES = 256 * 1024 * 1024
 
 _READ_REQUEST = struct.Struct("<8sqi")
 _READ_REPLY = struct.Struct("<8sBi3x")
+_FIND_REQUEST = struct.Struct("<8sqi")
+_FIND_REPLY = struct.Struct("<q")
 _WRITE_REQUEST = struct.Struct("<8sBqi")
 
 
@@ -34,6 +36,18 @@ class LobValue:
         end = (offset + length) * width
         raw = self.data[offset * width : end]
         return (cesu8.from_units(raw) if self.character else raw), end >= len(self.data)
+
+    def find(self, pattern: bytes, offset: int) -> int:
+        """0-based unit where `pattern` (wire bytes) begins at or after `offset`, -1 when nowhere."""
+        if not self.character:
+            return self.data.find(pattern, offset)
+        wanted = cesu8.units(cesu8.decode(pattern))
+        at = self.data.find(wanted, 2 * offset)
+        while at % 2:  # found across two units; -1 is odd too, so it needs its own way out
+            if at < 0:
+                return -1
+            at = self.data.find(wanted, at + 1)
+        return at // 2
 
 
 class LobStore:
@@ -65,12 +79,32 @@ class LobStore:
             locator, offset, length = _READ_REQUEST.unpack_from(part.data)
         except struct.error:
             raise ProtocolError("LOB read request is too short") from None
-        value = self._values.get(locator)
-        if value is None or offset < 1 or length < 0:
-            raise HanaError(1, "general error: LOB locator is unknown or its offset is wrong")
-        data, last = value.piece(offset - 1, length)
+        if length < 0:
+            raise ProtocolError("LOB read request of negative length")
+        data, last = self._value(locator, offset - 1).piece(offset - 1, length)
         options = LobOption.DATA | (LobOption.LAST if last else 0)
         return Part(PartKind.READLOBREPLY, _READ_REPLY.pack(locator, options, len(data)) + data)
+
+    def find(self, part: Part) -> Part:
+        """The FINDLOBREPLY part for a FINDLOBREQUEST part. Layout as observed of hdbcli: offset and answer 0-based."""
+        try:
+            locator, offset, length = _FIND_REQUEST.unpack_from(part.data)
+        except struct.error:
+            raise ProtocolError("LOB find request is too short") from None
+        pattern = part.data[_FIND_REQUEST.size : _FIND_REQUEST.size + max(length, 0)]
+        try:
+            position = self._value(locator, offset).find(pattern, offset)
+        except UnicodeDecodeError:
+            raise ProtocolError("LOB pattern is not CESU-8") from None
+        return Part(PartKind.FINDLOBREPLY, _FIND_REPLY.pack(position))
+
+    def _value(self, locator: bytes, offset: int) -> LobValue:
+        value = self._values.get(locator)
+        if value is None:
+            raise HanaError(2, "general error: LOB locator is unknown or no longer kept")
+        if offset < 0:
+            raise ProtocolError("LOB offset is negative")
+        return value
 
 
 @dataclass(slots=True)

@@ -22,8 +22,10 @@ from hana_emulator.types import (
     FLOATS,
     INTEGER,
     INTEGERS,
+    LOBS,
     NCLOB,
     NUMBERS,
+    VECTORS,
     STRINGS,
     HanaType,
     TypeCode,
@@ -33,29 +35,18 @@ _NILADIC = frozenset(
     "CURRENT_DATE CURRENT_TIME CURRENT_TIMESTAMP CURRENT_UTCDATE CURRENT_UTCTIME CURRENT_UTCTIMESTAMP CURRENT_USER "
     "SESSION_USER CURRENT_SCHEMA CURRENT_CONNECTION SYSUUID CURRENT_TRANSACTION_ISOLATION_LEVEL NOW".split()
 )
-PARAMETER_TYPES = {"TO_REAL_VECTOR": NCLOB, "TO_HALF_VECTOR": NCLOB, "TO_DOUBLE": DOUBLE, "TO_REAL": DOUBLE}
-"""What a `?` as sole argument is declared as where the signature says 'any': a vector constructor takes text and fvecs bytes."""
-
 _RANKS = ("ROW_NUMBER", "RANK", "DENSE_RANK", "NTILE")
 _SHARES = ("PERCENT_RANK", "CUME_DIST")
 _NEIGHBOURS = ("LAG", "LEAD", "FIRST_VALUE", "LAST_VALUE", "NTH_VALUE")
-_SPREADS = {
-    "STDDEV": "owl_stddev",
-    "STDDEV_SAMP": "owl_stddev",
-    "STDDEV_POP": "owl_stddev_pop",
-    "VAR": "owl_var",
-    "VAR_SAMP": "owl_var",
-    "VAR_POP": "owl_var_pop",
-    "MEDIAN": "owl_median",
-}
+_SPREADS = {"STDDEV": "owl_stddev", "VAR": "owl_var", "MEDIAN": "owl_median"}
 
 
 def is_niladic(name: str) -> bool:
     return name in _NILADIC
 
 
-def niladic(binding: Binding, name: str) -> Bound:
-    return by_signature(binding, name, [])
+def niladic(name: str) -> Bound:
+    return by_signature(name, [])
 
 
 def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
@@ -69,45 +60,37 @@ def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr
         raise HanaError(328, f"invalid name of function or procedure: {name}")
     signature = functions.SIGNATURES[name]
     bounds = [
-        expressions.bind(binding, scope, argument, _parameter_hint(name, signature.parameters, index))
+        expressions.bind(binding, scope, argument, signature.parameter(index) or DEFAULT_PARAMETER)
         for index, argument in enumerate(arguments)
     ]
-    return by_signature(binding, name, bounds)
+    return by_signature(name, bounds)
 
 
-def _parameter_hint(name: str, declared: Sequence[HanaType | None], index: int) -> HanaType:
-    known = declared[min(index, len(declared) - 1)] if declared else None
-    return PARAMETER_TYPES.get(name, DEFAULT_PARAMETER) if index == 0 and known is None else known or DEFAULT_PARAMETER
-
-
-def by_signature(binding: Binding, name: str, arguments: Sequence[Bound]) -> Bound:
+def by_signature(name: str, arguments: Sequence[Bound]) -> Bound:
     signature = functions.SIGNATURES[name]
-    declared = signature.parameters
     if not signature.accepts(len(arguments)):
-        raise HanaError(316, f"wrong number of arguments in function invocation: {name} takes {len(declared)}")
-    sqls = [
-        _argument(argument, declared[min(index, len(declared) - 1)] if declared else None)
-        for index, argument in enumerate(arguments)
-    ]
+        raise _wrong_arguments(name)
+    sqls = [_argument(argument, signature.parameter(index)) for index, argument in enumerate(arguments)]
     kinds = [argument.type or DEFAULT_PARAMETER for argument in arguments]
-    result = signature.result if isinstance(signature.result, HanaType) else signature.result(kinds)
     constant = all(argument.constant for argument in arguments)
-    return Bound(f"{signature.function(kinds)}({', '.join(sqls)})", result, constant=constant)
+    return Bound(f"{signature.function(kinds)}({', '.join(sqls)})", signature.result_type(kinds), constant=constant)
+
+
+def _wrong_arguments(name: str) -> HanaError:
+    return HanaError(316, f"wrong number of arguments in function invocation: {name}")
 
 
 def _argument(argument: Bound, declared: HanaType | None) -> str:
     """An argument as the Python function wants it; what the type system knows and SQLite does not is settled here."""
     kind = argument.type
-    if kind is None:
+    if kind is None or declared is None or kind.code in BINARIES | VECTORS | LOBS:
         return argument.sql
-    if declared is None:
-        return text_of(argument).sql if kind.code is TypeCode.BOOLEAN else argument.sql
-    if datatypes.is_text(declared) and kind.code not in BINARIES:
+    if datatypes.is_text(declared):
         return text_of(argument).sql
-    if declared.code in NUMBERS and kind.code in NUMBERS:
-        return argument.sql
     if declared.code in NUMBERS and datatypes.is_text(kind):
         return coerce(argument, DOUBLE if declared.code in FLOATS else datatypes.FLOATING_DECIMAL).sql
+    if declared.code in FLOATS and kind.code is TypeCode.DECIMAL:
+        return coerce(argument, DOUBLE).sql
     return argument.sql
 
 
@@ -117,7 +100,7 @@ def _argument(argument: Bound, declared: HanaType | None) -> str:
 def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> tuple[str, Bound]:
     """The DISTINCT prefix and the one argument of an aggregate."""
     if len(arguments) != 1:
-        raise HanaError(316, f"wrong number of arguments in function invocation: {name} takes 1")
+        raise _wrong_arguments(name)
     argument, prefix = arguments[0], ""
     if isinstance(argument, exp.Distinct):
         if len(argument.expressions) != 1:
@@ -307,7 +290,7 @@ def _extremum(function: str) -> Special:
 
 def _concat(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
     if len(arguments) != 2:
-        raise HanaError(316, "wrong number of arguments in function invocation: CONCAT takes 2")
+        raise _wrong_arguments("CONCAT")
     bounds = expressions.bind_all(binding, scope, arguments)
     return expressions.concatenated([text_of(bound) for bound in bounds])
 
@@ -323,32 +306,13 @@ def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expressi
 
 def _to_boolean(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
     if len(arguments) != 1:
-        raise HanaError(316, "wrong number of arguments in function invocation: TO_BOOLEAN takes 1")
+        raise _wrong_arguments("TO_BOOLEAN")
     return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), BOOLEAN)
-
-
-def _rounded(name: str) -> Special:
-    """ROUND, FLOOR, CEIL, ABS keep the kind of number they get; decimals stay exact."""
-
-    def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
-        if not 1 <= len(arguments) <= (2 if name == "ROUND" else 1):
-            raise HanaError(316, f"wrong number of arguments in function invocation: {name}")
-        value = _numeric(name, typed_parameter(binding, expressions.bind(binding, scope, arguments[0]), DOUBLE))
-        digits = expressions.bind(binding, scope, arguments[1], INTEGER).sql if len(arguments) > 1 else "0"
-        assert value.type is not None
-        kind = value.type
-        if kind.code is TypeCode.DECIMAL and name != "ABS":
-            kind = datatypes.FLOATING_DECIMAL
-        flavour = "decimal" if kind.code is TypeCode.DECIMAL else "integer" if kind.code in INTEGERS else "double"
-        sql = f"owl_{name.lower()}('{flavour}', {value.sql}, {digits})"
-        return Bound(sql, kind, value.nullable, constant=value.constant)
-
-    return bind
 
 
 def _mod(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
     if len(arguments) != 2:
-        raise HanaError(316, "wrong number of arguments in function invocation: MOD takes 2")
+        raise _wrong_arguments("MOD")
     return expressions.calculate("%", *expressions.bind_pair(binding, scope, *arguments))
 
 
@@ -363,9 +327,5 @@ _SPECIAL: dict[str, Special] = {
     "CONCAT": _concat,
     "TO_DECIMAL": _to_decimal,
     "TO_BOOLEAN": _to_boolean,
-    "ROUND": _rounded("ROUND"),
-    "ABS": _rounded("ABS"),
-    "FLOOR": _rounded("FLOOR"),
-    "CEIL": _rounded("CEIL"),
     "MOD": _mod,
 }

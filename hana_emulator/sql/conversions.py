@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import statistics
 from collections.abc import Callable
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any
 
 from hana_emulator.errors import HanaError
@@ -74,25 +74,6 @@ def _modulo(left: Any, right: Any) -> Any:
     return float(_WIDE.remainder(Decimal(left), Decimal(right)))
 
 
-_ROUNDINGS = {"round": ROUND_HALF_UP, "floor": ROUND_FLOOR, "ceil": ROUND_CEILING}
-
-
-def _rounding(mode: str) -> Callable[[str, Storage, int], Storage]:
-    def apply(flavour: str, value: Storage, digits: int) -> Storage:
-        number = _decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=_ROUNDINGS[mode], context=_WIDE)
-        if flavour == "decimal":
-            return store.plain_decimal(number, 38)
-        return int(number) if flavour == "integer" else float(number)
-
-    return apply
-
-
-def _absolute(flavour: str, value: Any, digits: int) -> Storage:
-    if flavour == "decimal":
-        return str(value).lstrip("-")
-    return _bigint(abs(value)) if flavour == "integer" else abs(value)
-
-
 def _stored(value: Storage, code: int, length: int, scale: int, column: str) -> Storage:
     return store.converter(HanaType(TypeCode(code), length, scale), column)(value)
 
@@ -119,10 +100,6 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
     "owl_bigint": (1, _bigint),
     "owl_divide_double": (2, _divide_double),
     "owl_remainder": (2, _modulo),
-    "owl_round": (3, _rounding("round")),
-    "owl_floor": (3, _rounding("floor")),
-    "owl_ceil": (3, _rounding("ceil")),
-    "owl_abs": (3, _absolute),
 }
 """All of them give NULL as soon as an argument is NULL."""
 
@@ -137,8 +114,8 @@ def register(connection: sqlite3.Connection, report: Report) -> None:
     for name, arity, window in (("owl_sum", -1, DecimalSum), ("owl_avg", 1, DecimalAverage)):
         connection.create_window_function(name, arity, window)
     connection.create_aggregate("owl_string_agg", 4, StringAggregate)
-    for name, estimator in _SPREADS.items():
-        connection.create_aggregate(name, 1, _spread(estimator))
+    for name, estimator in _ESTIMATORS.items():
+        connection.create_aggregate(name, 1, _estimating(estimator))
 
 
 def _guarded(function: Callable[..., Storage], report: Report) -> Callable[..., Storage]:
@@ -225,17 +202,15 @@ class StringAggregate:
         return self.separator.join(text for _, text in items) if items else None
 
 
-_SPREADS: dict[str, Callable[[list[float]], float]] = {
+_ESTIMATORS: dict[str, Callable[[list[float]], float]] = {
     "owl_stddev": statistics.stdev,
-    "owl_stddev_pop": statistics.pstdev,
     "owl_var": statistics.variance,
-    "owl_var_pop": statistics.pvariance,
     "owl_median": statistics.median,
 }
 
 
-def _spread(estimator: Callable[[list[float]], float]) -> type:
-    class Spread:
+def _estimating(estimator: Callable[[list[float]], float]) -> type:
+    class Estimate:
         def __init__(self) -> None:
             self.values: list[float] = []
 
@@ -249,6 +224,4 @@ def _spread(estimator: Callable[[list[float]], float]) -> type:
             except statistics.StatisticsError:
                 return None
 
-    return Spread
-
-
+    return Estimate

@@ -5,6 +5,7 @@ Knows only text and syntax trees; names and types are resolved elsewhere.
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 from sqlglot import exp, tokens
@@ -23,6 +24,7 @@ _CLOCK_TOKENS = {
     TokenType.CURRENT_TIMESTAMP,
     TokenType.CURRENT_USER,
 }
+_QUOTED = {TokenType.IDENTIFIER, TokenType.STRING, TokenType.NATIONAL_STRING}
 _KEPT_FUNCTION_PARSERS = ("TRIM", "EXTRACT")
 
 
@@ -85,10 +87,23 @@ class Hana(Dialect):
 
 
 def tokenize(sql: str) -> list[Token]:
+    """The tokens of `sql`, one per word, without semicolons. Raises HanaError 257."""
     try:
-        return [token for token in Hana.get_or_raise(Hana).tokenize(sql) if token.token_type is not TokenType.SEMICOLON]
+        found = Hana.get_or_raise(Hana).tokenize(sql)
     except TokenError as error:
         raise syntax_error(f"cannot read the statement: {error}") from None
+    return [part for token in found if token.token_type is not TokenType.SEMICOLON for part in _single_words(token, sql)]
+
+
+def _single_words(token: Token, sql: str) -> list[Token]:
+    """sqlglot makes one token of PRIMARY KEY and the like."""
+    if token.token_type in _QUOTED or " " not in token.text and not any(map(str.isspace, token.text)):
+        return [token]
+    words = re.finditer(r"\S+", sql[token.start : token.end + 1])
+    return [
+        Token(TokenType.VAR, word.group(), token.line, token.col, token.start + word.start(), token.start + word.end() - 1)
+        for word in words
+    ]
 
 
 def is_parameter(token: Token) -> bool:

@@ -344,7 +344,7 @@ def _column(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
         raise syntax_error("* is not allowed here")
     name, table, schema = (identifier(node.args.get(part)) for part in ("this", "table", "db"))
     if not table and not node.this.quoted and calls.is_niladic(name):
-        return calls.niladic(binding, name)
+        return calls.niladic(name)
     return scope.resolve(name, table, schema)
 
 

@@ -73,7 +73,7 @@ def bind_select(binding: Binding, node: exp.Select, parent: Scope | None) -> Sel
     parts = SelectParts(scope, with_=_bind_with(binding, scope, node))
     if node.args.get("from_") is None:
         raise syntax_error("SELECT needs a FROM clause (FROM DUMMY where no table is read)")
-    parts.source = _bind_from(binding, scope, node)
+    parts.source = bind_sources(binding, scope, node)
     if node.args.get("where") is not None:
         parts.where = expressions.condition(binding, scope, node.args["where"].this)
         if scope.aggregates:
@@ -212,8 +212,8 @@ def _bind_limit(binding: Binding, scope: Scope, node: exp.Expression | None) -> 
 # --- FROM -------------------------------------------------------------------------------------------------------------
 
 
-def _bind_from(binding: Binding, scope: Scope, node: exp.Select) -> str:
-    pieces = [_bind_source(binding, scope, node.args["from_"].this)]
+def bind_sources(binding: Binding, scope: Scope, node: exp.Expression) -> str:
+    pieces = [bind_source(binding, scope, node.args["from_"].this)]
     for join in node.args.get("joins") or []:
         pieces.append(_bind_join(binding, scope, join))
     return " ".join(pieces)
@@ -224,7 +224,7 @@ def _bind_join(binding: Binding, scope: Scope, join: exp.Join) -> str:
     if join.args.get("using") or join.args.get("method"):
         raise not_supported("JOIN ... USING and NATURAL JOIN")
     known = len(scope.sources)
-    source = _bind_source(binding, scope, join.this)
+    source = bind_source(binding, scope, join.this)
     on = join.args.get("on")
     text = f" ON {expressions.condition(binding, scope, on)}" if on is not None else ""
     if side and not text:
@@ -241,7 +241,7 @@ def _mark_optional(scope: Scope, side: str, known: int) -> None:
         scope.sources[:known] = [source.outer() for source in scope.sources[:known]]
 
 
-def _bind_source(binding: Binding, scope: Scope, node: exp.Expression) -> str:
+def bind_source(binding: Binding, scope: Scope, node: exp.Expression) -> str:
     alias_node = node.args.get("alias")
     name = identifier(alias_node.this) if alias_node is not None and alias_node.this is not None else ""
     if isinstance(node, exp.Subquery):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.ops.conftest import Host
 
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "deploy_t4_optimized.sh"
 
 
@@ -68,6 +70,21 @@ def test_refusal_is_one_line_with_the_fix(host: Host, situation: str) -> None:
     assert len(refusals) == 1, result.stderr
     assert wrong in refusals[0]
     assert fix in refusals[0]
+
+
+def test_host_and_user_may_stand_in_the_configuration(host: Host) -> None:
+    (host.folder / ".env").write_text("HANA_PASSWORD=x\n")
+    (host.folder / "owl-sap.toml").write_text('[hana]\nhost = "h"\nuser = "u"\n[store]\n')
+    assert host.run(SCRIPT, "--dry-run").returncode == 0
+    (host.folder / "owl-sap.toml").write_text('[store.hana]\nhost = "h"\nuser = "u"\n')
+    assert "HANA_HOST HANA_USER" in host.run(SCRIPT, "--dry-run").stderr
+
+
+def test_the_examples_as_copied_lack_only_what_is_secret(host: Host) -> None:
+    shutil.copy(ROOT / ".env.example", host.folder / ".env")
+    shutil.copy(ROOT / "owl-sap.example.toml", host.folder / "owl-sap.toml")
+    result = host.run(SCRIPT, "--dry-run")
+    assert "no value to HANA_PASSWORD." in result.stderr
 
 
 def test_taken_port_is_refused_unless_it_is_ours(host: Host) -> None:

@@ -177,7 +177,7 @@ def _dotted(profile: DeviceProfile) -> str:
     return ".".join(map(str, profile.capability or ()))
 
 
-# ----------------------------------------------------------------------------------------------------- asking the device
+# ---------------------------------------------------------------------------------------------------- asking the device
 
 
 def detect(device: str = "auto") -> DeviceProfile:

@@ -79,7 +79,7 @@ class EmbeddingSettings(_Section):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:<n>")
     expect_gpu: bool = Field(default=False, description="doctor reports a fault when no CUDA device is there")
     memory_fraction: float = Field(default=0.8, gt=0, le=1, description="share of the card's memory to use")
-    reserve_mb: int = Field(default=1024, ge=0, description="MB of the card's memory left alone")
+    reserve_mb: int = Field(default=512, ge=0, description="MB of the card's memory left alone")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's choice")
 
     @property

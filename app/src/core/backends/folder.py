@@ -21,7 +21,7 @@ from . import ModelNotFound, ModelUnsupported, WeightsMismatch
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model that comes as a Python package: where its folder lies in it, and the SHA-256 of every file that counts."""
+    """A model that comes as a Python package: its folder in it, and the SHA-256 of every file that counts."""
 
     package: str
     folder: str

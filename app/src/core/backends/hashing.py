@@ -89,7 +89,7 @@ def _text_vector(ids: tuple[int, ...], dimension: int) -> NDArray[np.float64]:
     features = [_word_features(token, dimension) for token in ids] or [_features(("",), (1.0,), dimension)]
     places = np.concatenate([where for where, _ in features])
     weights = np.concatenate([weight for _, weight in features])
-    vector = np.bincount(places, weights=weights, minlength=dimension)
+    vector: NDArray[np.float64] = np.bincount(places, weights=weights, minlength=dimension).astype(np.float64)
     if not vector.any():  # every feature cancelled another: as good as an empty text
         return _text_vector((), dimension)
     return vector

@@ -177,7 +177,7 @@ def _onednn_linear(weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool) -> L
     """torch's operators behind its compiler; private, hence tried and compared before they are trusted."""
     operators: Any = torch.ops.mkldnn
     try:
-        packed = operators._reorder_linear_weight(weight.to_mkldnn(), None)
+        packed = operators._reorder_linear_weight(weight, None)
         apply = operators._linear_pointwise
         activation, algorithm = ("gelu", "none") if gelu else ("none", "")
 

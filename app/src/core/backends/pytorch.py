@@ -186,7 +186,7 @@ def memory_errors_mapped() -> Iterator[None]:
         raise
 
 
-# ------------------------------------------------------------------------------------------------------- ways to compute
+# ------------------------------------------------------------------------------------------------------ ways to compute
 
 
 def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Encoder:
@@ -309,9 +309,9 @@ def _quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,398 @@
+"""The verbs. Each reads settings, calls one method of the service and prints the result."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import orjson
+import typer
+
+from app.src.cli import output
+from app.src.cli.exits import FAILED, INTERRUPTED, OK, UsageFault, exit_code, message
+from app.src.cli.interrupts import Interrupted, interruptible
+from app.src.cli.progress import watched
+from app.src.settings import Loaded, Settings, load, show
+
+if TYPE_CHECKING:
+    from app.src.service import Service
+
+app = typer.Typer(
+    name="owl-sap",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Semantic search over SAP HANA tables: sync rows into a vector store, search them by meaning.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(no_args_is_help=True, help="Show the settings and where they come from.")
+app.add_typer(config_app, name="config")
+
+P = ParamSpec("P")
+Verb = Callable[P, int | None]
+_STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
+_SYNC_COLUMNS = ("collection", "read", "upserted", "unchanged", "empty", "quarantined", "deleted", "paused", "seconds")
+
+
+@dataclass(slots=True)
+class Invocation:
+    """The global options."""
+
+    config: Path | None = None
+    debug: bool = False
+
+    def load(self, flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
+        given = {path: value for path, value in (flags or {}).items() if value is not None}
+        return load(self.config, given)
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Name = Annotated[str, typer.Argument(help="Collection.", metavar="NAME")]
+
+
+@app.callback()
+def _global(
+    ctx: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="Settings file; default: owl-sap.toml if it is here.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        from app.src.service import version as installed
+
+        print(installed())  # noqa: T201 - the answer
+        raise typer.Exit
+    ctx.obj = Invocation(config, debug)
+
+
+def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
+    """Register a command. Its errors become one message on stderr and the exit code of the table in `exits`."""
+
+    def register(function: Verb[P]) -> Verb[P]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                code = function(*args, **kwargs) or OK
+            except (typer.Exit, typer.Abort, BrokenPipeError):
+                raise
+            except KeyboardInterrupt:
+                code = INTERRUPTED
+            except Exception as error:
+                code = _report(error, _debugging(args, kwargs))
+            raise typer.Exit(code)
+
+        group.command(name, help=inspect.getdoc(function))(run)
+        return function
+
+    return register
+
+
+def _debugging(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    contexts = [value for value in (*args, *kwargs.values()) if isinstance(value, typer.Context)]
+    return any(isinstance(ctx.obj, Invocation) and ctx.obj.debug for ctx in contexts)
+
+
+def _report(error: Exception, debug: bool = False) -> int:
+    if debug:
+        traceback.print_exc()
+    for line in message(error).splitlines() or [type(error).__name__]:
+        output.fail(line)
+    return exit_code(error)
+
+
+@contextmanager
+def _service(settings: Settings) -> Iterator[Service]:
+    from app.src.service import Service
+
+    service = Service(settings)
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def _settings(ctx: typer.Context, flags: Mapping[tuple[str, ...], Any] | None = None) -> Settings:
+    invocation: Invocation = ctx.obj
+    return invocation.load(flags).settings
+
+
+# --------------------------------------------------------------------------------------------------------- collections
+
+
+@verb(app, "sync")
+def sync(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Collections.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every configured collection.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Compare every row, whatever the change method.")] = False,
+    max_deletes: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Largest share of the stored rows that may be deleted.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when rows were quarantined.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Bring collections up to date: read the rows, embed what changed, delete what is gone."""
+    from app.src.service import SyncRequest
+
+    with _service(_settings(ctx)) as service, interruptible() as interrupted:
+        chosen = _chosen(service, names or [], all_)
+        request = SyncRequest(full, max_deletes, owner=f"cli-{os.getpid()}")
+        run = _SyncRun(service, request, interrupted, strict)
+        for name in chosen:
+            if not interrupted():
+                run.one(name)
+    if json:
+        output.write_json(run.reports)
+    else:
+        output.table("Synced", run.reports, _SYNC_COLUMNS)
+    if interrupted.code is not None:
+        output.say(f"stopped on request; go on with: owl-sap sync {' '.join(chosen)}")
+        return interrupted.code
+    return run.code
+
+
+def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
+    if all_ == bool(names):
+        raise UsageFault("name the collections to sync, or give --all (not both)")
+    chosen = list(dict.fromkeys(service.names() if all_ else names))
+    if not chosen:
+        raise UsageFault("owl-sap.toml has no [[collections]] block; owl-sap.example.toml shows one")
+    for name in chosen:
+        service.spec(name)
+    return chosen
+
+
+class _SyncRun:
+    """Syncs one collection after the other; one's failure never stops the others, the highest exit code counts."""
+
+    def __init__(self, service: Service, request: Any, interrupted: Interrupted, strict: bool) -> None:
+        self._service = service
+        self._request = request
+        self._interrupted = interrupted
+        self._strict = strict
+        self.reports: list[dict[str, Any]] = []
+        self.code = OK
+
+    def one(self, name: str) -> None:
+        from connector.sync import SyncReport
+
+        try:
+            with watched(name) as observer:
+                report = self._service.sync(name, self._request, observer, self._interrupted)
+            error = None
+        except Exception as caught:
+            report, error = SyncReport(name), message(caught)
+            self.code = max(self.code, _report(caught))
+        self.reports.append(report.as_dict() | {"error": error})
+        if report.paused:
+            output.say(_paused(name, report.paused, report.to_delete))
+        if report.quarantined:
+            output.say(f"{name}: {report.quarantined} rows could not be processed and were set aside")
+        if report.paused or (self._strict and report.quarantined):
+            self.code = max(self.code, FAILED)
+
+
+def _paused(name: str, reason: str, to_delete: int) -> str:
+    if reason == "max_deletes":
+        return (
+            f"{name}: {to_delete} stored rows are gone from the source, more than max_deletes allows: nothing was "
+            f"deleted. If that is right: owl-sap sync {name} --max-deletes 1"
+        )
+    return f"{name}: paused ({reason})"
+
+
+@verb(app, "verify")
+def verify(
+    ctx: typer.Context,
+    name: Name,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what is found.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Compare a collection with its source, row by row and vector by vector. Exit 1 when something is off."""
+    with _service(_settings(ctx)) as service:
+        report = service.verify(name, repair=repair)
+    if json:
+        output.write_json(report.as_dict())
+    else:
+        output.table(f"{name}: {'ok' if report.ok else 'NOT ok'}", [report.as_dict()])
+        if not report.ok and not repair:
+            output.say(f"mend it with: owl-sap verify {name} --repair")
+    return OK if report.ok else FAILED
+
+
+@verb(app, "search")
+def search(  # noqa: PLR0913 - as above
+    ctx: typer.Context,
+    name: Name,
+    text: Annotated[str, typer.Argument(help="What to look for, in your own words.", metavar="TEXT")],
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
+    filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
+    mode: Annotated[str, typer.Option(help="vector (keyword and hybrid come with a later version).")] = "vector",
+    json: JsonFlag = False,
+) -> None:
+    """The source rows nearest in meaning to TEXT, best first."""
+    if mode != "vector":
+        raise UsageFault(f'--mode {mode} comes with a later version; this one has "vector"')
+    if not text.strip():
+        raise UsageFault("the search text is empty")
+    where = _parsed_filter(filter_)
+    with _service(_settings(ctx)) as service:
+        hits = [hit.as_dict() for hit in service.search(name, text, k, where).hits]
+    if json:
+        output.write_json(hits)
+        return
+    shown = [hit | {"text": output.shorten(hit["text"])} for hit in hits]
+    output.table(f"{name}: {text}", shown, ("score", "key", "text", "metadata"))
+
+
+def _parsed_filter(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        parsed = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UsageFault(f"--filter is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
+    return parsed
+
+
+@verb(app, "status")
+def status(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Collection; default: all.", metavar="[NAME]")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """What is stored, by which model, and how old it is."""
+    with _service(_settings(ctx)) as service:
+        rows = service.status(None if name is None else [name])
+    if json:
+        output.write_json(rows)
+    else:
+        output.table("Collections", rows, _STATUS_COLUMNS)
+
+
+# ---------------------------------------------------------------------------------------------------- engine and doctor
+
+
+@verb(app, "embed")
+def embed(
+    ctx: typer.Context,
+    file: Annotated[Path | None, typer.Argument(help="One text per line; default: stdin.", metavar="[FILE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write float32 vectors to this .npy file.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Texts to vectors, in the order given: JSON lines, one JSON document with --json, or an .npy file with --out."""
+    from app.src.cli.embedding import Sink, lines_of
+
+    if out is not None and out.suffix != ".npy":
+        raise UsageFault(f"--out {out}: only .npy files are written")
+    with _service(_settings(ctx)) as service:
+        sink = Sink(out, json)
+        for texts in lines_of(file):
+            sink.add(service.embed(texts), service.engine.max_tokens, service.engine.count_tokens(texts))
+        sink.close(service.engine.dimension)
+
+
+@verb(app, "doctor")
+def doctor(ctx: typer.Context, json: JsonFlag = False) -> int:
+    """Check everything from Python to the store, in order, each line with its fix. Exit 1 when one fails."""
+    with _service(_settings(ctx)) as service:
+        checks = service.doctor()
+    if json:
+        output.write_json([check.as_dict() for check in checks])
+    else:
+        rows = [check.as_dict() | {"ok": "ok" if check.ok else "FAILED"} for check in checks]
+        output.table("Doctor", rows, ("ok", "check", "detail", "fix"))
+    return OK if all(check.ok for check in checks) else FAILED
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+
+@verb(app, "serve")
+def serve(
+    ctx: typer.Context,
+    host: Annotated[str | None, typer.Option(help="Loopback only, as long as there is no authentication.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 picks a free one.")] = None,
+) -> None:
+    """The REST service; the first line on stdout is {"url": ...} once it answers."""
+    from app.src.api import server
+
+    settings = _settings(ctx, {("api", "host"): host, ("api", "port"): port})
+    server.refuse_public(settings.api.host)
+    with _service(settings) as service:
+        server.serve(service, settings.api.host, settings.api.port, lambda url: output.write_json({"url": url}))
+
+
+@verb(app, "emulator")
+def emulator(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder that keeps the data; default: none is kept.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Load the SAP-like sample tables.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="(Comes with a later version.)")] = False,
+) -> None:
+    """The stand-in for HANA, in the foreground; the first line on stdout says how to connect."""
+    if tls:
+        raise UsageFault("--tls comes with a later version; this stand-in speaks plain text, on loopback only")
+    command = [sys.executable, "-m", "hana_emulator", "--port", str(port)]
+    command += ["--data", str(data)] if data is not None else []
+    command += ["--sample"] if sample else []
+    # Not a child process: a SIGTERM to us must reach the stand-in itself.
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
+
+
+@verb(app, "demo")
+def demo(
+    ctx: typer.Context,
+    serve_: Annotated[bool, typer.Option("--serve", help="Keep the REST service up afterwards.")] = False,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --serve; 0 picks a free one.")] = None,
+    json: JsonFlag = False,
+) -> int:
+    """Everything once, on the stand-in with sample data: sync, search, verify. Needs no HANA, GPU or account."""
+    from app.src.cli.showing import run_demo
+
+    settings = _settings(ctx, {("api", "port"): port})
+    return run_demo(settings, serve=serve_, json=json)
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+@verb(config_app, "show")
+def config_show(
+    ctx: typer.Context,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """The settings in force; secrets are not shown."""
+    invocation: Invocation = ctx.obj
+    loaded = invocation.load()
+    rows = show(loaded)
+    if not json:
+        rows = [row | {"value": None if row["value"] is None else str(row["value"])} for row in rows]
+    if json:
+        output.write_json(rows if origin else {row["setting"]: row["value"] for row in rows})
+        return
+    output.table("Settings", rows, ("setting", "value", "origin") if origin else ("setting", "value"))
+    if origin:
+        for name, note in loaded.inert.items():
+            output.say(f"{name}: {note}")
+
+
+@verb(config_app, "schema")
+def config_schema() -> None:
+    """The JSON schema of owl-sap.toml."""
+    output.write_json(Settings.model_json_schema(by_alias=True))
+
+
+def main() -> None:
+    app(prog_name="owl-sap")

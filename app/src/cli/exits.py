@@ -1,0 +1,55 @@
+"""Exit codes: the one table from error class to code, and the message a person gets for an error."""
+
+from __future__ import annotations
+
+from app.src.jobs import JobRunning
+from app.src.settings import SettingsError
+from connector import errors
+
+OK, FAILED, USAGE, UNAVAILABLE, UNEXPECTED = 0, 1, 2, 3, 4
+INTERRUPTED, TERMINATED = 130, 143
+
+
+class UsageFault(Exception):
+    """The command line asks for something that cannot be; the message says what to do instead."""
+
+
+CODES: tuple[tuple[type[Exception], int], ...] = (
+    # The first line that fits counts.
+    (UsageFault, USAGE),
+    (SettingsError, USAGE),
+    (errors.ConfigurationError, USAGE),
+    (errors.DatabaseError, UNAVAILABLE),
+    (errors.StoreCorrupt, UNAVAILABLE),
+    (errors.LeaseLost, UNAVAILABLE),
+    (errors.SyncPaused, FAILED),
+    (errors.RowRejected, FAILED),
+    (errors.TextsNotEmbeddable, FAILED),
+    (JobRunning, UNAVAILABLE),
+)
+ENGINE_CODES = {
+    # By name: importing the engine's module only to compare classes would cost every `--help` its time.
+    "ModelNotFound": USAGE,
+    "ModelUnsupported": USAGE,
+    "WeightsMismatch": USAGE,
+    "DeviceUnavailable": USAGE,
+    "NonFinite": FAILED,
+}
+
+
+def exit_code(error: BaseException) -> int:
+    for kind, code in CODES:
+        if isinstance(error, kind):
+            return code
+    return ENGINE_CODES.get(type(error).__name__, UNEXPECTED)
+
+
+def message(error: BaseException) -> str:
+    """What to print. The text of an unexpected error may hold row data, so only its class is named."""
+    if exit_code(error) == UNEXPECTED and not isinstance(error, errors.ConnectorError) and not _of_engine(error):
+        return f"unexpected error ({type(error).__name__}); owl-sap --debug ... shows where it happened"
+    return str(error)
+
+
+def _of_engine(error: BaseException) -> bool:
+    return any(kind.__name__ == "EngineError" for kind in type(error).__mro__)

@@ -1,0 +1,74 @@
+"""What the verbs print: one JSON document or a table on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_PIPED_WIDTH = 140
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A terminal's own width; a fixed one where the output goes elsewhere, so that it does not depend on chance."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else _PIPED_WIDTH, highlight=False, soft_wrap=stderr)
+
+
+def say(text: str) -> None:
+    """A line for the person, on stderr."""
+    console(stderr=True).print(escape(text))
+
+
+def fail(text: str) -> None:
+    console(stderr=True).print(f"[red bold]owl-sap:[/] {escape(text)}")
+
+
+def write_json(document: Any) -> None:
+    """One JSON document on stdout, whole or not at all. Decimals, dates and paths are written as text."""
+    options = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    sys.stdout.buffer.write(orjson.dumps(document, default=str, option=options))
+    sys.stdout.buffer.flush()
+
+
+def table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Rows under headings; numbers to the right; what a value holds is never read as markup."""
+    if not rows:
+        say(f"{title}: nothing")
+        return
+    names = list(columns or rows[0])
+    drawn = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for name in names:
+        numeric = all(isinstance(row.get(name), int | float) or row.get(name) is None for row in rows)
+        drawn.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(escape(shown(row.get(name))) for name in names))
+    console().print(drawn)
+
+
+def shown(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:,.3f}" if abs(value) < 100 else f"{value:,.0f}"
+        case int():
+            return f"{value:,}"
+        case dict():
+            return ", ".join(f"{name}={shown(item)}" for name, item in value.items())
+        case list() | tuple():
+            return ", ".join(shown(item) for item in value)
+        case _:
+            return str(value)
+
+
+def shorten(text: str, length: int = 100) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= length else flat[: length - 1] + "…"

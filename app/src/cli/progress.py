@@ -1,0 +1,83 @@
+"""Progress of a sync on stderr: a bar on a terminal, a plain line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from app.src.cli.output import console, say
+
+_EVERY = 5.0
+
+
+class ProgressObserver(Protocol):
+    """`connector.model.Observer`, as far as progress needs it."""
+
+    def stage(self, name: str, seconds: float, items: int) -> None: ...
+
+    def progress(self, done: int, total: int) -> None: ...
+
+    def event(self, name: str, **fields: str | int | float) -> None: ...
+
+
+@contextmanager
+def watched(collection: str) -> Iterator[ProgressObserver]:
+    """An observer that shows how far the collection is, until the block is left."""
+    if not sys.stderr.isatty():
+        yield _Lines(collection)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]} rows/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
+        yield _Bar(bars, bars.add_task(collection, total=None, rate="-"))
+
+
+class _Rate:
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self, done: int) -> int:
+        return round(done / max(time.monotonic() - self._start, 1e-3))
+
+
+class _Quiet:
+    """Stages and events are not shown here; metrics and the report have them."""
+
+    def stage(self, name: str, seconds: float, items: int) -> None:
+        return
+
+    def event(self, name: str, **fields: str | int | float) -> None:
+        return
+
+
+class _Bar(_Quiet):
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self._bars = bars
+        self._task = task
+        self._rate = _Rate()
+
+    def progress(self, done: int, total: int) -> None:
+        self._bars.update(self._task, completed=done, total=total, rate=f"{self._rate(done):,}")
+
+
+class _Lines(_Quiet):
+    def __init__(self, collection: str) -> None:
+        self._collection = collection
+        self._rate = _Rate()
+        self._next = time.monotonic() + _EVERY
+
+    def progress(self, done: int, total: int) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _EVERY
+        say(f"{self._collection}: {done:,} of {total:,} rows, {self._rate(done):,} rows/s")

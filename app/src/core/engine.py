@@ -1,0 +1,453 @@
+"""The embedding engine: texts in, unit vectors out, in the same order. Plans batches by tokens, tokenises ahead of
+computing, survives running out of memory, lets no vector out that is not finite.
+
+Knows backends and memory; never HANA, HTTP, settings or the environment.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .backends import Backend, EngineClosed, NonFinite, OutOfMemory, TokenIds, Vectors
+from .backends.hashing import PREFIX as HASHING
+from .backends.hashing import HashingBackend
+from .device import DeviceProfile
+from .memory import MemoryLimits, T4MemoryManager
+
+WINDOW_TEXTS = 8192
+WINDOW_CHARACTERS = 1 << 20
+"""Texts are tokenised, sorted and planned window by window: long enough for even batches, short enough to overlap."""
+AHEAD = 2
+"""Tokenised windows that may wait for the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to load an engine. `model`: a packaged name, a folder, a cached hub id, or hash:N.
+
+    `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `memory_fraction` and `reserve_mb` bound the
+    GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's CPU threads,
+    for the whole process. `packed` False forces padded batches.
+    """
+
+    model: str = "all-MiniLM-L6-v2"
+    precision: str = "auto"
+    device: str = "auto"
+    memory_fraction: float = 0.8
+    reserve_mb: int = 512
+    weights_sha256: str | None = None
+    revision: str | None = None
+    threads: int | None = None
+    packed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since loading. `tokens` counts what was computed, special tokens included; seconds are busy seconds."""
+
+    texts: int = 0
+    computed_texts: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    batches: int = 0
+    tokenize_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    out_of_memory: int = 0
+    recomputed: int = 0
+    """Rows computed again in fp32, because they were not finite."""
+
+    @property
+    def padding_ratio(self) -> float:
+        """Tokens computed per token that was in a text; 1.0 without waste."""
+        return self.padded_tokens / self.tokens if self.tokens else 1.0
+
+
+# ----------------------------------------------------------------------------------------------------------- planning
+
+
+def plan_batches(lengths: Sequence[int], budget: int, multiple: int = 8) -> list[list[int]]:
+    """Positions of `lengths` in batches of similar length, longest first.
+
+    A batch costs its longest length, rounded up to `multiple`, times its size; that is within `budget`, unless a
+    single text alone is above it. Every position stands in exactly one batch.
+    """
+    order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
+    batches: list[list[int]] = []
+    width = 0
+    for position in order:
+        if batches and width * (len(batches[-1]) + 1) <= budget:
+            batches[-1].append(position)
+        else:
+            batches.append([position])
+            width = padded(lengths[position], multiple)
+    return batches
+
+
+def padded(length: int, multiple: int) -> int:
+    return max(1, -(-length // multiple)) * multiple
+
+
+def windows_of(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Positions of `texts` in order, cut where a window has enough texts or characters."""
+    window: list[int] = []
+    characters = 0
+    for position, text in enumerate(texts):
+        window.append(position)
+        characters += len(text)
+        if len(window) >= WINDOW_TEXTS or characters >= WINDOW_CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+# ---------------------------------------------------------------------------------------------------------- splitting
+
+
+def cut_positions(text: str, offsets: Sequence[tuple[int, int]], first: int, limit: int) -> int:
+    """The token before which a piece that begins at token `first` and may have `limit` tokens ends.
+
+    Prefers blank space, then the end of a word, in the second half of the piece; else cuts at the limit.
+    """
+    last = min(first + limit, len(offsets))
+    if last == len(offsets):
+        return last
+    half = first + max(1, limit // 2)
+    for border in (_blank_before, _word_before):
+        for token in range(last, half - 1, -1):
+            if border(text, offsets, token):
+                return token
+    return last
+
+
+def _blank_before(text: str, offsets: Sequence[tuple[int, int]], token: int) -> bool:
+    start = offsets[token][0]
+    between = text[offsets[token - 1][1] : start]
+    return bool(between and not between.strip()) or text[start : start + 1].isspace()
+
+
+def _word_before(text: str, offsets: Sequence[tuple[int, int]], token: int) -> bool:
+    start = offsets[token][0]
+    return start > 0 and not (text[start - 1].isalnum() and text[start : start + 1].isalnum())
+
+
+def overlap_start(text: str, offsets: Sequence[tuple[int, int]], end: int, overlap: int) -> int:
+    """The token at which the piece after `end` begins: up to `overlap` tokens before it, at blank space if there is."""
+    for token in range(end - overlap, end):
+        if token > 0 and _blank_before(text, offsets, token):
+            return token
+    return end - overlap
+
+
+# --------------------------------------------------------------------------------------------------------- the engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Tokenised texts of one window; `positions` are those of the unique texts of the call."""
+
+    positions: Sequence[int]
+    tokens: Sequence[TokenIds]
+
+
+class EmbeddingEngine:
+    """One model on one device. Thread-safe: calls share the device batch by batch."""
+
+    def __init__(self, backend: Backend, limits: MemoryLimits | None = None) -> None:
+        self._backend = backend
+        self._memory = T4MemoryManager(backend.profile, limits, free_bytes=backend.free_bytes())
+        self._memory.plan_for(backend.info.shape, backend.info.precision)
+        self._multiple = backend.profile.padding_multiple(backend.info.precision)
+        self._device = threading.Lock()
+        self._counting = threading.Lock()
+        self._stats = EngineStats()
+        self._closed = False
+
+    # -- what it is
+
+    @property
+    def model(self) -> str:
+        return self._backend.info.name
+
+    @property
+    def dimension(self) -> int:
+        return self._backend.info.dimension
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest text in tokens, without special tokens; what is longer is cut."""
+        return self._backend.info.max_tokens
+
+    @property
+    def weights_sha256(self) -> str:
+        return self._backend.info.weights_sha256
+
+    @property
+    def precision(self) -> str:
+        return self._backend.info.precision
+
+    @property
+    def precision_reason(self) -> str:
+        return self._backend.info.precision_reason
+
+    @property
+    def path(self) -> str:
+        """How vectors are computed: packed, padded, sentence-transformers or hashing."""
+        return self._backend.info.path
+
+    @property
+    def profile(self) -> DeviceProfile:
+        return self._backend.profile
+
+    @property
+    def memory(self) -> T4MemoryManager:
+        return self._memory
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever vectors would. All float precisions are one family: their vectors agree to cosine 0.999
+        and better, so that an index made on a GPU serves a CPU; int8 is another. Names no path and no device."""
+        info = self._backend.info
+        family = "int8" if info.precision == "int8" else "float"
+        sums = f"{info.weights_sha256[:16]}.{info.tokenizer_sha256[:8]}"
+        return f"{info.name}@{sums}/{info.pooling}/{info.max_tokens}/unit/{family}"
+
+    def stats(self) -> EngineStats:
+        with self._counting:
+            return replace(self._stats, out_of_memory=self._memory.out_of_memory_count)
+
+    # -- what it does
+
+    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
+        """Float32 (n, dimension), row i for text i, every row finite and, unless `normalize` is off, of length 1.
+
+        Texts above `max_tokens` are cut. Identical texts are computed once. Raises NonFinite naming every text without
+        a vector, OutOfMemory when a single text does not fit, EngineClosed.
+        """
+        unique = {text: None for text in _strings(texts)}
+        places = {text: place for place, text in enumerate(unique)}
+        vectors = np.empty((len(unique), self.dimension), dtype=np.float32)
+        self._embed_unique(list(unique), vectors)
+        rows = np.fromiter((places[text] for text in texts), dtype=np.intp, count=len(texts))
+        self._refuse_bad(vectors, rows)
+        if normalize:
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        self._count(texts=len(texts), computed_texts=len(unique))
+        return vectors[rows] if len(unique) < len(texts) else vectors
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each whole text, without special tokens."""
+        return self._backend.count(_strings(texts))
+
+    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
+        """Exact substrings of at most `max_tokens` tokens that together cover `text`, each beginning up to `overlap`
+        tokens before the end of the one before; cut at blank space where there is any, else at words."""
+        if max_tokens < 1 or not 0 <= overlap < max_tokens:
+            raise ValueError(f"cannot split by {max_tokens} tokens with {overlap} overlapping: need 0 <= overlap < max")
+        offsets = self._backend.offsets(text)
+        if len(offsets) <= max_tokens:
+            return [text]
+        pieces: list[str] = []
+        first, begin = 0, 0
+        while True:
+            end = self._end_of_piece(text, offsets, first, max_tokens)
+            stop = len(text) if end == len(offsets) else offsets[end][0]
+            pieces.append(text[begin:stop])
+            if end == len(offsets):
+                return pieces
+            first = max(first + 1, overlap_start(text, offsets, end, overlap))
+            begin = min(offsets[first][0], stop)
+
+    def close(self) -> None:
+        """Wait for the batch in progress, then let go of model and memory. Calls after that raise EngineClosed."""
+        with self._device:
+            if not self._closed:
+                self._closed = True
+                self._backend.close()
+
+    def __enter__(self) -> EmbeddingEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- how
+
+    def _end_of_piece(self, text: str, offsets: Sequence[tuple[int, int]], first: int, limit: int) -> int:
+        """A piece cut out of its text can have more tokens than it had inside: then it is cut shorter."""
+        allowed = limit
+        while True:
+            end = cut_positions(text, offsets, first, allowed)
+            stop = len(text) if end == len(offsets) else offsets[end][0]
+            found = self._backend.count([text[offsets[first][0] : stop]])[0]
+            if found <= limit or allowed == 1:
+                return end
+            allowed = max(1, min(allowed - 1, end - first - (found - limit)))
+
+    def _embed_unique(self, texts: Sequence[str], vectors: Vectors) -> None:
+        self._check_open()
+        for window in self._tokenized(texts):
+            self._compute(window, vectors)
+
+    def _tokenized(self, texts: Sequence[str]) -> Iterator[_Window]:
+        """Windows in order, the next one tokenised on a thread while the caller computes this one."""
+        windows = list(windows_of(texts))
+        if len(windows) < 2:
+            yield from (self._tokenize(texts, window) for window in windows)
+        else:
+            yield from _ahead(self._tokenize(texts, window) for window in windows)
+
+    def _tokenize(self, texts: Sequence[str], window: Sequence[int]) -> _Window:
+        started = time.perf_counter()
+        tokens = self._backend.tokenize([texts[position] for position in window])
+        self._count(tokenize_seconds=time.perf_counter() - started)
+        return _Window(window, tokens)
+
+    def _compute(self, window: _Window, vectors: Vectors) -> None:
+        lengths = [len(tokens) for tokens in window.tokens]
+        pending = deque(plan_batches(lengths, self._memory.token_budget, self._multiple))
+        while pending:
+            batch = pending.popleft()
+            tokens = [window.tokens[place] for place in batch]
+            try:
+                found = self._run(tokens)
+            except OutOfMemory:
+                if len(batch) == 1:
+                    raise
+                pending.extendleft(reversed(self._smaller(batch, lengths)))
+                continue
+            vectors[[window.positions[place] for place in batch]] = found
+
+    def _smaller(self, batch: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+        failed = [lengths[place] for place in batch]
+        budget = self._memory.shrink(padded(max(failed), self._multiple) * len(batch))
+        plan = plan_batches(failed, budget, self._multiple)
+        if len(plan) == 1:  # the least budget still takes it whole
+            plan = [plan[0][: len(batch) // 2], plan[0][len(batch) // 2 :]]
+        return [[batch[place] for place in part] for part in plan]
+
+    def _run(self, tokens: Sequence[TokenIds]) -> Vectors:
+        """One batch on the device; rows that are not finite are computed again, alone and in fp32."""
+        with self._device:
+            self._check_open()
+            started = time.perf_counter()
+            vectors = self._backend.forward(tokens)
+            bad = np.flatnonzero(~usable(vectors)).tolist()
+            if bad:
+                vectors = np.array(vectors)
+                for row in bad:
+                    vectors[row] = self._backend.forward([tokens[row]], exact=True)[0]
+            seconds = time.perf_counter() - started
+        self._memory.succeeded()
+        self._count_batch(tokens, seconds, len(bad))
+        return vectors
+
+    def _refuse_bad(self, vectors: Vectors, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+        good = usable(vectors)
+        if not good.all():
+            raise NonFinite([int(index) for index in np.flatnonzero(~good[rows])])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed(f"the engine of {self.model} is closed")
+
+    def _count_batch(self, tokens: Sequence[TokenIds], seconds: float, recomputed: int) -> None:
+        lengths = [len(ids) for ids in tokens]
+        real = sum(lengths)
+        rectangle = padded(max(lengths), self._multiple) * len(lengths)
+        self._count(
+            batches=1,
+            tokens=real,
+            padded_tokens=real if self.path in ("packed", "hashing") else rectangle,
+            compute_seconds=seconds,
+            recomputed=recomputed,
+        )
+
+    def _count(self, **more: float) -> None:
+        with self._counting:
+            self._stats = replace(self._stats, **{name: getattr(self._stats, name) + more[name] for name in more})
+
+
+def usable(vectors: Vectors) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which rows are finite and not zero (so that they can be normalised)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
+    good: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.isfinite(squares) & (squares > 0)
+    return good
+
+
+def _strings(texts: Sequence[str]) -> list[str]:
+    if isinstance(texts, str):
+        raise TypeError("a list of texts is wanted, not one string")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"text {index} is {type(text).__name__}, not a string")
+    return list(texts)
+
+
+class _Failure:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def _ahead(windows: Iterator[_Window]) -> Iterator[_Window]:
+    """Iterate `windows` on a thread, at most AHEAD of them in advance. Errors come out here; leaving early stops it."""
+    ready: queue.Queue[_Window | _Failure | None] = queue.Queue(AHEAD)
+    stopped = threading.Event()
+
+    def offer(item: _Window | _Failure | None) -> bool:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def produce() -> None:
+        try:
+            for window in windows:
+                if not offer(window):
+                    return
+            offer(None)
+        except BaseException as error:
+            offer(_Failure(error))
+
+    thread = threading.Thread(target=produce, name="owl-sap-tokenize", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def load_engine(options: EngineOptions) -> EmbeddingEngine:
+    """Load a model. torch is imported only when the model needs it. Raises EngineError with what to do."""
+    limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
+    if options.model.startswith(HASHING):
+        return EmbeddingEngine(HashingBackend(options.model), limits)
+    from .backends.pytorch import TorchBackend, TorchOptions
+
+    backend = TorchBackend.load(
+        TorchOptions(
+            model=options.model,
+            precision=options.precision,
+            device=options.device,
+            threads=options.threads,
+            weights_sha256=options.weights_sha256,
+            revision=options.revision,
+            packed=options.packed,
+        )
+    )
+    return EmbeddingEngine(backend, limits)

@@ -1,0 +1,188 @@
+"""The demonstration: a stand-in for HANA as a child process, with sample data, and the product at work on it through
+the real driver. Prints nothing; the command line shows what the methods return.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import SecretStr
+
+from app.src.service import FoundHit, Service
+from app.src.settings import CollectionSettings, HanaSettings, Settings, StoreSettings
+from connector.errors import ConfigurationError, Unavailable
+
+QUERIES = Path(__file__).with_name("demo.toml")
+TOP = 3
+_START_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoQuery:
+    """`expect`: keys, any of which must be among the first `TOP` hits."""
+
+    collection: str
+    text: str
+    expect: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The first hits of a query; `rank` of the first expected one, counted from 1, or None."""
+
+    query: DemoQuery
+    hits: Sequence[FoundHit]
+    rank: int | None
+    milliseconds: float
+
+    @property
+    def found(self) -> bool:
+        return self.rank is not None
+
+    def expected(self, hit: FoundHit) -> bool:
+        return tuple(hit.key.values()) in self.query.expect
+
+    def as_dict(self) -> dict[str, Any]:
+        hits = [hit.as_dict() | {"expected": self.expected(hit)} for hit in self.hits]
+        return {
+            "collection": self.query.collection,
+            "query": self.query.text,
+            "rank": self.rank,
+            "found": self.found,
+            "milliseconds": self.milliseconds,
+            "hits": hits,
+        }
+
+
+class Demo:
+    """A context: the stand-in runs and the service is ready inside it; both are gone afterwards."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.embedding.hashing:
+            raise ConfigurationError(
+                f'the demo needs a real model, "{settings.embedding.model}" is the test embedder; '
+                "unset OWL_SAP_EMBEDDING__MODEL"
+            )
+        self._wanted = settings
+        document = tomllib.loads(QUERIES.read_text(encoding="utf-8"))
+        self._collections = tuple(CollectionSettings.model_validate(block) for block in document["collections"])
+        self.queries = [_query(block) for block in document["queries"]]
+
+    def __enter__(self) -> Demo:
+        self._folder = tempfile.TemporaryDirectory(prefix="owl-sap-demo-")
+        try:
+            self._stand_in = StandIn(Path(self._folder.name))
+            self.service = Service(demo_settings(self._wanted, self._stand_in.greeting, self._collections))
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.service.close()
+        finally:
+            self._stand_in.stop()
+            self._folder.cleanup()
+
+    @property
+    def place(self) -> str:
+        greeting = self._stand_in.greeting
+        return f"{greeting['host']}:{greeting['port']}"
+
+    @property
+    def names(self) -> list[str]:
+        return self.service.names()
+
+    def ask(self, query: DemoQuery) -> Answer:
+        start = time.perf_counter()
+        hits = self.service.search(query.collection, query.text, TOP).hits
+        milliseconds = round((time.perf_counter() - start) * 1000, 1)
+        ranks = [rank for rank, hit in enumerate(hits, 1) if tuple(hit.key.values()) in query.expect]
+        return Answer(query, hits, ranks[0] if ranks else None, milliseconds)
+
+
+def _query(block: Mapping[str, Any]) -> DemoQuery:
+    return DemoQuery(block["collection"], block["text"], tuple(tuple(key) for key in block["expect"]))
+
+
+def demo_settings(
+    wanted: Settings, greeting: Mapping[str, Any], collections: tuple[CollectionSettings, ...]
+) -> Settings:
+    """The demo's own database and collections; engine and REST as the operator configured them."""
+    hana = HanaSettings(
+        host=greeting["host"],
+        port=greeting["port"],
+        user=greeting["user"],
+        password=SecretStr(greeting["password"]),
+        schema=greeting["schema"],
+        encrypt=False,  # the stand-in speaks plain text, on loopback
+    )
+    return Settings(
+        hana=hana,
+        store=StoreSettings(kind="hana", schema=greeting["schema"]),
+        embedding=wanted.embedding,
+        sync=wanted.sync,
+        api=wanted.api,
+        collections=collections,
+    )
+
+
+class StandIn:
+    """The stand-in as a child process. `greeting`: host, port, user, password and schema, as its first line says."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "hana_emulator", "--port", "0", "--data", str(folder / "data"), "--sample"]
+        self._log = (folder / "stand-in.log").open("wb")
+        # A session of its own: Ctrl-C in the terminal must end us first, and we end it.
+        self._process = subprocess.Popen(
+            [*command, "--parent-pid", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        try:
+            self.greeting: dict[str, Any] = self._first_line()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _first_line(self) -> dict[str, Any]:
+        stream: IO[bytes] | None = self._process.stdout
+        assert stream is not None
+        readable, _, _ = select.select([stream], [], [], _START_SECONDS)
+        line = stream.readline() if readable else b""
+        try:
+            greeting: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise Unavailable(f"the stand-in did not start: {self._last_words()}") from None
+        return greeting
+
+    def _last_words(self) -> str:
+        self._log.flush()
+        lines = Path(self._log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"no greeting within {_START_SECONDS:.0f} s"
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()

@@ -1,0 +1,636 @@
+"""One filter language for every store: parsed once into a small typed tree, then compiled to bound SQL for HANA or SQLite,
+or evaluated in Python. Values are always bound, names always checked. Knows no connection.
+
+    {"MTART": "FERT"}                              equal; several fields in one object: all of them
+    {"PRIO": {"$gte": 2}}                          $eq $ne $lt $lte $gt $gte, one operator per field
+    {"MTART": {"$in": ["FERT", "HALB"]}}           $nin likewise: at least one value, all of one type
+    {"PRIO": {"$between": [1, 3]}}                 both ends included
+    {"MAKTX": {"$like": "Pump%"}}                  % any text, _ one character, no escape, case-sensitive
+    {"MAKTX": {"$contains": "ball bearing"}}       these words side by side, whole, whatever their case
+    {"ERDAT": {"$gt": {"type": "date", "date": "2024-01-31"}}}
+    {"LVORM": null}                                missing or null; {"$ne": null}: present
+    {"$or": [{...}, {...}]}                        $and likewise; at least one operand
+
+Semantics, the same in all three forms and those of HANA's JSON_VALUE:
+- A field that is missing, null, an object or an array is NULL. No comparison with NULL holds, `$ne` and `$nin` included.
+- The type of the given value decides: text compares with the field's JSON text (numbers as written, true and false in
+  lower case) by code point; a number, boolean or date makes the field be read as one (text "5" equals 5). All numbers
+  are doubles.
+- A field that cannot be read so is an error of the filter (BadFilter), where it is met.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from difflib import get_close_matches
+from enum import Enum
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from connector.errors import BadFilter
+from connector.model import Filter
+
+MAX_DEPTH = 5
+MAX_TERMS = 100
+MAX_IN = 1000
+MAX_OPERANDS = 10_000
+"""In all; both databases bound the parameters of a statement at about 32,000."""
+MAX_TEXT = 5000
+"""Characters; NVARCHAR's limit in HANA."""
+
+T = TypeVar("T")
+
+
+# -------------------------------------------------------------------------------------------------------- the tree
+
+
+class Kind(Enum):
+    """What the given value is; the field is read as the same."""
+
+    BOOLEAN = "boolean"
+    NUMBER = "number"
+    TEXT = "text"
+    DATE = "date"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """`value` is a bool, a finite float, a str, or 'YYYY-MM-DD' for a date."""
+
+    kind: Kind
+    value: bool | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """`operator` is one of = <> < <= > >=."""
+
+    field: str
+    operator: str
+    operand: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    field: str
+    low: Operand
+    high: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    field: str
+    operands: tuple[Operand, ...]
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    field: str
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    field: str
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    field: str
+    phrase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`word` is AND or OR."""
+
+    word: str
+    parts: tuple[Condition, ...]
+
+
+Term = Compare | Between | OneOf | IsNull | Like | Contains
+Condition = Term | Group
+
+
+def terms(condition: Condition) -> Iterator[Term]:
+    if isinstance(condition, Group):
+        for part in condition.parts:
+            yield from terms(part)
+    else:
+        yield condition
+
+
+def _kind(term: Term) -> Kind:
+    match term:
+        case Compare(operand=operand) | Between(low=operand):
+            return operand.kind
+        case OneOf(operands=operands):
+            return operands[0].kind
+        case _:
+            return Kind.TEXT
+
+
+def not_comparable(condition: Condition) -> BadFilter:
+    """The error for a stored value that cannot be read as the filter's kind of value."""
+    typed = {f"{term.field} as {_kind(term).value}" for term in terms(condition) if _kind(term) is not Kind.TEXT}
+    return BadFilter(
+        f"the filter compares {', '.join(sorted(typed)) or 'a field'}, but some stored values cannot be read so: "
+        "give a value of the type that is stored (text in quotes, numbers without)"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- parsing
+
+_COMPARISONS = {"$eq": "=", "$ne": "<>", "$lt": "<", "$lte": "<=", "$gt": ">", "$gte": ">="}
+_GROUPS = {"$and": "AND", "$or": "OR"}
+_FIELD_OPERATORS = (*_COMPARISONS, "$in", "$nin", "$between", "$like", "$contains")
+_OPERATORS = (*_FIELD_OPERATORS, *_GROUPS)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}", re.ASCII)
+
+
+def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Condition | None:
+    """The tree of a filter, None for no filter (`None` or `{}`).
+
+    `names` maps a source column to its name in the metadata, where the two differ; both may be used in filters.
+    Raises BadFilter whose message begins with the path of the fault (`$and[1].MTART`).
+    """
+    if where is None or (isinstance(where, Mapping) and not where):
+        return None
+    return _Parser(names or {}).object(where, "", 0)
+
+
+class _Parser:
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self._terms = 0
+        self._operands = 0
+
+    def object(self, node: Any, path: str, depth: int) -> Condition:
+        if not isinstance(node, Mapping) or not node:
+            raise _bad(path, f'expected an object such as {{"MTART": "FERT"}}, found {_shown(node)}')
+        parts = tuple(self._entry(key, value, path, depth) for key, value in node.items())
+        return parts[0] if len(parts) == 1 else Group("AND", parts)
+
+    def _entry(self, key: Any, value: Any, path: str, depth: int) -> Condition:
+        if not isinstance(key, str):
+            raise _bad(path, f"a field name must be text, found {_shown(key)}")
+        here = f"{path}.{key[:130]}" if path else key[:130]
+        if key.startswith("$"):
+            return self._group(key, value, here, depth)
+        self._terms += 1
+        if self._terms > MAX_TERMS:
+            raise _bad(here, f"more than {MAX_TERMS} conditions")
+        return self._term(self._field(key, here), value, here)
+
+    def _group(self, key: str, value: Any, here: str, depth: int) -> Condition:
+        if key in _FIELD_OPERATORS:
+            raise _bad(here, f'{key} stands under a field name: {{"FIELD": {{"{key}": ...}}}}')
+        if key not in _GROUPS:
+            raise _unknown_operator(here, key)
+        if depth >= MAX_DEPTH:
+            raise _bad(here, f"nested deeper than {MAX_DEPTH} levels")
+        if not isinstance(value, list | tuple) or not value:
+            raise _bad(here, f"{key} takes a list of at least one filter, found {_shown(value)}")
+        parts = tuple(self.object(part, f"{here}[{index}]", depth + 1) for index, part in enumerate(value))
+        return parts[0] if len(parts) == 1 else Group(_GROUPS[key], parts)
+
+    def _field(self, key: str, here: str) -> str:
+        name = self._names.get(key, key)
+        if _NAME.fullmatch(name) is None:
+            near = get_close_matches(key, list(self._names), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise _bad(here, f"a field name has up to 127 letters, digits and _, no digit first{hint}")
+        return name
+
+    def _term(self, field: str, value: Any, here: str) -> Term:
+        if not isinstance(value, Mapping) or "type" in value:
+            return self._compare(field, "$eq", value, here)
+        if len(value) != 1:
+            raise _bad(here, "one operator per field: join several with $and, or use $between")
+        operator, operand = next(iter(value.items()))
+        return self._operation(field, operator, operand, f"{here}.{str(operator)[:40]}")
+
+    def _operation(self, field: str, operator: Any, value: Any, here: str) -> Term:
+        match operator:
+            case str() if operator in _COMPARISONS:
+                return self._compare(field, operator, value, here)
+            case "$in" | "$nin":
+                return OneOf(field, self._operands_of(value, here), operator == "$nin")
+            case "$between":
+                ends = self._operands_of(value, here)
+                if len(ends) != 2 or ends[0].kind is Kind.BOOLEAN:
+                    raise _bad(here, "takes two numbers, texts or dates: [lowest, highest]")
+                return Between(field, ends[0], ends[1])
+            case "$like":
+                return Like(field, self._text(value, here))
+            case "$contains":
+                return Contains(field, self._text(value, here, empty=False))
+            case _:
+                raise _unknown_operator(here, operator)
+
+    def _compare(self, field: str, operator: str, value: Any, here: str) -> Term:
+        if value is None and operator in ("$eq", "$ne"):
+            return IsNull(field, negated=operator == "$ne")
+        operand = self._operand(value, here)
+        if operand.kind is Kind.BOOLEAN and operator not in ("$eq", "$ne"):
+            raise _bad(here, "true and false have no order: use $eq or $ne")
+        return Compare(field, _COMPARISONS[operator], operand)
+
+    def _operands_of(self, values: Any, here: str) -> tuple[Operand, ...]:
+        if not isinstance(values, list | tuple) or not 1 <= len(values) <= MAX_IN:
+            raise _bad(here, f"takes a list of 1 to {MAX_IN} values, found {_shown(values)}")
+        operands = tuple(self._operand(value, f"{here}[{index}]") for index, value in enumerate(values))
+        if len({operand.kind for operand in operands}) > 1:
+            raise _bad(here, "all values must be of one type")
+        return operands
+
+    def _operand(self, value: Any, here: str) -> Operand:
+        self._operands += 1
+        if self._operands > MAX_OPERANDS:
+            raise _bad(here, f"more than {MAX_OPERANDS} values in one filter")
+        match value:
+            case bool():
+                return Operand(Kind.BOOLEAN, value)
+            case int() | float():
+                return Operand(Kind.NUMBER, _finite(value, here))
+            case str():
+                return Operand(Kind.TEXT, self._text(value, here))
+            case {"type": "date", **rest} if set(rest) == {"date"}:
+                return Operand(Kind.DATE, _day(rest["date"], here))
+            case Mapping():
+                raise _bad(here, 'a date is written {"type": "date", "date": "2024-01-31"}; no other object is a value')
+            case _:
+                raise _bad(here, f"expected text, a number, true, false or a date, found {_shown(value)}")
+
+    @staticmethod
+    def _text(value: Any, here: str, *, empty: bool = True) -> str:
+        if not isinstance(value, str) or (not value and not empty):
+            raise _bad(here, f"takes {'a' if empty else 'a non-empty'} text, found {_shown(value)}")
+        if len(value) > MAX_TEXT:
+            raise _bad(here, f"a text of more than {MAX_TEXT} characters")
+        if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in value):
+            raise _bad(here, "a text with NUL or half a character in it")
+        return value
+
+
+def _finite(value: float, here: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise _bad(here, "a number must be finite")
+    return number
+
+
+def _day(value: Any, here: str) -> str:
+    try:
+        if isinstance(value, str) and len(value) == 10:
+            return date.fromisoformat(value).isoformat()
+    except ValueError:
+        pass
+    raise _bad(here, "not a date of the form 2024-01-31")
+
+
+def _bad(path: str, message: str) -> BadFilter:
+    return BadFilter(f"filter at {path or 'the top'}: {message}")
+
+
+def _unknown_operator(path: str, operator: Any) -> BadFilter:
+    wanted = str(operator).lower()
+    near = get_close_matches(wanted if wanted.startswith("$") else f"${wanted}", _OPERATORS, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {' '.join(_OPERATORS)}"
+    return _bad(path, f"unknown operator {str(operator)[:40]!r}; {hint}")
+
+
+def _shown(value: Any) -> str:
+    """The kind of a wrong value; never the value, which may be somebody's data."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a text" if value else "an empty text"
+        case Mapping():
+            return "an object" if value else "an empty object"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+        case _:
+            return type(value).__name__
+
+
+# ------------------------------------------------------------------------------------------------------ reading values
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})(?=$|[ T])", re.ASCII)
+_WORD = re.compile(r"\w+")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class _Unreadable(ValueError):
+    """A stored value is not of the filter's kind."""
+
+
+def json_text(value: Any) -> str | None:
+    """A metadata value as JSON_VALUE gives it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return value
+        case _:
+            return None
+
+
+def _read_number(text: str) -> float:
+    number = float(text) if _NUMBER.fullmatch(text.strip()) else math.inf
+    if not math.isfinite(number):
+        raise _Unreadable
+    return number
+
+
+def _read_boolean(text: str) -> bool:
+    value = _BOOLEANS.get(text.strip().lower())
+    if value is None:
+        raise _Unreadable
+    return value
+
+
+def _read_date(text: str) -> str:
+    found = _DATE.match(text.strip())
+    if found is None:
+        raise _Unreadable
+    try:
+        return date(*map(int, found.groups())).isoformat()
+    except ValueError:
+        raise _Unreadable from None
+
+
+_READERS: dict[Kind, Callable[[str], Any]] = {
+    Kind.BOOLEAN: _read_boolean,
+    Kind.NUMBER: _read_number,
+    Kind.TEXT: str,
+    Kind.DATE: _read_date,
+}
+
+
+@lru_cache(maxsize=64)
+def _phrase(text: str) -> tuple[str, ...]:
+    return tuple(_WORD.findall(text.casefold()))
+
+
+def contains(phrase: str, text: str) -> bool:
+    """Whether the words of `phrase` stand in `text` as whole words, side by side; never for a phrase without a word."""
+    wanted = _phrase(phrase)
+    if not wanted:
+        return False
+    words = _WORD.findall(text.casefold())
+    size = len(wanted)
+    return any(tuple(words[at : at + size]) == wanted for at in range(len(words) - size + 1))
+
+
+def like(pattern: str, text: str) -> bool:
+    """SQL's LIKE without escape, in time proportional to both lengths multiplied at worst."""
+    at = place = 0
+    star, retry = -1, 0
+    while place < len(text):
+        if at < len(pattern) and pattern[at] == "%":
+            star, retry = at, place
+            at += 1
+        elif at < len(pattern) and pattern[at] in ("_", text[place]):
+            at, place = at + 1, place + 1
+        elif star >= 0:
+            retry += 1
+            at, place = star + 1, retry
+        else:
+            return False
+    return not pattern[at:].strip("%")
+
+
+# -------------------------------------------------------------------------------------------------------- in Python
+
+_TESTS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": lambda left, right: bool(left == right),
+    "<>": lambda left, right: bool(left != right),
+    "<": lambda left, right: bool(left < right),
+    "<=": lambda left, right: bool(left <= right),
+    ">": lambda left, right: bool(left > right),
+    ">=": lambda left, right: bool(left >= right),
+}
+
+
+def matches(condition: Condition, metadata: Mapping[str, Any]) -> bool:
+    """Whether one record fits: what both compilers are tested against. Raises BadFilter as a store would."""
+    try:
+        return _holds(condition, metadata)
+    except _Unreadable:
+        raise not_comparable(condition) from None
+
+
+def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
+    if isinstance(condition, Group):
+        test = all if condition.word == "AND" else any
+        return test(_holds(part, metadata) for part in condition.parts)
+    text = json_text(metadata.get(condition.field))
+    if isinstance(condition, IsNull):
+        return (text is None) is not condition.negated
+    return text is not None and _term_holds(condition, text)
+
+
+def _term_holds(term: Term, text: str) -> bool:
+    value = _READERS[_kind(term)](text)
+    match term:
+        case Compare(operator=operator, operand=operand):
+            return _TESTS[operator](value, operand.value)
+        case Between(low=low, high=high):
+            return bool(low.value <= value <= high.value)
+        case OneOf(operands=operands, negated=negated):
+            return any(value == operand.value for operand in operands) is not negated
+        case Like(pattern=pattern):
+            return like(pattern, text)
+        case Contains(phrase=phrase):
+            return contains(phrase, text)
+        case IsNull():
+            raise AssertionError("handled by the caller")
+
+
+# ----------------------------------------------------------------------------------------------------- to bound SQL
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A SQL condition with its parameters in order. `projected`: metadata fields that the statement must offer as
+    columns, under the names that `projection` gives (HANA's SCORE takes columns only)."""
+
+    sql: str
+    parameters: tuple[Any, ...]
+    projected: tuple[str, ...] = ()
+
+    @property
+    def projection(self) -> str:
+        """The columns for `WITH ... AS (SELECT *, <projection> FROM ...)`."""
+        return ", ".join(f'{_json_value(name)} AS "{text_column(name)}"' for name in self.projected)
+
+
+def text_column(field: str) -> str:
+    """A name that no column of a vector table has."""
+    return f"META_{field}"[:127]
+
+
+def _json_value(field: str) -> str:
+    return f"JSON_VALUE(\"VEC_META\", '$.{field}')"
+
+
+_HANA_VALUES = {
+    Kind.BOOLEAN: "TO_BOOLEAN(?)",
+    Kind.NUMBER: "TO_DOUBLE(?)",
+    Kind.TEXT: "TO_NVARCHAR(?)",
+    Kind.DATE: "TO_DATE(?)",
+}
+
+
+def to_hana(condition: Condition) -> Compiled:
+    """The WHERE of langchain-hana's HanaDB, over column VEC_META."""
+    projected = tuple(sorted({term.field for term in terms(condition) if isinstance(term, Contains)}))
+    return Compiled(_joined(condition, _hana_term), _parameters(condition, _hana_parameters), projected)
+
+
+def _joined(condition: Condition, compiled: Callable[[Term], str]) -> str:
+    if isinstance(condition, Group):
+        return f" {condition.word} ".join(f"({_joined(part, compiled)})" for part in condition.parts)
+    return compiled(condition)
+
+
+def _parameters(condition: Condition, of: Callable[[Term], Sequence[Any]]) -> tuple[Any, ...]:
+    return tuple(value for term in terms(condition) for value in of(term))
+
+
+def _operands(term: Term) -> tuple[Operand, ...]:
+    match term:
+        case Compare(operand=operand):
+            return (operand,)
+        case Between(low=low, high=high):
+            return (low, high)
+        case OneOf(operands=operands):
+            return operands
+        case Like(pattern=text) | Contains(phrase=text):
+            return (Operand(Kind.TEXT, text),)
+        case IsNull():
+            return ()
+
+
+def _hana_parameters(term: Term) -> list[Any]:
+    return [
+        ("true" if operand.value else "false") if operand.kind is Kind.BOOLEAN else operand.value
+        for operand in _operands(term)
+    ]
+
+
+def _hana_term(term: Term) -> str:
+    if isinstance(term, Contains):
+        return f"SCORE(TO_NVARCHAR(?) IN (\"{text_column(term.field)}\" EXACT SEARCH MODE 'text')) > 0"
+    return _plain_term(term, _json_value(term.field), _HANA_VALUES[_kind(term)])
+
+
+def _plain_term(term: Term, field: str, value: str) -> str:
+    """The shapes that both databases share, given how to read the field and how to write a value."""
+    match term:
+        case Compare(operator=operator):
+            return f"{field} {operator} {value}"
+        case Between():
+            return f"{field} BETWEEN {value} AND {value}"
+        case OneOf(operands=operands, negated=negated):
+            return f"{field} {'NOT IN' if negated else 'IN'} ({', '.join([value] * len(operands))})"
+        case IsNull(negated=negated):
+            return f"{field} IS {'NOT ' if negated else ''}NULL"
+        case Like():
+            return f"{field} LIKE {value}"
+        case Contains():
+            raise AssertionError("each database has its own shape")
+
+
+_SQLITE_FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "owl_number": (1, _read_number),
+    "owl_boolean": (1, _read_boolean),
+    "owl_date": (1, _read_date),
+    "owl_real_text": (1, repr),
+    "owl_contains": (2, contains),
+}
+_UNREADABLE = "user-defined function raised exception"
+
+
+def register(connection: sqlite3.Connection) -> None:
+    """The functions that `to_sqlite` relies on. They give NULL for NULL."""
+    for name, (arguments, function) in _SQLITE_FUNCTIONS.items():
+        connection.create_function(name, arguments, _strict(function), deterministic=True)
+
+
+def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*values: Any) -> Any:
+        return None if None in values else function(*values)
+
+    return call
+
+
+def is_unreadable(error: sqlite3.Error) -> bool:
+    """Whether SQLite failed because a stored value could not be read as the filter's kind."""
+    return isinstance(error, sqlite3.OperationalError) and _UNREADABLE in str(error)
+
+
+def to_sqlite(condition: Condition, column: str = "meta") -> Compiled:
+    """A condition over the JSON in `column`, for a connection that went through `register`."""
+    return Compiled(
+        _joined(condition, lambda term: _sqlite_term(term, column)), _parameters(condition, _sqlite_parameters)
+    )
+
+
+def _sqlite_parameters(term: Term) -> list[Any]:
+    if isinstance(term, Like):
+        return [_glob(term.pattern)]
+    return [int(operand.value) if operand.kind is Kind.BOOLEAN else operand.value for operand in _operands(term)]
+
+
+def _glob(pattern: str) -> str:
+    """LIKE's pattern for GLOB, which is case-sensitive and knows * ? [..]."""
+    return "".join({"%": "*", "_": "?"}.get(char) or (f"[{char}]" if char in "*?[" else char) for char in pattern)
+
+
+def _sqlite_term(term: Term, column: str) -> str:
+    value = f"json_extract({column}, '$.{term.field}')"
+    kind = f"json_type({column}, '$.{term.field}')"
+    text = (
+        f"CASE {kind} WHEN 'text' THEN {value} WHEN 'integer' THEN CAST({value} AS TEXT) "
+        f"WHEN 'real' THEN owl_real_text({value}) WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' END"
+    )
+    if isinstance(term, Contains):
+        return f"owl_contains(?, {text})"
+    if isinstance(term, Like):
+        return f"({text}) GLOB ?"
+    return _plain_term(term, f"({_sqlite_read(_kind(term), kind, value, text)})", "?")
+
+
+def _sqlite_read(wanted: Kind, kind: str, value: str, text: str) -> str:
+    match wanted:
+        case Kind.NUMBER:
+            return (
+                f"CASE {kind} WHEN 'integer' THEN CAST({value} AS REAL) WHEN 'real' THEN {value} "
+                f"ELSE owl_number({text}) END"
+            )
+        case Kind.BOOLEAN:
+            return f"CASE {kind} WHEN 'true' THEN 1 WHEN 'false' THEN 0 ELSE owl_boolean({text}) END"
+        case Kind.DATE:
+            return f"owl_date({text})"
+        case Kind.TEXT:
+            return text

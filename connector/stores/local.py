@@ -1,0 +1,405 @@
+"""The local store: one SQLite file is the truth, search is exact over vectors kept in memory. Several processes and
+threads may use it at once. Knows neither HANA nor the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.errors import LeaseLost, RowRejected, UnknownCollection
+from connector.model import (
+    ChangeSet,
+    Checkpoint,
+    Chunk,
+    CollectionStatus,
+    Embedder,
+    Filter,
+    Hit,
+    Lease,
+    QuarantinedRow,
+    StoredChunk,
+    StoredRecord,
+    VectorScan,
+    Vectors,
+)
+from connector.stores import filters, records
+from connector.stores.lease import LeaseTimes, held, lost
+from connector.stores.local_schema import SCHEMA
+from connector.stores.local_search import CollectionIndex, search
+from connector.stores.records import ModelStamp
+from connector.stores.scan import numpy_scan
+from connector.stores.sqlite_file import SqliteFile
+
+FILE = "vectors.sqlite"
+PAGE = 2000
+IN_LIMIT = 500
+TOMBSTONES_KEPT = 50_000
+"""Readers this far behind reload the collection instead of following its changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Collection:
+    """A row of `collections`."""
+
+    id: int
+    name: str
+    generation: int
+    stamp: ModelStamp
+    names: Mapping[str, str]
+    checkpoint: Checkpoint
+
+
+class LocalStore:
+    """A `VectorStore` in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite's locks need a local
+    file system.
+
+    Memory: 4 bytes x dimension a chunk for every collection searched, in each process (1.5 GB for a million chunks of
+    384 dimensions). `names`: per collection, source column to metadata name where they differ, for filters.
+    Raises StoreCorrupt for a file that cannot be trusted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        scan: VectorScan = numpy_scan,
+        names: Mapping[str, Mapping[str, str]] | None = None,
+        lease_times: LeaseTimes = LeaseTimes(),
+    ) -> None:
+        self._scan = scan
+        self._names = names or {}
+        self._times = lease_times
+        self._indexes: dict[int, CollectionIndex] = {}
+        self._indexes_lock = threading.Lock()
+        self._file = SqliteFile(folder / FILE, SCHEMA)
+
+    def close(self) -> None:
+        self._file.close()
+        self._indexes.clear()
+
+    # ---------------------------------------------------------------------------------------------------- opening
+
+    def open(self, collection: str, embedder: Embedder) -> Checkpoint:
+        stamp = ModelStamp.of(embedder)
+        with self._file.write() as db:
+            found = _find(db, collection)
+            if found is None:
+                self._add(db, collection, stamp)
+                return Checkpoint()
+            if found.stamp != stamp:
+                if not _is_free_and_empty(db, found):
+                    raise found.stamp.mismatch(collection, stamp)
+                db.execute("DELETE FROM collections WHERE id = ?", (found.id,))
+                self._add(db, collection, stamp)
+                return Checkpoint()
+            self._record_names(db, found)
+            return found.checkpoint
+
+    def _add(self, db: sqlite3.Connection, collection: str, stamp: ModelStamp) -> None:
+        db.execute(
+            "INSERT INTO collections (name, model, fingerprint, dimension, names) VALUES (?, ?, ?, ?, ?)",
+            (collection, stamp.id, stamp.fingerprint, stamp.dimension, json.dumps(dict(self._names.get(collection, {})))),
+        )
+
+    def _record_names(self, db: sqlite3.Connection, found: _Collection) -> None:
+        names = self._names.get(found.name)
+        if names is not None and dict(names) != dict(found.names):
+            db.execute("UPDATE collections SET names = ? WHERE id = ?", (json.dumps(dict(names)), found.id))
+
+    # ---------------------------------------------------------------------------------------------------- leases
+
+    def lease(self, collection: str, owner: str, wait: float) -> AbstractContextManager[Lease]:
+        return held(self, collection, owner, wait, self._times)
+
+    def take_lease(self, collection: str, owner: str, ttl: float) -> int | str:
+        now = time.time()
+        with self._file.write() as db:
+            id_ = _known(db, collection).id
+            row = db.execute(
+                "UPDATE collections SET lease_owner = ?, lease_epoch = lease_epoch + 1, lease_until = ? "
+                "WHERE id = ? AND (lease_until IS NULL OR lease_until < ?) RETURNING lease_epoch",
+                (owner, now + ttl, id_, now),
+            ).fetchall()
+            if row:
+                return int(row[0][0])
+            (holder,) = db.execute("SELECT lease_owner FROM collections WHERE id = ?", (id_,)).fetchone()
+            return str(holder)
+
+    def renew_lease(self, lease: Lease, ttl: float) -> bool:
+        with self._file.write() as db:
+            changed = db.execute(
+                "UPDATE collections SET lease_until = ? WHERE name = ? AND lease_epoch = ?",
+                (time.time() + ttl, lease.collection, lease.epoch),
+            )
+            return changed.rowcount == 1
+
+    def release_lease(self, lease: Lease) -> None:
+        with self._file.write() as db:
+            db.execute(
+                "UPDATE collections SET lease_until = NULL, lease_owner = NULL WHERE name = ? AND lease_epoch = ?",
+                (lease.collection, lease.epoch),
+            )
+
+    # --------------------------------------------------------------------------------------------------- writing
+
+    def apply(self, lease: Lease, changes: ChangeSet) -> None:
+        with self._file.write() as db:
+            collection = _owned(db, lease)
+            try:
+                _Writer(db, collection).apply(changes)
+            except (UnicodeError, OverflowError, sqlite3.IntegrityError, sqlite3.ProgrammingError) as error:
+                raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
+
+    def optimise(self, collection: str) -> None:
+        """Forgets old tombstones and lets SQLite tidy up; search needs no index."""
+        with self._file.write() as db:
+            id_ = _known(db, collection).id
+            (newest,) = db.execute("SELECT max(seq) FROM tombstones").fetchone()
+            horizon = (newest or 0) - TOMBSTONES_KEPT
+            if db.execute("DELETE FROM tombstones WHERE collection = ? AND seq <= ?", (id_, horizon)).rowcount:
+                db.execute("UPDATE collections SET pruned = ? WHERE id = ?", (horizon, id_))
+            db.execute("PRAGMA optimize")
+
+    # --------------------------------------------------------------------------------------------------- reading
+
+    def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
+        sql = "SELECT id, document, number, hash FROM records WHERE collection = ? AND id > ? ORDER BY id LIMIT ?"
+        for rows in self._pages(collection, sql):
+            yield [StoredChunk(*row) for row in rows]
+
+    def records(self, collection: str) -> Iterator[list[StoredRecord]]:
+        sql = (
+            "SELECT r.id, r.document, r.number, r.hash, r.model, r.text, r.meta, v.vector "
+            "FROM records r LEFT JOIN vectors v ON v.record = r.id "
+            "WHERE r.collection = ? AND r.id > ? ORDER BY r.id LIMIT ?"
+        )
+        with self._file.read() as db:
+            dimension = _known(db, collection).stamp.dimension
+        for rows in self._pages(collection, sql):
+            yield [
+                StoredRecord(*row[:6], records.metadata_of(row[6]), _vector(row[7], dimension))  # noqa: RUF100
+                for row in rows
+            ]
+
+    def _pages(self, collection: str, sql: str) -> Iterator[list[Any]]:
+        """By id, each page in a transaction of its own: no reader keeps SQLite from tidying its log."""
+        after = 0
+        while True:
+            with self._file.read() as db:
+                rows = db.execute(sql, (_known(db, collection).id, after, PAGE)).fetchall()
+            if not rows:
+                return
+            yield rows
+            after = rows[-1][0]
+
+    def quarantine(self, collection: str) -> list[QuarantinedRow]:
+        with self._file.read() as db:
+            rows = db.execute(
+                "SELECT document, stage, reason, attempts FROM quarantine WHERE collection = ? ORDER BY document",
+                (_known(db, collection).id,),
+            ).fetchall()
+        return [QuarantinedRow(*row) for row in rows]
+
+    def status(self, collection: str) -> CollectionStatus | None:
+        with self._file.read() as db:
+            found = _find(db, collection)
+            if found is None:
+                return None
+            chunks, rows = _counts(db, found)
+            (quarantined,) = db.execute("SELECT count(*) FROM quarantine WHERE collection = ?", (found.id,)).fetchone()
+        return CollectionStatus(
+            collection=collection,
+            store="local",
+            schema=None,
+            table="records",
+            generation=found.generation,
+            model=found.stamp.id,
+            dimension=found.stamp.dimension,
+            rows=rows,
+            chunks=chunks,
+            foreign=0,
+            empty=found.checkpoint.empty,
+            quarantined=quarantined,
+            last_sync=found.checkpoint.last_sync,
+        )
+
+    # -------------------------------------------------------------------------------------------------- searching
+
+    def search(self, collection: str, vector: NDArray[np.float32], k: int, where: Filter | None) -> list[Hit]:
+        """Exact: the true best `k` by cosine, in one consistent view of the collection."""
+        while True:
+            with self._file.read() as db:
+                found = _known(db, collection)
+                condition = filters.parse(where, self._names.get(collection, found.names))
+                query = records.unit_query(vector, found.stamp.dimension)
+                snapshot = self._index(found).snapshot(db)
+                if snapshot is None:
+                    continue  # another thread has seen further than this transaction: look again
+                with _filter_errors(condition):
+                    return search(db, found.id, snapshot, self._scan, (query, max(0, k), condition))
+
+    def _index(self, found: _Collection) -> CollectionIndex:
+        with self._indexes_lock:
+            return self._indexes.setdefault(found.id, CollectionIndex(found.id, found.stamp.dimension))
+
+
+@contextmanager
+def _filter_errors(condition: filters.Condition | None) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if condition is not None and filters.is_unreadable(error):
+            raise filters.not_comparable(condition) from None
+        raise
+
+
+# ------------------------------------------------------------------------------------------------------ collections
+
+
+def _find(db: sqlite3.Connection, name: str) -> _Collection | None:
+    row = db.execute(
+        "SELECT id, generation, model, fingerprint, dimension, names, checkpoint, last_sync FROM collections "
+        "WHERE name = ?",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    id_, generation, model, fingerprint, dimension, names, checkpoint, last_sync = row
+    moment = datetime.fromisoformat(last_sync) if last_sync else None
+    return _Collection(
+        id_,
+        name,
+        generation,
+        ModelStamp(model, fingerprint, dimension),
+        json.loads(names),
+        records.checkpoint_of(checkpoint, moment),
+    )
+
+
+def _known(db: sqlite3.Connection, name: str) -> _Collection:
+    found = _find(db, name)
+    if found is None:
+        raise UnknownCollection(f"the local store has no collection {name!r}; `sync` creates it")
+    return found
+
+
+def _owned(db: sqlite3.Connection, lease: Lease) -> _Collection:
+    """The collection, inside the transaction that writes: nobody can take the lease over until it ends."""
+    row = db.execute("SELECT lease_epoch FROM collections WHERE name = ?", (lease.collection,)).fetchone()
+    if row is None or row[0] != lease.epoch:
+        raise lost(lease)
+    return _known(db, lease.collection)
+
+
+def _counts(db: sqlite3.Connection, found: _Collection) -> tuple[int, int]:
+    """Chunks and documents."""
+    sql = "SELECT count(*), count(DISTINCT document) FROM records WHERE collection = ?"
+    chunks, rows = db.execute(sql, (found.id,)).fetchone()
+    return int(chunks), int(rows)
+
+
+def _is_free_and_empty(db: sqlite3.Connection, found: _Collection) -> bool:
+    """Nothing is stored and nobody is about to store: the collection may change its model."""
+    sql = "SELECT 1 FROM collections WHERE id = ? AND lease_until >= ?"
+    leased = db.execute(sql, (found.id, time.time())).fetchone()
+    return leased is None and _counts(db, found) == (0, 0)
+
+
+def _vector(data: object, dimension: int) -> NDArray[np.float32] | None:
+    if not isinstance(data, bytes) or len(data) != 4 * dimension:
+        return None
+    return np.frombuffer(data, dtype="<f4").astype(np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+class _Writer:
+    """Applies a change set within an open transaction."""
+
+    def __init__(self, db: sqlite3.Connection, collection: _Collection) -> None:
+        self._db = db
+        self._collection = collection
+        self._now = datetime.now(UTC).isoformat()
+
+    def apply(self, changes: ChangeSet) -> None:
+        vectors = records.checked_vectors(changes, self._collection.stamp.dimension)
+        self._delete([*changes.deleted, *(chunk.id for chunk in changes.chunks)])
+        self._insert(changes.chunks, vectors)
+        self._replace_metadata(changes.metadata_only)
+        self._quarantine(changes.quarantined, changes.released)
+        if changes.checkpoint is not None:
+            self._db.execute(
+                "UPDATE collections SET checkpoint = ?, last_sync = ? WHERE id = ?",
+                (records.checkpoint_text(changes.checkpoint), self._now, self._collection.id),
+            )
+
+    def _delete(self, documents: Sequence[str]) -> None:
+        """Triggers remove the vectors and leave tombstones."""
+        unique = list(dict.fromkeys(documents))
+        self._db.executemany(
+            "DELETE FROM records WHERE collection = ? AND document = ?",
+            ((self._collection.id, document) for document in unique),
+        )
+
+    def _insert(self, chunks: Sequence[Chunk], vectors: Vectors) -> None:
+        last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
+        first = (last[0] if last else 0) + 1
+        collection, stamp = self._collection.id, self._collection.stamp
+        self._db.executemany(
+            "INSERT INTO records (id, collection, document, number, hash, model, synced_at, meta, text) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (first + place, collection, chunk.id, chunk.number, chunk.content_hash, stamp.id, self._now)
+                + (records.metadata_text(chunk.metadata), chunk.text)
+                for place, chunk in enumerate(chunks)
+            ),
+        )
+        data, size = vectors.tobytes(), 4 * stamp.dimension
+        self._db.executemany(
+            "INSERT INTO vectors (record, dimension, vector) VALUES (?, ?, ?)",
+            (
+                (first + place, stamp.dimension, data[place * size : (place + 1) * size])
+                for place in range(len(chunks))
+            ),
+        )
+
+    def _replace_metadata(self, chunks: Sequence[Chunk]) -> None:
+        self._db.executemany(
+            "UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE collection = ? AND document = ? AND number = ?",
+            (
+                (
+                    records.metadata_text(chunk.metadata),
+                    chunk.content_hash,
+                    self._now,
+                    self._collection.id,
+                    chunk.id,
+                    chunk.number,
+                )
+                for chunk in chunks
+            ),
+        )
+
+    def _quarantine(self, rows: Sequence[QuarantinedRow], released: Sequence[str]) -> None:
+        collection = self._collection.id
+        self._db.executemany(
+            "DELETE FROM quarantine WHERE collection = ? AND document = ?", ((collection, id_) for id_ in released)
+        )
+        self._db.executemany(
+            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen) VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (collection, document) DO UPDATE SET stage = excluded.stage, reason = excluded.reason, "
+            "attempts = attempts + excluded.attempts, last_seen = excluded.last_seen",
+            ((collection, row.id, row.stage, row.reason, row.attempts, self._now) for row in rows),
+        )

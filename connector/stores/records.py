@@ -1,0 +1,139 @@
+"""What every store keeps the same way: the model's id, metadata as JSON, vectors as bytes, the checkpoint; and what it
+refuses. Knows no SQL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.errors import ConfigurationError, ModelMismatch, RowRejected
+from connector.model import ChangeSet, Checkpoint, Embedder, Hit, Scalar, Vectors
+
+UNIT_TOLERANCE = 1e-3
+"""A stored vector's length may differ from 1 by this much (half precision stays within it)."""
+MAX_MODEL = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStamp:
+    """Which vectors a collection holds. `id` is for people and stands in MODEL_ID; the fingerprint decides."""
+
+    id: str
+    fingerprint: str
+    dimension: int
+
+    @classmethod
+    def of(cls, embedder: Embedder) -> ModelStamp:
+        short = blake2b(embedder.fingerprint.encode(), digest_size=4).hexdigest()
+        name = embedder.model[: MAX_MODEL - len(short) - 1]
+        fingerprint = blake2b(embedder.fingerprint.encode(), digest_size=32).hexdigest()
+        return cls(f"{name}@{short}", fingerprint, embedder.dimension)
+
+    def mismatch(self, collection: str, configured: ModelStamp) -> ModelMismatch:
+        return ModelMismatch(
+            f"collection {collection!r} holds vectors of {self.id} with {self.dimension} dimensions, but "
+            f"{configured.id} with {configured.dimension} is configured: sync refuses to mix them. Configure the stored "
+            "model again, or give the collection another name"
+        )
+
+
+def metadata_text(metadata: Mapping[str, Scalar]) -> str:
+    """Metadata as a JSON object, never NULL. Raises RowRejected for what JSON has no form for (NaN, bytes ...)."""
+    try:
+        text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+        text.encode()
+    except (TypeError, ValueError) as error:
+        raise RowRejected(f"the metadata cannot be written as JSON ({type(error).__name__})") from None
+    return text
+
+
+def metadata_of(text: object) -> dict[str, Any]:
+    """The stored JSON object; {} when it is none (others may have written it)."""
+    try:
+        value = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
+    """The vectors of a change set, one for each chunk. Raises RowRejected unless all are finite and of length 1."""
+    vectors = np.empty((0, dimension), np.float32) if changes.vectors is None else changes.vectors
+    if vectors.shape != (len(changes.chunks), dimension):
+        raise RowRejected(
+            f"{len(changes.chunks)} chunks of dimension {dimension} came with vectors of shape {vectors.shape}"
+        )
+    vectors = np.ascontiguousarray(vectors, dtype="<f4")
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    bad = int((~(np.abs(lengths - 1.0) <= UNIT_TOLERANCE)).sum())  # a NaN length is not <= anything
+    if bad:
+        raise RowRejected(f"{bad} of {len(vectors)} vectors are not finite or not of length 1")
+    return vectors
+
+
+def unit_query(vector: NDArray[np.float32], dimension: int) -> NDArray[np.float32]:
+    """A query vector of length 1. Raises ConfigurationError when it has another dimension or no direction."""
+    query = np.asarray(vector, dtype=np.float64)
+    if query.shape != (dimension,):
+        raise ConfigurationError(
+            f"the query vector has shape {query.shape}, the collection's vectors have {dimension} dimensions"
+        )
+    length = float(np.linalg.norm(query))
+    if not np.isfinite(length) or length == 0.0:
+        raise ConfigurationError("the query vector must be finite and must not be all zeros")
+    return np.ascontiguousarray(query / length, dtype="<f4")
+
+
+def fvecs(vectors: Vectors) -> list[bytes]:
+    """Each row as HANA's binary form: little-endian int32 dimension, then float32s. One pass over all rows."""
+    count, dimension = vectors.shape
+    words = np.empty((count, dimension + 1), dtype="<i4")
+    words[:, 0] = dimension
+    words[:, 1:] = np.ascontiguousarray(vectors, dtype="<f4").view("<i4")
+    data, size = words.tobytes(), 4 * (dimension + 1)
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
+    """The vector in HANA's binary form, None when it is not one of `dimension`."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        return None
+    raw = bytes(data)
+    if len(raw) != 4 * (dimension + 1) or int.from_bytes(raw[:4], "little") != dimension:
+        return None
+    return np.frombuffer(raw, dtype="<f4", offset=4).astype(np.float32)
+
+
+def checkpoint_text(checkpoint: Checkpoint) -> str:
+    """Without its time: that is the store's clock's."""
+    return json.dumps({"rows_read": checkpoint.rows_read, "empty": checkpoint.empty})
+
+
+def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
+    if not text:
+        return Checkpoint()
+    values = json.loads(text)
+    return Checkpoint(last_sync=last_sync, rows_read=int(values["rows_read"]), empty=int(values["empty"]))
+
+
+def in_utc(moment: datetime | None) -> datetime | None:
+    """A time without a zone that is known to be UTC."""
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
+def best_per_document(hits: Iterable[Hit], count: int) -> list[Hit]:
+    """The best chunk of each document, best document first, ties by id; at most `count`."""
+    best: dict[str, Hit] = {}
+    for hit in sorted(hits, key=lambda hit: (-hit.score, hit.id, hit.number)):
+        best.setdefault(hit.id, hit)
+        if len(best) == count:
+            break
+    return list(best.values())

@@ -1,0 +1,256 @@
+"""One SQLite file as a durable database: created whole or not at all, checked when opened, connections lent one thread at
+a time, SQLite's errors turned into ours. Knows no tables: it is given a schema.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from connector.errors import (
+    ConnectorError,
+    DatabaseError,
+    PermissionRefused,
+    StatementFailed,
+    StoreCorrupt,
+    TransactionRolledBack,
+)
+
+BUSY_SECONDS = 30.0
+_HEADER = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """`application_id` marks files as ours. `migrations[i]` is a script that leads from version i to i + 1."""
+
+    application_id: int
+    migrations: tuple[str, ...]
+    prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
+    """Called for every new connection: functions to register."""
+
+    @property
+    def version(self) -> int:
+        return len(self.migrations)
+
+
+class SqliteFile:
+    """Opened on construction. Raises StoreCorrupt for a file that is not a whole one of ours or is of a later version.
+
+    An absent file is created complete under another name and put in place at once, so an empty or cut-off file under
+    the real name is damage, and is never taken for a new store.
+    """
+
+    def __init__(self, path: Path, schema: Schema) -> None:
+        self.path = path
+        self._schema = schema
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        with self._mapped():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                self._create()
+            self._check_header()
+            with self._lent() as connection:
+                self._migrate(connection)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    # ------------------------------------------------------------------------------------------------ transactions
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view of the file, whatever others write meanwhile."""
+        with self._mapped(), self._lent() as connection:
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                self._roll_back(connection)
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, the only writer of all threads and processes; rolled back by any exception."""
+        with self._mapped(), self._lent() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                self._roll_back(connection)
+                raise
+
+    @staticmethod
+    def _roll_back(connection: sqlite3.Connection) -> None:
+        with suppress(sqlite3.Error):  # a full disk has rolled back by itself
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _lent(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._closed:
+                raise StatementFailed(f"the store {self.path} is closed")
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = self._connect(self.path)
+        try:
+            yield connection
+        except sqlite3.Error:
+            connection.close()
+            raise
+        except BaseException:
+            self._give_back(connection)
+            raise
+        self._give_back(connection)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    # --------------------------------------------------------------------------------------------- opening the file
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=rw",
+            uri=True,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            self._schema.prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _create(self) -> None:
+        """Build the file beside its place and link it there; another process that was first wins."""
+        leftovers = [name for name in ("-wal", "-journal") if Path(f"{self.path}{name}").exists()]
+        if leftovers:
+            raise self._corrupt(f"the file is gone but its {leftovers[0]} is still there")
+        temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
+        try:
+            temporary.touch()
+            connection = self._connect(temporary)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute(f"PRAGMA application_id = {self._schema.application_id:d}")
+                self._run_migrations(connection, 0)
+            finally:
+                connection.close()
+            _put_in_place(temporary, self.path)
+            _sync_folder(self.path.parent)
+        finally:
+            for name in ("", "-wal", "-shm"):
+                Path(f"{temporary}{name}").unlink(missing_ok=True)
+
+    def _check_header(self) -> None:
+        with self.path.open("rb") as file:
+            header = file.read(len(_HEADER))
+        if header != _HEADER:
+            raise self._corrupt("it is empty" if not header else "it is no SQLite file")
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        (identity,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if identity != self._schema.application_id:
+            raise self._corrupt("it belongs to another program")
+        if version > self._schema.version:
+            raise StoreCorrupt(
+                f"the store {self.path} was written by a later version of owl-sap-connector (layout {version}, this one "
+                f"knows {self._schema.version}): upgrade, or use another folder"
+            )
+        if version < self._schema.version:
+            self._run_migrations(connection, version)
+
+    def _run_migrations(self, connection: sqlite3.Connection, version: int) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            for script in self._schema.migrations[version:]:
+                for statement in script.split(";\n\n"):
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {self._schema.version:d}")
+            connection.execute("COMMIT")
+        except BaseException:
+            self._roll_back(connection)
+            raise
+
+    def _corrupt(self, what: str) -> StoreCorrupt:
+        return StoreCorrupt(
+            f"the store {self.path} cannot be trusted: {what}. Restore it from a backup, or move it and its -wal and -shm "
+            "files away and sync again: everything in it can be built anew from the source"
+        )
+
+    # ------------------------------------------------------------------------------------------------------- errors
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._error(error) from None
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _error(self, error: sqlite3.Error) -> ConnectorError:
+        # Text of SQLite's own, never of the data: these messages name no value.
+        code = getattr(error, "sqlite_errorcode", None)
+        primary = code & 0xFF if code is not None else -1
+        match primary:
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_FORMAT:
+                return self._corrupt(f"SQLite says {error}")
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return TransactionRolledBack(f"the store {self.path} was locked by another writer for {BUSY_SECONDS:g} s")
+            case sqlite3.SQLITE_FULL:
+                return DatabaseError(f"no room left on the disk for the store {self.path}; nothing was written")
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+                return PermissionRefused(f"the store {self.path} cannot be opened for writing: {error}")
+            case sqlite3.SQLITE_IOERR:
+                return DatabaseError(f"the disk failed under the store {self.path}: {error}")
+            case _:
+                return StatementFailed(f"the store {self.path}: {error}")
+
+    def _unusable(self, error: OSError) -> ConnectorError:
+        message = f"the store {self.path} cannot be used: {error.strerror or type(error).__name__}"
+        return PermissionRefused(message) if isinstance(error, PermissionError) else DatabaseError(message)
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    """Never over a file that another process put there first."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without hard links
+        if not path.exists():
+            temporary.rename(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name in the folder survive a power cut, where the system lets folders be synced."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

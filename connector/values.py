@@ -1,0 +1,274 @@
+"""How a column's value reads in a text and in metadata: SAP's conventions for dates, times, numbers and amounts.
+Decided once per column from the catalogue; knows nothing of templates, documents or connections.
+
+HANA keeps ABAP's dates and numbers as character columns and does not say which; these rules find them. A rule needs the
+type and length *and* the column's name or comment *and* a value that fits; whatever does not fit is shown as it is.
+
+| convention | column | shown in a text | in metadata |
+|---|---|---|---|
+| DATS | characters, length 8, name or comment says date | 20240131 -> 2024-01-31; 00000000 -> "" | ISO; null |
+| TIMS | characters, length 6, name or comment says time | 093000 -> 09:30:00; 000000 (initial) -> "" | ISO; null |
+| NUMC, ALPHA | characters; a known key (MATNR, KUNNR ...) or a value of full length >= 10; never codes whose zeros count (postal, phone, EAN, bank ...) | 0000012345 -> 12345; all zeros -> "" | as stored |
+| UTC time stamp | DECIMAL(15) or (21,7), name or comment says so | 20240131093000 -> 2024-01-31 09:30:00 | as stored |
+| CURR with CUKY | DECIMAL(n,2) directly followed by its currency in the template | 12.50 EUR; 1250 JPY for a stored 12.50 | as stored |
+"""  # noqa: E501  (a table row cannot be wrapped)
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import date, datetime, time
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from connector.model import Column, Scalar
+
+Formatter = Callable[[Any], str]
+
+CHARACTER_TYPES = frozenset(
+    {"NVARCHAR", "VARCHAR", "NCHAR", "CHAR", "ALPHANUM", "SHORTTEXT", "NCLOB", "CLOB", "TEXT", "BINTEXT"}
+)
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_DATE_NAMES = _names("ERSDA LAEDA DATAB DATBI BEGDA ENDDA STRMN LTRMN AUSVN AUSBS GSTRP GLTRP GSTRS GLTRS EINDT VDATU")
+_DATE_NAME = re.compile(r"(DAT|DATE|DATUM|DATS)$", re.IGNORECASE)
+_DATE_COMMENT = re.compile(
+    r"\b(date|dats)\b|datum\b|\b(created|changed) on\b|\b(angelegt|geändert) am\b", re.IGNORECASE
+)
+_TIME_NAMES = _names("ERZET AEZET CPUTM AUZTV AUZTB STRUR LTRUR")
+_TIME_NAME = re.compile(r"(ZEIT|TIME|TIMS|TIM|UHR)$", re.IGNORECASE)
+_TIME_COMMENT = re.compile(r"\b(time|tims)\b|zeit\b", re.IGNORECASE)
+_STAMP = re.compile(r"T(IME)?ST(A)?MP|_AT$|CHANGED|CREATED|\btime ?stamp\b|zeitstempel", re.IGNORECASE)
+_ALPHA_NAMES = _names(
+    "MATNR KUNNR LIFNR VBELN EBELN EBELP BELNR AUFNR QMNUM EQUNR POSNR BANFN MBLNR RSNUM PERNR PARNR KOSTL PRCTR SAKNR "
+    "HKONT ANLN1 CHARG VBELV KUNAG KUNWE WARPL WAPOS"
+)
+_ZEROS_COUNT = re.compile(
+    r"PSTL|PLZ|ZIP|POST|TEL|FAX|PHONE|MOBIL|EAN|GTIN|UPC|ISBN|IBAN|BANK|BLZ|SWIFT|STCD|STEUER|TAX|HASH|GUID|BARCODE",
+    re.IGNORECASE,
+)
+_SHORTEST_NUMC = 10
+_CURRENCY_NAME = re.compile(r"WAER|CURR|CUKY", re.IGNORECASE)
+_CURRENCY_COMMENT = re.compile(r"currency|cuky|währung|waehrung", re.IGNORECASE)
+_CUKY_LENGTH = 5
+_CURR_SCALE = 2
+_NO_DECIMALS = _names("BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF")
+_THREE_DECIMALS = _names("BHD IQD JOD KWD LYD OMR TND")
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+# ---------------------------------------------------------------------------------------------------------- in texts
+
+
+def formatter(column: Column) -> Formatter:
+    """How values of this column read in a text: one line per value, "" for NULL and initial values. The function
+    raises ValueError for a value that cannot be shown (NaN)."""
+    if column.type_name in CHARACTER_TYPES:
+        return _character_formatter(column)
+    if _is_stamp(column):
+        return _stamp
+    return plain
+
+
+def plain(value: Any) -> str:
+    """A value without any convention."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return clean(value).strip()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return _trimmed(value)
+    if isinstance(value, float):
+        return f"{_finite(value):.15g}"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex().upper()
+    return str(value)
+
+
+def clean(text: str) -> str:
+    """Without control characters (line breaks and tabs stay) and without halves of characters."""
+    if text.isprintable():  # neither of them is
+        return text
+    text = _CONTROL.sub(" ", text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _character_formatter(column: Column) -> Formatter:
+    if _is_dats(column):
+        return lambda value: _convention(value, _dats)
+    if _is_tims(column):
+        return lambda value: _convention(value, _tims)
+    if column.length and not _ZEROS_COUNT.search(f"{column.name} {column.comment}"):
+        known, full = column.name in _ALPHA_NAMES, max(column.length, _SHORTEST_NUMC)
+        return lambda value: _without_zeros(plain(value), known, full)
+    return plain
+
+
+def _convention(value: Any, convert: Callable[[str], str | None]) -> str:
+    text = plain(value)
+    shown = convert(text)
+    return text if shown is None else shown
+
+
+def _without_zeros(text: str, known: bool, full: int) -> str:
+    if text[:1] == "0" and (known or len(text) == full) and text.isascii() and text.isdigit():
+        return text.lstrip("0")
+    return text
+
+
+def _trimmed(value: Decimal) -> str:
+    """Plain notation without trailing zeros behind the point."""
+    if not value.is_finite():
+        raise ValueError("not a finite number")
+    text = format(value, "f")
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value + 0.0  # -0.0 becomes 0.0
+
+
+# ------------------------------------------------------------------------------------------------- dates and times
+
+
+def _is_dats(column: Column) -> bool:
+    return column.length == 8 and (
+        column.name in _DATE_NAMES or bool(_DATE_NAME.search(column.name) or _DATE_COMMENT.search(column.comment))
+    )
+
+
+def _is_tims(column: Column) -> bool:
+    return column.length == 6 and (
+        column.name in _TIME_NAMES or bool(_TIME_NAME.search(column.name) or _TIME_COMMENT.search(column.comment))
+    )
+
+
+def _is_stamp(column: Column) -> bool:
+    shape = (column.length, column.scale) in ((15, 0), (21, 7))
+    return column.type_name == "DECIMAL" and shape and bool(_STAMP.search(f"{column.name} {column.comment}"))
+
+
+@lru_cache(maxsize=8192)
+def _dats(text: str) -> str | None:
+    """ISO date, "" for the initial value, None for what is no date."""
+    if text == "00000000":
+        return ""
+    if len(text) != 8 or not (text.isascii() and text.isdigit()):
+        return None
+    try:
+        return date(int(text[:4]), int(text[4:6]), int(text[6:])).isoformat()
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=8192)
+def _tims(text: str) -> str | None:
+    """ISO time, "" for the initial value (midnight looks the same in ABAP), None for what is no time."""
+    if text == "000000":
+        return ""
+    if len(text) != 6 or not (text.isascii() and text.isdigit()):
+        return None
+    try:
+        return time(int(text[:2]), int(text[2:4]), int(text[4:])).isoformat()
+    except ValueError:
+        return None
+
+
+def _stamp(value: Any) -> str:
+    text = plain(value)
+    whole = text.partition(".")[0]
+    if whole == "0":
+        return ""
+    day, clock = _dats(whole[:8]), _tims(whole[8:])
+    if len(whole) != 14 or not day or clock is None:
+        return text
+    return f"{day} {clock or '00:00:00'}"
+
+
+# ------------------------------------------------------------------------------------------------------------ amounts
+
+
+def is_amount(column: Column) -> bool:
+    """Could this be ABAP's CURR? All of them are stored with two decimals, whatever the currency has."""
+    return column.type_name == "DECIMAL" and column.scale == _CURR_SCALE
+
+
+def is_currency(column: Column) -> bool:
+    named = _CURRENCY_NAME.search(column.name) or _CURRENCY_COMMENT.search(column.comment)
+    return column.type_name in CHARACTER_TYPES and column.length in (3, _CUKY_LENGTH) and bool(named)
+
+
+def amount(value: Any, currency: str, currency_column: Column) -> str:
+    """An amount with the decimals of its currency, none when it is whole.
+
+    ABAP stores 1250 yen as 12.50: a currency column of CUKY's length (5) says that this is ABAP's table, and the point
+    moves for currencies without or with three decimals (ISO 4217; a customised TCURX is not read).
+    """
+    if not isinstance(value, Decimal):
+        return plain(value)
+    decimals = 0 if currency in _NO_DECIMALS else 3 if currency in _THREE_DECIMALS else 2
+    if currency_column.length == _CUKY_LENGTH and value.is_finite():
+        sign, digits, exponent = value.as_tuple()  # scaleb would round to the context's precision
+        value = Decimal((sign, digits, int(exponent) + _CURR_SCALE - decimals))
+    trimmed = _trimmed(value)
+    whole, point, fraction = trimmed.partition(".")
+    return whole + point + fraction.ljust(decimals, "0") if point else whole
+
+
+# ------------------------------------------------------------------------------------------------------- in metadata
+
+
+def scalar(column: Column) -> Callable[[Any], Scalar]:
+    """How values of this column stand in metadata: integers, finite floats and booleans as they are, DECIMAL as plain
+    decimal text, dates and times ISO, bytes as hexadecimal text. The function raises ValueError for NaN."""
+    if column.type_name in CHARACTER_TYPES:
+        if _is_dats(column):
+            return lambda value: _convention_or_none(value, _dats)
+        if _is_tims(column):
+            return lambda value: _convention_or_none(value, _tims)
+    return canonical
+
+
+def canonical(value: Any) -> Scalar:
+    """A value without any convention, for metadata."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return clean(value).rstrip(" ")
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise ValueError("not a finite number")
+        return format(value, "f")
+    if isinstance(value, date | time):  # datetime is a date
+        return value.isoformat()
+    return plain(value)
+
+
+def _convention_or_none(value: Any, convert: Callable[[str], str | None]) -> Scalar:
+    if value is None:
+        return None
+    return _convention(value, convert) or None

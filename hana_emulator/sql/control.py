@@ -1,0 +1,111 @@
+"""Statements about the session itself: transactions, savepoints, current schema, session variables, cancelling others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hana_emulator.errors import HanaError, not_supported
+from hana_emulator.sql.reader import TokenReader
+
+
+class Controlled(Protocol):
+    """What a control statement may do to its session."""
+
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def set_schema(self, name: str) -> None: ...
+    def set_variable(self, name: str, value: str | None) -> None: ...
+    def savepoint(self, name: str) -> None: ...
+    def rollback_to(self, name: str) -> None: ...
+    def release(self, name: str) -> None: ...
+    def lock(self) -> None: ...
+    def cancel_session(self, connection_id: int) -> None: ...
+
+
+Control = Callable[[Controlled], None]
+
+
+def parse_control(reader: TokenReader) -> Control | None:
+    """The action that the statement asks for; None when it is no control statement."""
+    for words, parser in _PARSERS.items():
+        if reader.take(*words):
+            control = parser(reader)
+            reader.end()
+            return control
+    return None
+
+
+def _commit(reader: TokenReader) -> Control:
+    reader.take("WORK")
+    return lambda session: session.commit()
+
+
+def _rollback(reader: TokenReader) -> Control:
+    reader.take("WORK")
+    if reader.take("TO", "SAVEPOINT") or reader.take("TO"):
+        name = reader.identifier()
+        return lambda session: session.rollback_to(name)
+    return lambda session: session.rollback()
+
+
+def _savepoint(reader: TokenReader) -> Control:
+    name = reader.identifier()
+    return lambda session: session.savepoint(name)
+
+
+def _release(reader: TokenReader) -> Control:
+    name = reader.identifier()
+    return lambda session: session.release(name)
+
+
+def _set_schema(reader: TokenReader) -> Control:
+    name = reader.identifier()
+    return lambda session: session.set_schema(name)
+
+
+def _set_isolation(reader: TokenReader) -> Control:
+    if not reader.take("READ", "COMMITTED"):
+        raise not_supported("an isolation level other than READ COMMITTED")
+    return lambda session: None
+
+
+def _set_variable(reader: TokenReader) -> Control:
+    name = reader.string()
+    reader.expect("=")
+    value = reader.string()
+    return lambda session: session.set_variable(name, value)
+
+
+def _unset_variable(reader: TokenReader) -> Control:
+    name = reader.string()
+    return lambda session: session.set_variable(name, None)
+
+
+def _lock_table(reader: TokenReader) -> Control:
+    """Locks the whole stand-in, whose only lock it is."""
+    reader.name()
+    reader.expect("IN", "EXCLUSIVE", "MODE")
+    reader.take("NOWAIT")
+    return lambda session: session.lock()
+
+
+def _cancel(reader: TokenReader) -> Control:
+    text = reader.string()
+    if not text.isdigit():
+        raise HanaError(1093, "invalid connection id in ALTER SYSTEM CANCEL SESSION")
+    return lambda session: session.cancel_session(int(text))
+
+
+_PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Control]] = {
+    ("COMMIT",): _commit,
+    ("ROLLBACK",): _rollback,
+    ("SAVEPOINT",): _savepoint,
+    ("RELEASE", "SAVEPOINT"): _release,
+    ("SET", "SCHEMA"): _set_schema,
+    ("SET", "TRANSACTION", "ISOLATION", "LEVEL"): _set_isolation,
+    ("SET",): _set_variable,
+    ("UNSET",): _unset_variable,
+    ("LOCK", "TABLE"): _lock_table,
+    ("ALTER", "SYSTEM", "CANCEL", "SESSION"): _cancel,
+}

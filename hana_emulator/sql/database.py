@@ -1,0 +1,162 @@
+"""The whole database behind the stand-in: one SQLite file, its catalogue in memory, the one write lock, its sessions."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from hana_emulator.errors import HanaError
+from hana_emulator.sql import catalog as catalogue
+from hana_emulator.sql import conversions, definitions, functions
+from hana_emulator.sql.catalog import Catalog
+from hana_emulator.sql.functions import Context
+from hana_emulator.sql.planner import Prepared, prepare
+from hana_emulator.sql.session import Session
+from hana_emulator.sql.vectors import VectorCache
+
+LOCK_TIMEOUT_SECONDS = 10.0
+_FILE = "hana.sqlite"
+_PLANS = 2_000
+_PRAGMAS = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = NORMAL",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA case_sensitive_like = ON",
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA cache_size = -65536",
+    "PRAGMA mmap_size = 268435456",
+)
+
+
+class Database:
+    """Implements `seam.SqlDatabase`. `path` is a folder, created if absent; None keeps everything in a temporary folder
+    that goes with the database. One process at a time may open a folder.
+
+    `user` logs in with `password` and starts in `schema`, which exists from the beginning.
+    """
+
+    def __init__(
+        self, path: Path | None, user: str, password: str, schema: str, *, lock_timeout: float = LOCK_TIMEOUT_SECONDS
+    ) -> None:
+        self.lock_timeout = lock_timeout
+        self.write_lock = threading.Lock()
+        self.commit_lock = threading.Lock()
+        """Held while a commit and the new versions it brings become visible together."""
+        self.vectors = VectorCache()
+        self._temporary = Path(tempfile.mkdtemp(prefix="hana-stand-in-")) if path is None else None
+        self._folder = path or self._temporary or Path()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._guard = _only_process(self._folder)
+        self._user, self._schema = user.upper(), schema
+        self._plans: OrderedDict[tuple[str, str, int], Prepared] = OrderedDict()
+        self._plans_lock = threading.Lock()
+        self._versions: dict[str, int] = {}
+        self._epoch = 0
+        self._sessions: dict[int, Session] = {}
+        self._numbers = itertools.count(200_001)
+        self.catalog = self._initialise(password)
+
+    def _initialise(self, password: str) -> Catalog:
+        connection = self.open_connection(Context())
+        try:
+            catalogue.create_storage(connection)
+            known = catalogue.load(connection, 0)
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("DELETE FROM owl_users WHERE name = ?", (self._user,))
+            definitions.add_user(connection, self._user, password)
+            for schema in {self._user, self._schema} - known.schemas:
+                definitions.add_schema(connection, schema, self._user)
+            connection.execute("COMMIT")
+            return catalogue.load(connection, 1)
+        finally:
+            connection.close()
+
+    def open_connection(self, context: Context) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._folder / _FILE, timeout=self.lock_timeout, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+        functions.register(connection, context)
+
+        def report(error: HanaError) -> None:
+            context.error = error
+
+        conversions.register(connection, report)
+        return connection
+
+    def connect(self, user: str) -> Session:
+        name = user.upper() if user.upper() in self.catalog.users else user
+        schema = self._schema if name == self._user else name
+        session = Session(self, next(self._numbers), name, schema)
+        self._sessions[session.connection_id] = session
+        return session
+
+    def password(self, user: str) -> str | None:
+        return self.catalog.users.get(user) or self.catalog.users.get(user.upper())
+
+    def close(self) -> None:
+        for session in list(self._sessions.values()):
+            session.close()
+        self._guard.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------------------ for its sessions
+
+    def prepare(self, sql: str, schema: str) -> Prepared:
+        """A plan for `sql` in the catalogue of now; the same text is planned once."""
+        catalog = self.catalog
+        key = (sql, schema, catalog.version)
+        with self._plans_lock:
+            found = self._plans.get(key)
+            if found is not None:
+                self._plans.move_to_end(key)
+                return found
+        found = prepare(sql, catalog, schema)
+        with self._plans_lock:
+            self._plans[key] = found
+            while len(self._plans) > _PLANS:
+                self._plans.popitem(last=False)
+        return found
+
+    def table_version(self, table: str) -> tuple[int, int]:
+        return self._epoch, self._versions.get(table, 0)
+
+    def touch(self, tables: Iterable[str]) -> None:
+        """These tables have other rows now. Call with `commit_lock`, right after COMMIT."""
+        for table in tables:
+            self._versions[table] = self._versions.get(table, 0) + 1
+
+    def publish(self, catalog: Catalog) -> None:
+        """A new catalogue; rows may have changed with it. Call with `commit_lock`, right after COMMIT."""
+        self.catalog = catalog
+        self._epoch += 1
+
+    def cancel(self, connection_id: int) -> None:
+        session = self._sessions.get(connection_id)
+        if session is None:
+            raise HanaError(1093, f"no session with connection id {connection_id}")
+        session.cancel()
+
+    def forget(self, session: Session) -> None:
+        self._sessions.pop(session.connection_id, None)
+
+
+def _only_process(folder: Path) -> IO[str]:
+    """A lock on the folder that ends with this process, however it ends: catalogue and vectors are cached in memory."""
+    guard = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        guard.close()
+        raise RuntimeError(f"another stand-in is using the folder {folder}; stop it or choose another --data") from None
+    return guard

@@ -1,0 +1,61 @@
+"""What SQLite reports, said in HANA's codes. Messages name objects, never values."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from hana_emulator.errors import HanaError, lock_wait_timeout, null_not_allowed, unique_violated
+from hana_emulator.sql.names import decode, hana_identifier
+
+
+def cancelled() -> HanaError:
+    return HanaError(139, "current operation cancelled by request and transaction rolled back")
+
+
+def translate(error: Exception, reported: HanaError | None) -> HanaError:
+    """`reported` is what a function of ours raised inside SQLite, which keeps no more than 'user-defined function'."""
+    text = str(error)
+    if reported is not None and "user-defined" in text:
+        return reported
+    if isinstance(error, sqlite3.IntegrityError):
+        return _integrity(text)
+    if isinstance(error, UnicodeError):
+        return HanaError(2, "general error: a string holds half of a surrogate pair, which this stand-in cannot store")
+    if isinstance(error, OverflowError):
+        return HanaError(314, "numeric overflow: a number does not fit 64 bits")
+    for part, (code, message) in _OPERATIONAL.items():
+        if part in text:
+            return HanaError(code, message)
+    if "locked" in text or "busy" in text:
+        return lock_wait_timeout("the database file is in use elsewhere")
+    return HanaError(2, f"general error: {text} (in this stand-in's SQLite)")
+
+
+_OPERATIONAL = {
+    "interrupted": (139, "current operation cancelled by request and transaction rolled back"),
+    "no such table": (259, "invalid table name: the table was dropped meanwhile"),
+    "no such column": (260, "invalid column name: the column was dropped meanwhile"),
+    "integer overflow": (314, "numeric overflow in SUM"),
+    "too many SQL variables": (257, "sql syntax error: too many parameters in one statement"),
+    "too large": (2048, "column store error: the statement or a value is too large for this stand-in"),
+    "too big": (2048, "column store error: a value is too large for this stand-in"),
+    "disk is full": (2048, "column store error: the disk of this stand-in is full"),
+}
+
+
+def _integrity(text: str) -> HanaError:
+    """'UNIQUE constraint failed: ~S.T.A, ~S.T.B' and the like."""
+    kind, _, places = text.partition(" constraint failed: ")
+    columns = [hana_identifier(decode(place.rsplit(".", 1)[-1])) for place in places.split(", ")]
+    if kind == "NOT NULL":
+        return null_not_allowed(columns[0])
+    if kind == "UNIQUE":
+        table = hana_identifier(decode(_table_of(places.split(", ")[0])))
+        return unique_violated(f"Table({table}), columns ({', '.join(columns)})")
+    return HanaError(2, f"general error: {kind} constraint failed (in this stand-in's SQLite)")
+
+
+def _table_of(place: str) -> str:
+    """The table in '~SCHEMA.TABLE.COLUMN'; dots inside names are escaped as '^.'."""
+    parts = place.replace("^.", "\0").split(".")
+    return parts[-2].replace("\0", "^.") if len(parts) > 1 else place

@@ -1,0 +1,171 @@
+"""From the text of a statement to a plan that a session can run any number of times. Reads the catalogue, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlglot import exp
+from sqlglot.tokens import Token, TokenType
+
+from hana_emulator.errors import not_supported, syntax_error
+from hana_emulator.seam import FunctionCode, Statement
+from hana_emulator.sql import definitions, dialect, queries, search, writes
+from hana_emulator.sql.catalog import Catalog
+from hana_emulator.sql.control import Control, parse_control
+from hana_emulator.sql.definitions import Definition
+from hana_emulator.sql.reader import TokenReader, is_word
+from hana_emulator.sql.scope import Binding, BoundQuery
+from hana_emulator.sql.writes import Step, WritePlan, step
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """A SELECT; with `search`, the vectorised way to the same rows. `locks`: FOR UPDATE."""
+
+    step: Step
+    search: search.SearchPlan | None = None
+    locks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionPlan:
+    definition: Definition
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlan:
+    control: Control
+
+
+Plan = QueryPlan | WritePlan | DefinitionPlan | ControlPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Statement):
+    """A statement with its plan, good for one version of the catalogue and one current schema."""
+
+    plan: Plan | None = None
+    version: int = -1
+    schema: str = ""
+
+
+def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
+    """Raises HanaError 257 and whatever names and types bring up."""
+    tokens = dialect.tokenize(sql)
+    if not tokens:
+        raise syntax_error("the statement is empty")
+    reader = TokenReader(sql, tokens)
+    control = parse_control(reader)
+    if control is not None:
+        return Prepared(sql, FunctionCode.NIL, plan=ControlPlan(control), version=catalog.version, schema=schema)
+    definition = definitions.parse(reader)
+    if definition is not None:
+        plan = DefinitionPlan(definition)
+        return Prepared(sql, FunctionCode.DDL, plan=plan, version=catalog.version, schema=schema)
+    return _Preparation(sql, tokens, Binding(catalog, schema, queries.bind_query)).run()
+
+
+@dataclass(slots=True)
+class _Preparation:
+    sql: str
+    tokens: list[Token]
+    binding: Binding
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(map(dialect.is_parameter, self.tokens))
+
+    def run(self) -> Prepared:
+        first = self.tokens[0]
+        if is_word(first, "UPSERT") or is_word(first, "REPLACE"):
+            return self._written(self._upsert())
+        node = dialect.parse(dialect.number_parameters(self.sql, self.tokens))
+        if isinstance(node, exp.Query):
+            return self._query(node)
+        binder = _WRITERS.get(type(node))
+        if binder is None:
+            raise not_supported(f"a statement that begins with {first.text.upper()[:40]}")
+        return self._written(binder(self.binding, node))
+
+    def _query(self, node: exp.Expression) -> Prepared:
+        node = writes.expressions.unwrapped(node)
+        plan = None
+        if isinstance(node, exp.Select):
+            parts = queries.bind_select(self.binding, node, None)
+            query = BoundQuery(parts.render(), tuple(parts.columns))
+            plan = search.plan_search(self.binding, node, parts, self.parameter_count)
+        else:
+            query = queries.bind_query(self.binding, node, None)
+        locks = bool(node.args.get("locks"))
+        function = FunctionCode.SELECT_FOR_UPDATE if locks else FunctionCode.SELECT
+        return self._prepared(function, QueryPlan(step(query.sql), plan, locks), query)
+
+    def _written(self, plan: WritePlan) -> Prepared:
+        return self._prepared(plan.function, plan, BoundQuery("", ()))
+
+    def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:
+        return Prepared(
+            self.sql,
+            function,
+            self.binding.declared(self.parameter_count),
+            query.columns,
+            plan,
+            self.binding.catalog.version,
+            self.binding.schema,
+        )
+
+    def _upsert(self) -> WritePlan:
+        """UPSERT in INSERT's clothes: WITH PRIMARY KEY and WHERE are taken off before sqlglot reads the rest."""
+        body, by_key = self.tokens[1:], False
+        if [token.text.upper() for token in body[-3:]] == ["WITH", "PRIMARY", "KEY"]:
+            body, by_key = body[:-3], True
+        where = _where_after_values(body)
+        condition = body[where + 1 :] if where is not None else []
+        kept = body[:where] if where is not None else body
+        if not kept:
+            raise syntax_error("UPSERT needs a table and values")
+        offset = self.tokens[0].end + 1
+        text = _numbered(self.sql, kept, offset, 0)
+        node = dialect.parse(f"INSERT INTO {text}")
+        if not isinstance(node, exp.Insert):
+            raise syntax_error("UPSERT needs a table and values")
+        tree = None
+        if condition:
+            known = sum(map(dialect.is_parameter, kept))
+            tree = dialect.parse_condition(_numbered(self.sql, condition, condition[0].start, known))
+        return writes.bind_upsert(self.binding, node, tree, by_key)
+
+
+def _numbered(sql: str, tokens: list[Token], start: int, known: int) -> str:
+    """The text of `tokens`, parameters numbered from `known` + 1."""
+    pieces, position = [], start
+    for token in tokens:
+        if dialect.is_parameter(token):
+            known += 1
+            pieces += [sql[position : token.start], f":{dialect.PARAMETER_PREFIX}{known}"]
+            position = token.end + 1
+    return "".join([*pieces, sql[position : tokens[-1].end + 1]])
+
+
+def _where_after_values(tokens: list[Token]) -> int | None:
+    """The index of the WHERE that follows VALUES (...), if there is one; a WHERE of a query is not meant."""
+    depth, values = 0, False
+    for index, token in enumerate(tokens):
+        if token.token_type is TokenType.L_PAREN:
+            depth += 1
+        elif token.token_type is TokenType.R_PAREN:
+            depth -= 1
+        elif not depth and is_word(token, "VALUES"):
+            values = True
+        elif not depth and values and is_word(token, "WHERE"):
+            return index
+    return None
+
+
+_WRITERS: dict[type[exp.Expression], Callable[[Binding, exp.Expression], WritePlan]] = {
+    exp.Insert: writes.bind_insert,  # type: ignore[dict-item]
+    exp.Update: writes.bind_update,  # type: ignore[dict-item]
+    exp.Delete: writes.bind_delete,  # type: ignore[dict-item]
+    exp.Merge: writes.bind_merge,  # type: ignore[dict-item]
+}

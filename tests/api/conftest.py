@@ -1,0 +1,110 @@
+"""A service over a table in memory, the local store and the test embedder; and clients of its REST application."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.src.api.server import create_app
+from app.src.service import Service
+from app.src.settings import Settings
+from connector.errors import ConnectorError, UnknownTable
+from connector.model import Column, Key, Query, Row, Table, TableRef
+
+MATERIALS = TableRef("S", "MARA")
+TEXTS = {
+    "1": "gearbox bearing steel",
+    "2": "garden hose rubber",
+    "3": "hydraulic oil pump",
+    "4": "office chair with wheels",
+}
+
+
+class TableSource:
+    """S.MARA in memory. `failure` is raised by every call; `gate`, when cleared, holds pages back."""
+
+    def __init__(self) -> None:
+        columns = (Column("MATNR", "NVARCHAR", 18), Column("MAKTX", "NVARCHAR", 40), Column("MTART", "NVARCHAR", 4))
+        self.table = Table(MATERIALS, columns, primary_key=("MATNR",))
+        self.rows_by_key: dict[str, dict[str, Any]] = {
+            key: {"MATNR": key, "MAKTX": text, "MTART": "FERT" if key < "3" else "ROH"} for key, text in TEXTS.items()
+        }
+        self.failure: ConnectorError | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def describe(self, ref: TableRef) -> Table:
+        self._check()
+        if ref != MATERIALS:
+            raise UnknownTable(f"there is no table {ref}")
+        return self.table
+
+    def count(self, query: Query) -> int:
+        return len(self.rows_by_key)
+
+    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+        for key in sorted(self.rows_by_key):
+            assert self.gate.wait(20)
+            self._check()
+            yield [Row((key,), self.rows_by_key[key])]
+
+    def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
+        return [Row(key, self.rows_by_key[str(key[0])]) for key in keys if str(key[0]) in self.rows_by_key]
+
+
+@pytest.fixture
+def source() -> TableSource:
+    return TableSource()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    block = {"name": "materials", "source": "S.MARA", "template": "{MAKTX}", "metadata": ["MTART"]}
+    return Settings.model_validate(
+        {
+            "store": {"kind": "local", "path": tmp_path / "vectors"},
+            "embedding": {"model": "hash:64"},
+            "api": {"max_body_bytes": 20_000, "max_inputs": 4, "max_text_chars": 9_000, "max_k": 50},
+            "collections": [block, block | {"name": "never"}],
+        }
+    )
+
+
+@pytest.fixture
+def make_service(settings: Settings, source: TableSource) -> Iterator[Callable[[], Service]]:
+    made: list[Service] = []
+
+    def make() -> Service:
+        made.append(Service(settings, source=source))
+        return made[-1]
+
+    yield make
+    source.gate.set()
+    for service in made:
+        service.close()
+
+
+@pytest.fixture
+def service(make_service: Callable[[], Service]) -> Service:
+    return make_service()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[TestClient]:
+    with TestClient(create_app(service), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def synced(service: Service) -> Service:
+    service.sync("materials")
+    return service

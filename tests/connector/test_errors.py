@@ -1,0 +1,233 @@
+"""The error tree and the table from HANA's codes to it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector import errors
+from connector.errors import (
+    RULES,
+    Cancelled,
+    ConnectionLost,
+    ConnectionMisconfigured,
+    ConnectorError,
+    DatabaseError,
+    LoginRefused,
+    Overloaded,
+    PermissionRefused,
+    RowRejected,
+    StatementFailed,
+    TransactionRolledBack,
+    Unavailable,
+    UnknownColumn,
+    UnknownTable,
+    classify,
+)
+
+CLASSES = [
+    member
+    for _, member in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(member, ConnectorError) and member is not ConnectorError
+]
+
+# The driver's own texts below were recorded from hdbcli 2.30.27; the server's are those of the documentation.
+TABLE = [
+    (301, "unique constraint violated: Table(T), 'secret'", RowRejected),
+    (461, "foreign key constraint violation", RowRejected),
+    (274, "inserted value too large for column: 'secret'", RowRejected),
+    (287, "cannot insert NULL or update to NULL: C", RowRejected),
+    (303, "invalid DATE, TIME or TIMESTAMP value", RowRejected),
+    (304, "division by zero undefined", RowRejected),
+    (314, "numeric overflow", RowRejected),
+    (339, "invalid number: 'secret'", RowRejected),
+    (-10404, "Invalid value for parameter", RowRejected),
+    (-10427, "Conversion of parameter failed", RowRejected),
+    (0, "expected a vector of length 3", RowRejected),
+    (
+        -10709,
+        "Connection failed (RTE:[300015] SSL certificate validation failed: Hostname 'localhost' does not match "
+        "names in certificate: 'wrong', 'wrong' (127.0.0.1:1 -> localhost:2))",
+        ConnectionMisconfigured,
+    ),
+    (
+        -10709,
+        "Connection failed (RTE:[300015] SSL certificate validation failed: error code: 167772294, "
+        "certificate verify failed\n (127.0.0.1:1 -> localhost:2))",
+        ConnectionMisconfigured,
+    ),
+    (
+        -10709,
+        "Connection failed (RTE:[300012] Cannot create SSL engine: Received invalid SSL Record Header (a -> b))",
+        ConnectionMisconfigured,
+    ),
+    (
+        -10709,
+        "Connection failed (RTE:[200121] Invalid connect reply (received HTTP response, not SAP HANA): HTTP 400 (a))",
+        ConnectionMisconfigured,
+    ),
+    (
+        -10709,
+        "Connection failed (RTE:[200110] Invalid connect reply (server may not be SAP HANA) (a -> b))",
+        ConnectionMisconfigured,
+    ),
+    (
+        -10709,
+        "Connection failed (RTE:[300005] SAP crypto lib is not available: Exception caught (a -> b))",
+        ConnectionMisconfigured,
+    ),
+    (
+        -10709,
+        "Connection failed (RTE:[89001] Cannot resolve host name 'nowhere.invalid' rc=-2 (nowhere.invalid:443))",
+        ConnectionLost,
+    ),
+    (
+        -10709,
+        "Connection failed (RTE:[89006] System call 'connect' failed, rc=111:Connection refused {127.0.0.1:1})",
+        ConnectionLost,
+    ),
+    (-10709, "Connect failed (connect timeout expired) (127.0.0.1:1 -> 127.0.0.1:2)", ConnectionLost),
+    (-10709, "Connection failed (RTE:[89013] Socket closed by peer {a -> b})", ConnectionLost),
+    (-10104, 'Invalid value for KEY "NOPE", directory search path: /home/me/.hdb/box', ConnectionMisconfigured),
+    (10, "authentication failed", LoginRefused),
+    (414, "user is forced to change password", LoginRefused),
+    (416, "user is locked", LoginRefused),
+    (258, "insufficient privilege: not authorized", PermissionRefused),
+    (259, "invalid table name: Could not find table/view NOPE", UnknownTable),
+    (260, "invalid column name: NOPE", UnknownColumn),
+    (362, "invalid schema name: NOPE", UnknownTable),
+    (397, "invalid object name: NOPE", UnknownTable),
+    (257, 'sql syntax error: incorrect syntax near "SELEC"', StatementFailed),
+    (7, "feature not supported", StatementFailed),
+    (663, "rejected: GBA503 Service is unavailable", Unavailable),
+    (663, "rejected: not found", StatementFailed),
+    (129, "transaction rolled back by an internal error: exceed max number of SqlExecutor threads", Overloaded),
+    (2048, "column store error: search table error: [9] Memory allocation failed", Overloaded),
+    (-10807, "Connection down: receive timeout", ConnectionLost),
+    (-10108, "Session has been reconnected", ConnectionLost),
+    (-10735, "wrong replication role", ConnectionLost),
+    (18, "service is shutting down", ConnectionLost),
+    (597, "session context error", ConnectionLost),
+    (0, "Connection closed", ConnectionLost),
+    (1888, "instance is not reachable", Unavailable),
+    (131, "transaction rolled back by lock wait timeout", TransactionRolledBack),
+    (133, "transaction rolled back by detected deadlock", TransactionRolledBack),
+    (138, "transaction serialization failure", TransactionRolledBack),
+    (143, "sequence is being altered", TransactionRolledBack),
+    (146, "resource busy and NOWAIT specified", TransactionRolledBack),
+    (129, "transaction rolled back by an internal error", TransactionRolledBack),
+    (145, "transaction rolled back", TransactionRolledBack),
+    (149, "transaction rolled back: two-phase commit", TransactionRolledBack),
+    (139, "current operation cancelled by request", TransactionRolledBack),
+    (4, "cannot allocate enough memory", Overloaded),
+    (142, "exceed maximum number of transactions", Overloaded),
+    (613, "execution aborted by timeout", Overloaded),
+    (-9999, "we are in a maintenance window", Unavailable),
+    (2, "general error: instance upgrade in progress", Unavailable),
+    (2, "general error: instance resize in progress", Unavailable),
+    (2, "TransactionManager is not yet fully initialized", Unavailable),
+    (2, "OutOfMemory exception", Overloaded),
+    (2, "sequence cache lock", TransactionRolledBack),
+    (2048, "DTX commit failed", TransactionRolledBack),
+    (2048, "An error occurred while opening/reading the channel", TransactionRolledBack),
+    (2048, "Exception in executor plan", TransactionRolledBack),
+    (2048, "temp index not exists", TransactionRolledBack),
+    (2, "writable statement not allowed in read-enabled replication", StatementFailed),
+    (2, "general error", StatementFailed),
+    (12345, "", StatementFailed),
+]
+
+
+@pytest.mark.parametrize(("code", "text", "expected"), TABLE)
+def test_every_row_of_the_table(code, text, expected):
+    error = classify(code, text, doing="reading S.T")
+    assert type(error) is expected
+    assert str(error).startswith("reading S.T: ")
+    assert f"code {code}" in str(error)
+    assert getattr(error, "code", code) == code
+
+
+def test_every_rule_is_reached_by_the_examples():
+    reached = {
+        next((i for i, rule in enumerate(RULES) if rule.holds(code, text.lower())), -1) for code, text, _ in TABLE
+    }
+    assert reached >= set(range(len(RULES)))
+
+
+def test_text_fragments_are_lower_case():
+    assert all(text == text.lower() for rule in RULES for text in rule.texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("RTE:[89001] Cannot resolve host name 'x'", ["`host`"]),
+        ("rc=111:Connection refused", ["`host`", "`port`"]),
+        ("connect timeout expired", ["`connect_timeout`", "`host`"]),
+        ("RTE:[300015] Hostname 'x' does not match names in certificate: 'y'", ["`host_name_in_certificate`"]),
+        ("RTE:[300015] certificate verify failed", ["`trust_store`"]),
+        ("RTE:[300012] Cannot create SSL engine", ["`encrypt`", "`port`"]),
+        ("RTE:[200121] received HTTP response", ["`host`", "`port`"]),
+    ],
+)
+def test_a_failed_connect_names_the_setting_that_decides(text, settings):
+    message = str(classify(-10709, text, doing="connecting to h:1"))
+    for setting in settings:
+        assert setting in message
+
+
+@pytest.mark.parametrize("code", [301, 461, 274, 287, 303, 304, 314, 339, -10404, -10427, 2, 2048, 131, 12345])
+def test_texts_that_may_hold_row_data_are_not_shown(code):
+    assert "Geheim" not in str(classify(code, "failed for value 'Geheim'", doing="writing"))
+
+
+def test_row_data_cannot_pass_for_maintenance():
+    error = classify(301, "unique constraint violated: 'maintenance window'", doing="writing")
+    assert isinstance(error, RowRejected)
+    assert not error.retryable
+
+
+def test_safe_texts_are_shown_on_one_bounded_line():
+    message = str(classify(259, "invalid table name:\n\x00 " + "X" * 1000, doing="reading"))
+    assert "invalid table name: XXX" in message
+    assert "\n" not in message
+    assert "\x00" not in message
+    assert len(message) < 500
+
+
+def test_139_after_our_own_cancel_is_no_reason_to_try_again():
+    assert isinstance(classify(139, "cancelled", doing="reading", cancelled=True), Cancelled)
+    assert isinstance(classify(131, "lock wait", doing="reading", cancelled=True), TransactionRolledBack)
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.text(), st.text())
+def test_classify_is_total(code, text, doing):
+    error = classify(code, text, doing=doing)
+    assert isinstance(error, ConnectorError)
+    assert f"code {code}" in str(error)
+
+
+def test_what_is_retryable():
+    retryable = {error for error in CLASSES if error.retryable}
+    assert retryable == {ConnectionLost, Unavailable, TransactionRolledBack, Overloaded}
+
+
+@pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
+def test_every_class_is_drawn_in_the_tree_under_its_base(error):
+    lines = (errors.__doc__ or "").splitlines()
+    pattern = re.compile(rf"[├└]── {error.__name__}\b")
+    at = next((i for i, line in enumerate(lines) if pattern.search(line)), None)
+    assert at is not None, f"{error.__name__} is missing from the tree"
+    depth = lines[at].index("──")
+    assert ("(retryable)" in lines[at]) == error.retryable
+    base = error.__bases__[0].__name__
+    above = [line for line in lines[:at] if "──" in line and line.index("──") < depth]
+    assert above[-1].split("── ")[1].split()[0] == base if above else base == "ConnectorError"
+
+
+def test_database_errors_carry_their_code():
+    assert all(cls("m", code=5).code == 5 for cls in CLASSES if issubclass(cls, DatabaseError))

@@ -1,0 +1,86 @@
+"""What the documentation names exists: files it links to, variables, settings, verbs and routes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from app.src.cli.commands import app
+from app.src.settings import Settings
+from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FILES = [
+    *PAGES,
+    *(ROOT / name for name in (".env.example", "docker-compose.t4-optimized.yml", "Dockerfile.t4")),
+    ROOT / "deploy_t4_optimized.sh",
+]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+OURS_BESIDE_SETTINGS = {"OWL_SAP_CONFIG"}
+"""Names the configuration file; no setting in it."""
+OF_TESTS = {"HANA_TEST_DSN"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_of(page))
+    local = {link for link in links if "://" not in link}
+    assert {link for link in local if not (page.parent / link).exists()} == set()
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_own_variables_reach_a_setting(file: Path) -> None:
+    for name in set(re.findall(r"\bOWL_SAP_[A-Z0-9_]*[A-Z0-9]\b", text_of(file))) - OURS_BESIDE_SETTINGS:
+        section, _, key = name.removeprefix("OWL_SAP_").lower().partition("__")
+        model = Settings.model_fields[section].annotation
+        known = {field.alias or field_name for field_name, field in model.model_fields.items()}  # type: ignore[union-attr]
+        assert key in known, f"{name}: no such setting"
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_hana_variables_are_understood(file: Path) -> None:
+    known = {variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES)} | OF_TESTS
+    named = {name.removesuffix("_FILE") for name in re.findall(r"\bHANA_[A-Z][A-Z_]*[A-Z]\b", text_of(file))}
+    assert named - known == set()
+
+
+def verbs() -> set[str]:
+    command = get_command(app)
+    assert isinstance(command, typer.core.TyperGroup)
+    return set(command.commands)
+
+
+def test_verbs_named_in_the_documentation_exist() -> None:
+    named = {verb for page in PAGES for verb in re.findall(r"\bowl-sap (?!-)([a-z]+)\b", text_of(page))}
+    assert named - verbs() == set()
+
+
+def test_every_verb_is_documented() -> None:
+    documentation = "".join(map(text_of, PAGES))
+    assert {verb for verb in verbs() if f"owl-sap {verb}" not in documentation} == set()
+
+
+def test_readme_is_short_and_filled_in() -> None:
+    assert len(README.splitlines()) < 200
+    assert "coordinator" not in README
+
+
+def test_readme_shows_the_demos_queries() -> None:
+    queries = re.findall(r'^text = "(.*)"$', text_of(ROOT / "app/src/demo.toml"), re.M)
+    shown = README.split("<!-- demo output: begin -->")[1].split("<!-- demo output: end -->")[0]
+    assert len(queries) == 8
+    assert [query for query in queries if query not in shown] == []

@@ -1,0 +1,67 @@
+""".ci/run with stubs for check and test: what makes it red, and what the time limit does."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.ops.conftest import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+STUB = """#!/usr/bin/env bash
+printf '%s\\n' "CI=$CI ${0##*/} $*" >>"$STUB_LOG"
+case "${0##*/} $*" in
+  "check ") exit "${STUB_CHECK:-0}" ;;
+  "test ") exit "${STUB_TEST:-0}" ;;
+  "test -m slow -x") exit "${STUB_SLOW:-0}" ;;
+esac
+"""
+
+
+@pytest.fixture
+def project(host: Host) -> Host:
+    (host.folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", host.folder / ".ci/run")
+    (host.bin / "timeout").symlink_to(shutil.which("timeout") or "/usr/bin/timeout")
+    for name in ("check", "test"):
+        path = host.folder / "scripts" / name
+        path.write_text(STUB)
+        path.chmod(0o755)
+    return host
+
+
+def test_runs_check_test_and_slow_tests_as_ci(project: Host) -> None:
+    result = project.run(".ci/run")
+    assert result.returncode == 0, result.stdout
+    assert project.log.splitlines() == ["CI=true check ", "CI=true test ", "CI=true test -m slow -x"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "status", "code"),
+    [
+        ("STUB_CHECK", "1", 1),
+        ("STUB_TEST", "1", 1),
+        ("STUB_TEST", "5", 1),  # no tests at all is no green
+        ("STUB_SLOW", "1", 1),
+        ("STUB_SLOW", "5", 0),  # there are no slow tests
+        ("STUB_SLOW", "124", 0),  # cut off by the time limit
+    ],
+)
+def test_what_makes_it_red(project: Host, variable: str, status: str, code: int) -> None:
+    project.variables[variable] = status
+    result = project.run(".ci/run")
+    assert result.returncode == code
+    assert len(project.log.splitlines()) == 3, "one red step does not keep the others from running"
+
+
+def test_slow_tests_are_left_out_when_there_is_no_time(project: Host) -> None:
+    project.variables["OWL_CI_MINUTES"] = "1"
+    result = project.run(".ci/run")
+    assert "no time left for the slow tests" in result.stdout or "test -m slow" in project.log
+    project.variables["OWL_CI_MINUTES"] = "0"
+    assert project.run(".ci/run").returncode == 0
+    assert project.log.count("-m slow") <= 1

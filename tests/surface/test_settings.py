@@ -1,0 +1,273 @@
+"""Settings: precedence, names, secrets, and the messages for what cannot be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from app.src.settings import CollectionSettings, Settings, SettingsError, load, show
+from app.src.settings.sources import own_variables
+from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
+from connector.model import ChunkSpec, TableRef
+
+ROOT = Path(__file__).parents[2]
+COLLECTION = """
+[[collections]]
+name = "materials"
+source = 'S."a.b"'
+template = "{MAKTX}"
+"""
+SECRET = "canary-3141"
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "owl-sap.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def loaded(folder: Path, text: str = "", **environ: str) -> Settings:
+    return load(environ=environ, folder=written(folder, text)).settings
+
+
+def fault(folder: Path, text: str = "", **environ: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        loaded(folder, text, **environ)
+    return str(caught.value)
+
+
+def test_without_anything_the_defaults_hold(tmp_path: Path) -> None:
+    settings = load(environ={}, folder=tmp_path).settings
+    assert settings.embedding.model == "all-MiniLM-L6-v2"
+    assert (settings.hana.encrypt, settings.hana.validate_certificate) == (True, True)
+    assert (settings.api.host, settings.sync.max_deletes) == ("127.0.0.1", 0.2)
+
+
+FRACTION = ("embedding", "memory_fraction")
+
+
+def test_precedence_for_one_setting(tmp_path: Path) -> None:
+    """Each layer beats all before it."""
+    folder = written(tmp_path, "[embedding]\nmemory_fraction = 0.1")
+    environ: dict[str, str] = {}
+
+    def now(flags: dict[tuple[str, ...], float]) -> tuple[float, str]:
+        got = load(environ=environ, folder=folder, flags=flags)
+        return got.settings.embedding.memory_fraction, got.origins[FRACTION]
+
+    assert now({}) == (0.1, "owl-sap.toml")
+    for name, text in [
+        ("GPU_MEMORY_FRACTION", "0.2"),
+        ("T4_GPU_MEMORY_FRACTION", "0.3"),
+        ("OWL_SAP_EMBEDDING__MEMORY_FRACTION", "0.4"),
+    ]:
+        environ[name] = text
+        assert now({}) == (float(text), f"environment {name}")
+    assert now({FRACTION: 0.5}) == (0.5, "flag")
+
+
+def test_environment_beats_dotenv_and_empty_counts_as_unset(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("HANA_HOST=from-file\nHANA_USER=FILE\nHANA_SCHEMA=\nUNRELATED=1\n")
+    got = load(environ={"HANA_HOST": "from-env", "HANA_USER": ""}, folder=tmp_path)
+    assert (got.settings.hana.host, got.settings.hana.user) == ("from-env", "FILE")
+    assert got.settings.hana.schema_name is None
+    assert got.origins[("hana", "host")] == "environment HANA_HOST"
+    assert got.origins[("hana", "user")] == ".env HANA_USER"
+
+
+def test_every_setting_has_its_variable(tmp_path: Path) -> None:
+    variables = own_variables()
+    assert variables["OWL_SAP_HANA__SCHEMA"] == ("hana", "schema")
+    assert variables["OWL_SAP_STORE__HANA__PORT"] == ("store", "hana", "port")
+    settings = loaded(tmp_path, "", OWL_SAP_STORE__HANA__PORT="30015", OWL_SAP_HANA__ENCRYPT="false")
+    assert settings.store_hana.port == 30015
+    assert settings.hana.encrypt is False
+
+
+def test_every_known_variable_reaches_an_existing_setting() -> None:
+    known = set(own_variables().values())
+    targets = {variable.target for variable in (*VARIABLES, *GUIDE_VARIABLES) if variable.target}
+    assert targets <= known
+    assert len({variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES)}) == len(VARIABLES) + len(GUIDE_VARIABLES)
+
+
+def test_the_guides_variables_are_all_answered() -> None:
+    guides = """T4_GPU_FP16_MODE T4_GPU_INT8_MODE T4_GPU_MAX_WORKSPACE_SIZE T4_GPU_DYNAMIC_BATCH_SIZE
+        T4_GPU_ENABLE_PROFILING T4_GPU_ENABLE_TENSOR_CORES T4_GPU_ENABLE_SPARSE T4_GPU_MEMORY_FRACTION
+        T4_GPU_MAX_BATCH_SIZE T4_GPU_OPTIMIZATION_LEVEL USE_GPU GPU_DEVICE_ID GPU_MEMORY_FRACTION RESERVE_MEMORY
+        ENABLE_AMP CUDNN_BENCHMARK TF32_OVERRIDE NVIDIA_TF32_OVERRIDE INFERENCE_BATCH_SIZE NER_BATCH_SIZE
+        DOCUMENT_BATCH_SIZE WORKER_CONCURRENCY WORKER_MAX_TASKS_PER_CHILD CUDA_VISIBLE_DEVICES CUDA_MODULE_LOADING
+        CUDA_LAUNCH_BLOCKING PYTORCH_CUDA_ALLOC_CONF PYTORCH_JIT"""
+    assert set(guides.split()) <= {variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES)}
+
+
+def test_a_variable_that_does_nothing_is_accepted_and_explained(tmp_path: Path) -> None:
+    got = load(environ={"CUDNN_BENCHMARK": "true"}, folder=tmp_path)
+    assert "convolutions" in got.inert["CUDNN_BENCHMARK"]
+    assert got.settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("environ", "section", "expected"),
+    [
+        ({"USE_GPU": "false", "GPU_DEVICE_ID": "1"}, "device", "cpu"),
+        ({"USE_GPU": "true", "GPU_DEVICE_ID": "1"}, "device", "cuda:1"),
+        ({"USE_GPU": "true", "GPU_DEVICE_ID": "0"}, "device", "auto"),
+        ({"USE_GPU": "true"}, "expect_gpu", True),
+        ({"T4_GPU_FP16_MODE": "false"}, "precision", "fp32"),
+        ({"T4_GPU_FP16_MODE": "true"}, "precision", "auto"),
+        ({"RESERVE_MEMORY": "1024"}, "reserve_mb", 1024),
+    ],
+)
+def test_guide_variables(tmp_path: Path, environ: dict[str, str], section: str, expected: object) -> None:
+    assert getattr(loaded(tmp_path, "", **environ).embedding, section) == expected
+
+
+def test_secrets_come_from_files_and_never_show(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    got = load(environ={"HANA_PASSWORD_FILE": str(tmp_path / "secret")}, folder=tmp_path)
+    assert got.settings.hana.password is not None
+    assert got.settings.hana.password.get_secret_value() == SECRET
+    assert SECRET not in repr(got)
+    assert SECRET not in json.dumps(show(got))
+    assert "HANA_PASSWORD_FILE" in got.origins[("hana", "password")]
+
+
+def test_own_variables_have_file_variants_too(tmp_path: Path) -> None:
+    (tmp_path / "user").write_text("OWL")
+    assert loaded(tmp_path, "", OWL_SAP_HANA__USER_FILE=str(tmp_path / "user")).hana.user == "OWL"
+
+
+def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
+    message = fault(tmp_path, HANA_PASSWORD=SECRET, HANA_PASSWORD_FILE="/nowhere/x")
+    assert "both set" in message
+    assert SECRET not in message
+    assert "/nowhere/x" in fault(tmp_path, HANA_PASSWORD_FILE="/nowhere/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[embedding]\nmodle = 'x'", ["owl-sap.toml", "embedding.modle", 'did you mean "model"']),
+        ("[hana]\nport = 'abc'", ["owl-sap.toml", "hana.port", "integer"]),
+        ("[hana]\nkind = 'local'", ["hana.kind", "store.kind"]),
+        ("[hanna]\nhost = 'x'", ["hanna", 'did you mean "hana"']),
+        ("hana = 3", ["owl-sap.toml", "hana"]),
+        ("[store]\nkind = 'local'", ["store", "path"]),
+        ("[embedding]\nprecision = 'fp8'", ["embedding.precision", "'fp16'"]),
+        (COLLECTION + COLLECTION, ["two collections", '"materials"']),
+        (COLLECTION + "templat = 'x'", ["collections[0].templat", 'did you mean "template"']),
+        (COLLECTION + "changes = { method = 'log' }", ["collections[0].changes.method", "later version"]),
+        (COLLECTION + "changes = { method = 'lag' }", ["no method"]),
+        (COLLECTION + "chunk = { max_tokens = 8, overlap = 8 }", ["collections[0].chunk", "smaller"]),
+        (COLLECTION.replace("materials", "a b"), ["collections[0].name", "letters"]),
+        (COLLECTION.replace("""'S."a.b"'""", '"MARA"'), ["collections[0].source", "SCHEMA.TABLE"]),
+        ("[hana]\nport = \n", ["owl-sap.toml", "TOML", "line 2"]),
+    ],
+)
+def test_faults_in_the_file_name_file_and_key(tmp_path: Path, text: str, parts: list[str]) -> None:
+    message = fault(tmp_path, text)
+    assert all(part in message for part in parts), message
+
+
+def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+    assert len(fault(tmp_path, "[hana]\nport = 0\nhots = 'x'\n[api]\nport = -1").splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("environ", "parts"),
+    [
+        ({"OWL_SAP_HANA__PROT": "1"}, ["OWL_SAP_HANA__PROT", 'did you mean "OWL_SAP_HANA__PORT"']),
+        ({"OWL_SAP_HANA__PORT": "x"}, ["environment OWL_SAP_HANA__PORT", "hana.port"]),
+        ({"HANA_PORT": "x"}, ["environment HANA_PORT", "hana.port"]),
+        ({"USE_GPU": "maybe"}, ["environment USE_GPU", "true or false"]),
+        ({"OWL_SAP_CONFIG": "/nowhere.toml"}, ["/nowhere.toml", "no such"]),
+        ({"OWL_SAP_COLLECTIONS": "x"}, ["OWL_SAP_COLLECTIONS", "TOML"]),
+    ],
+)
+def test_faults_in_the_environment_name_the_variable(tmp_path: Path, environ: dict[str, str], parts: list[str]) -> None:
+    message = fault(tmp_path, "", **environ)
+    assert all(part in message for part in parts), message
+
+
+def test_a_misspelt_variable_in_dotenv_is_refused_there(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("OWL_SAP_API__PROT=1\n")
+    assert ".env OWL_SAP_API__PROT" in fault(tmp_path)
+
+
+def test_collections_become_specs(tmp_path: Path) -> None:
+    text = COLLECTION + 'key = "MANDT, MATNR"\nmetadata = ["MTART"]\nchunk = { max_tokens = 64, overlap = 4 }'
+    (collection,) = loaded(tmp_path, text).collections
+    spec = collection.spec()
+    assert spec.source == TableRef("S", "a.b")
+    assert spec.key == ("MANDT", "MATNR")
+    assert spec.metadata == ("MTART",)
+    assert spec.chunk == ChunkSpec(64, 4)
+
+
+def test_collections_from_the_environment(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "", OWL_SAP_COLLECTIONS=COLLECTION).collections[0].name == "materials"
+
+
+def test_the_store_has_its_own_hana_or_that_of_the_rows(tmp_path: Path) -> None:
+    both = loaded(tmp_path, "[hana]\nhost='a'\nschema='A'\n[store.hana]\nhost='b'\nschema='B'")
+    assert (both.store_hana.host, both.store_schema) == ("b", "B")
+    one = loaded(tmp_path, "[hana]\nhost='a'\nschema='A'\n[store]\nschema='V'")
+    assert (one.store_hana.host, one.store_schema) == ("a", "V")
+
+
+def test_settings_cannot_change() -> None:
+    with pytest.raises(ValidationError):
+        Settings().hana.port = 1
+
+
+def test_show_names_every_setting_and_its_origin(tmp_path: Path) -> None:
+    rows = {row["setting"]: row for row in show(load(environ={"HANA_PORT": "30015"}, folder=tmp_path))}
+    assert rows["hana.port"] == {"setting": "hana.port", "value": 30015, "origin": "environment HANA_PORT"}
+    assert rows["api.port"]["origin"] == "default"
+    assert {".".join(path) for path in own_variables().values()} == set(rows)
+
+
+def test_the_examples_are_valid(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text((ROOT / ".env.example").read_text())
+    example = (ROOT / "owl-sap.example.toml").read_text()
+    settings = loaded(tmp_path, example)
+    assert settings.collections[0].name == "materials"
+    commented = [
+        line.lstrip("#")
+        for line in (ROOT / ".env.example").read_text().splitlines()
+        if line[:1] == "#" and line[1:2].isalpha()
+    ]
+    names = {line.split("=")[0] for line in commented if "=" in line and line.split("=")[0].isupper()}
+    known = {*own_variables(), *(variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES)), "OWL_SAP_CONFIG"}
+    assert {name.removesuffix("_FILE") for name in names} <= known
+
+
+def collection_or_why(**fields: str) -> CollectionSettings | str:
+    try:
+        return CollectionSettings.model_validate({"name": "a", "source": "S.T", "template": "{A}"} | fields)
+    except ValidationError as error:
+        return str(error)
+
+
+@given(st.text(max_size=30))
+def test_any_collection_name_is_taken_or_refused_clearly(name: str) -> None:
+    result = collection_or_why(name=name)
+    if isinstance(result, str):
+        assert "letters, digits" in result
+    else:
+        assert result.name == name
+        assert name.isascii()
+
+
+@given(st.text(alphabet='ab."é', max_size=12))
+def test_any_source_is_parsed_or_refused(source: str) -> None:
+    result = collection_or_why(source=source)
+    if isinstance(result, str):
+        assert "SCHEMA.TABLE" in result
+    else:
+        assert result.spec().source == TableRef.parse(source)
