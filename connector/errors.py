@@ -187,9 +187,18 @@ RULES: tuple[Rule, ...] = (
     Rule(RowRejected, "a value is no valid date", codes=frozenset({303})),
     Rule(RowRejected, "a calculation divides by zero or overflows", codes=frozenset({304, 314})),
     Rule(RowRejected, "a value is no valid number", codes=frozenset({339})),
-    Rule(RowRejected, "a value does not fit the type of its column", codes=frozenset({-10404, -10427})),
+    Rule(RowRejected, "a value does not fit the type of its column", codes=frozenset({-10404, -10411, -10427})),
     Rule(
-        RowRejected, "a vector has another length than its column", codes=frozenset({0}), texts=("expected a vector",)
+        RowRejected,
+        "a vector has another length than its column, or is none",
+        codes=frozenset({0}),
+        texts=("expected a vector", "improper vector format"),
+    ),
+    Rule(
+        RowRejected,
+        "the driver cannot send a value: half a character, a number beyond 64 bits, or an unknown type",
+        codes=frozenset({0}),
+        texts=("not a valid unicode string", "too large to be represented", "invalid parameter ["),
     ),
     # A connect that failed: configuration, then weather.
     Rule(
@@ -267,6 +276,13 @@ RULES: tuple[Rule, ...] = (
         "the server could not be reached",
         "check `host` and `port`",
         codes=_CONNECT,
+        quotes=True,
+    ),
+    Rule(
+        ConnectionMisconfigured,
+        "this is no address of a server",
+        "check `host`: a name alone, without port or protocol",
+        codes=frozenset({-10719}),
         quotes=True,
     ),
     Rule(
@@ -429,8 +445,8 @@ def make(error: type[ConnectorError], message: str, code: int) -> ConnectorError
 
 def _message(rule: Rule, code: int, text: str, doing: str) -> str:
     quoted = f": {_tidy(text)}" if rule.quotes and text.strip() else ""
-    advice = f". {rule.next_step[0].upper()}{rule.next_step[1:]}." if rule.next_step else ""
-    return f"{doing}: {rule.meaning} (code {code}{quoted}){advice}"
+    advice = f" {rule.next_step[0].upper()}{rule.next_step[1:]}." if rule.next_step else ""
+    return f"{doing}: {rule.meaning} (code {code}{quoted}).{advice}"
 
 
 def _tidy(text: str) -> str:

@@ -261,7 +261,7 @@ class Session:
         except self._driver.Error as error:
             mapped = _mapped(error, doing)
         except (TypeError, ValueError, OverflowError) as error:
-            mapped = RowRejected(f"{doing}: the driver cannot convert a value ({type(error).__name__})")
+            mapped = RowRejected(f"{doing}: the driver cannot convert a value ({type(error).__name__}).")
         finally:
             self.last_used = time.monotonic()
         if isinstance(mapped, ConnectionLost | Unavailable):

@@ -86,7 +86,7 @@ class HanaSource:
 
     def _read(self, query: Query, sql: str, parameters: Sequence[Any], doing: str) -> Rows:
         try:
-            return self._pool.read(sql, parameters, doing=f"{doing} {query.table}")
+            return _with_bytes(self._pool.read(sql, parameters, doing=f"{doing} {query.table}"))
         except ConnectorError as error:
             if query.where and isinstance(error, UnknownColumn):
                 raise UnknownColumn(f"{error} Is the name in `where`?") from None
@@ -143,6 +143,19 @@ class Statement:
 
     def row(self, values: tuple[Any, ...]) -> Row:
         return Row(values[: self._width], dict(zip(self._names, values, strict=True)))
+
+
+def _with_bytes(rows: Rows) -> Rows:
+    """The driver gives binary columns as memoryview, which does not survive as a key;
+    rows carry bytes. A column's values have one type, so its first one that is not NULL decides."""
+    firsts = [next((value for value in column if value is not None), None) for column in zip(*rows, strict=True)]
+    binary = [position for position, value in enumerate(firsts) if isinstance(value, memoryview)]
+    if not binary:
+        return rows
+    columns = list(zip(*rows, strict=True))
+    for position in binary:
+        columns[position] = tuple(value if value is None else bytes(value) for value in columns[position])
+    return list(zip(*columns, strict=True))
 
 
 def _own_condition(where: str | None) -> str:

@@ -15,9 +15,12 @@ _TOKEN = re.compile(
 _SEPARATORS = r"[\s.,;:|/·•–—-]"
 _LEADING = re.compile(rf"^{_SEPARATORS}*")
 _TRAILING = re.compile(rf"{_SEPARATORS}*$")
-_LABEL = re.compile(r"[^.,;|\n(\[]*[:=]\s*$")
-_BRACKETS = {"(": ")", "[": "]", "<": ">", '"': '"', "'": "'", "„": "“", "»": "«"}
+_LABEL = re.compile(r"[^\s.,;|(\[][^.,;|\n(\[]*[:=]\s*$")
+_UNIT = re.compile(r"^[^.,;|\n)\]]*")
+_BRACKETS = {"(": ")", "[": "]", "<": ">"}
+_OPENING, _CLOSING = tuple(_BRACKETS), tuple(_BRACKETS.values())
 _PLANS = 1024
+"""Combinations of empty columns kept; 2 to the number of columns are possible, few occur."""
 
 
 class Template:
@@ -52,8 +55,8 @@ class Template:
         return cls(slots, literals)
 
     def render(self, values: Sequence[str]) -> str:
-        """The text for one formatted value per slot. "" when all are empty; where some are, separators, labels
-        ("Weight:") and brackets that belonged to them go too."""
+        """The text for one formatted value per slot. "" when all are empty; where some are, separators, brackets
+        and labels with what follows up to the next mark ("Weight: {BRGEW} kg, ") go with them."""
         mask = tuple(map(bool, values))
         plan = self._plans.get(mask)
         if plan is None:
@@ -102,17 +105,18 @@ def _complaint(text: str, position: int) -> str:
 def _join(before: str, after: str, *, first: bool, last: bool) -> str:
     """What stays of the texts on both sides of an empty column. `first`, `last`: no column with text stands before
     or behind them."""
-    before = _LABEL.sub("", before)
+    without_label = _LABEL.sub("", before)
+    if without_label != before:
+        before, after = without_label, _UNIT.sub("", after)
     before, after = _without_brackets(before, after)
-    trailing, leading = _TRAILING.search(before), _LEADING.match(after)
-    assert trailing is not None
-    assert leading is not None
-    words, rest = before[: trailing.start()], after[leading.end() :]
-    if first and not words:
-        return rest
+    words = _TRAILING.sub("", before, count=1)
+    rest = _LEADING.sub("", after, count=1)
+    separators = before[len(words) :], after[: len(after) - len(rest)]
+    if (first and not words) or words.endswith(_OPENING) or rest.startswith(_CLOSING):
+        return words + rest
     if last and not rest:
-        return words + leading.group()
-    return words + _stronger(trailing.group(), leading.group()) + rest
+        return words + separators[1]
+    return words + _stronger(*separators) + rest
 
 
 def _without_brackets(before: str, after: str) -> tuple[str, str]:

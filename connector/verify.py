@@ -143,8 +143,8 @@ class _Audit:
             report.missing += 1
         else:
             duplicate = len({record.number for record in records}) < len(records)
-            bad = any(record.bad for record in records)
             stale = _stale(document, chunks, records)
+            bad = any(record.bad or (record.unlike_model and not stale) for record in records)
             report.duplicates += duplicate
             report.bad_vectors += bad
             report.stale += stale
@@ -190,6 +190,8 @@ class _Record:
     text: bytes
     metadata: bytes
     bad: bool
+    unlike_model: bool = False
+    """The model, asked again for the stored text, gives another vector. Says nothing when the text itself is wrong."""
 
 
 @dataclass(slots=True)
@@ -230,10 +232,10 @@ class _Stored:
             again = embedder.embed_documents([text for _, text, _ in self._sample])
         except TextsNotEmbeddable as error:
             for index in error.indices:
-                self._sample[index][0].bad = True
+                self._sample[index][0].unlike_model = True
             return
         for (record, _, vector), fresh in zip(self._sample, again, strict=True):
-            record.bad = record.bad or float(fresh @ vector) < COSINE_FLOOR
+            record.unlike_model = float(fresh @ vector) < COSINE_FLOOR
 
 
 def _judge(stored: StoredRecord) -> _Record:

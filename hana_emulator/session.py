@@ -346,7 +346,7 @@ class Session:
                     locators.append(self._lobs.new_locator())
                     self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
         execution.open_lobs = len(locators)
-        counts = replies.rows_affected([1] * len(rows))
+        counts = replies.rows_affected([replies.NO_INFORMATION] * len(rows))
         return Reply(prepared.statement.function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
 
     def _write_lobs(self, part: Part) -> Reply:
@@ -373,7 +373,7 @@ class Session:
         statement = execution.prepared.statement
         if statement.columns:
             raise not_supported("a query with a LOB parameter longer than one packet")
-        return self._run(statement, execution.rows, execution.autocommit, describe=False).parts[-1]
+        return self._run(statement, execution.rows, execution.autocommit, describe=False).parts[0]
 
     # --- transactions
 

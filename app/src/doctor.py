@@ -104,7 +104,7 @@ def _steps(patient: Patient) -> Iterator[_Step]:
         yield _Step("torch", _torch)
     yield _Step("gpu", lambda: _gpu(settings))
     yield _Step("model", patient.probe_model, "" if settings.embedding.hashing else "torch", "check [embedding] model")
-    if settings.hana.configured or settings.collections:
+    if settings.hana.configured or settings.collections or settings.store.kind == "hana":
         yield _Step("hdbcli", _hdbcli)
         yield from _hana_steps("hana", settings.hana, patient)
     if settings.store.kind == "hana" and settings.store.hana is not None:
@@ -121,8 +121,6 @@ def _steps(patient: Patient) -> Iterator[_Step]:
 
 def _store_steps(settings: Settings, patient: Patient) -> Iterator[_Step]:
     if settings.store.kind == "hana":
-        if not settings.store_hana.configured:
-            return
         login = "store hana login" if settings.store.hana is not None else "hana login"
         yield _Step("vector types", patient.probe_vector_types, login, 'use [store] kind = "local" on this HANA')
         yield _Step("store", patient.probe_store, "vector types", "grant CREATE ANY on the store's schema")

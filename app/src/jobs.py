@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -137,7 +138,9 @@ class Jobs:
         except self._expected as error:
             job.error, state = str(error), "failed"
         except Exception as error:
-            _log.exception("job %s failed", job.id)
+            # Its text stays out of the log: it may hold row data.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            _log.error("job %s failed: %s\n%s", job.id, type(error).__name__, frames)
             job.error, state = f"unexpected error ({type(error).__name__}); see the log of the service", "failed"
         job.finished = time.time()
         with self._lock:

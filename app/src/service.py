@@ -31,7 +31,18 @@ from connector.errors import (
     TextsNotEmbeddable,
     UnknownCollection,
 )
-from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Observer, Query, Source, Vectors, VectorStore
+from connector.model import (
+    CollectionSpec,
+    CollectionStatus,
+    Filter,
+    Hit,
+    Observer,
+    Query,
+    Source,
+    Value,
+    Vectors,
+    VectorStore,
+)
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
@@ -200,11 +211,17 @@ class Service:
         if wanted.kind == "local":
             from connector.stores.local import LocalStore
 
-            return LocalStore(wanted.path or Path())
+            return LocalStore(wanted.path or Path(), names=self._metadata_names())
         from connector.stores.hana import HanaStore
 
         pool = self._store_pool()
         return HanaStore(pool, self.settings.store_schema)
+
+    def _metadata_names(self) -> dict[str, dict[str, str]]:
+        """Per collection, column -> its name in the stored metadata: filters may use either."""
+        from connector.document import metadata_names
+
+        return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}
 
     def _store_pool(self) -> HanaPool:
         return self._pool("hana" if self.settings.store.hana is None else "store.hana", self.settings.store_hana)
@@ -281,8 +298,8 @@ class Service:
         metrics.embedded_texts.inc(report.embedded_texts)
         metrics.embed_tokens.inc(report.tokens)
         metrics.quarantined.labels(name).set(report.quarantined)
-        for outcome in _ACCOUNTED:
-            metrics.rows_synced.labels(name, outcome).inc(getattr(report, outcome))
+        for fate in _ACCOUNTED:
+            metrics.rows_synced.labels(name, fate).inc(getattr(report, fate))
         for stage, seconds in report.stages.items():
             metrics.stage_seconds.labels(name, stage).inc(seconds)
         if outcome == "succeeded":
@@ -512,7 +529,8 @@ def _found(hit: Hit, columns: Sequence[str]) -> FoundHit:
         return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
     values = parse_id(hit.id)
     names = columns if len(columns) == len(values) else [str(position) for position in range(len(values))]
-    return FoundHit(hit.id, dict(zip(names, values, strict=True)), hit.score, hit.text, hit.metadata)
+    key = {name: _plain(value) for name, value in zip(names, values, strict=True)}
+    return FoundHit(hit.id, key, hit.score, hit.text, hit.metadata)
 
 
 def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:
@@ -520,10 +538,11 @@ def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]
     vector = np.asarray(numbers, dtype=np.float64)
     if vector.shape != (dimension,):
         raise ValueError(f"the vector has {vector.size} numbers; this collection has {dimension}")
-    length = float(np.linalg.norm(vector))
-    if not math.isfinite(length) or length == 0.0:
+    largest = float(np.abs(vector).max(initial=0.0))
+    if not math.isfinite(largest) or largest == 0.0:
         raise ValueError("the vector must be finite and not all zeros")
-    return (vector / length).astype(np.float32)
+    scaled = vector / largest  # or the squares of large numbers overflow
+    return (scaled / np.linalg.norm(scaled)).astype(np.float32)
 
 
 def open_pool(hana: HanaSettings) -> HanaPool:
@@ -552,3 +571,10 @@ def _choices(name: str, names: Sequence[str]) -> str:
         return "; owl-sap.toml has no [[collections]] block"
     near = difflib.get_close_matches(name, names, n=1)
     return f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(names)}"
+
+
+def _plain(value: Value) -> bool | int | float | str | None:
+    """A key value as JSON takes it; what JSON has no type for becomes text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,5 +1,5 @@
-"""One filter language for every store: parsed once into a small typed tree, then compiled to bound SQL for HANA or SQLite,
-or evaluated in Python. Values are always bound, names always checked. Knows no connection.
+"""One filter language for every store: parsed once into a small typed tree, then compiled to bound SQL for HANA or
+SQLite, or evaluated in Python. Values are always bound, names always checked. Knows no connection.
 
     {"MTART": "FERT"}                              equal; several fields in one object: all of them
     {"PRIO": {"$gte": 2}}                          $eq $ne $lt $lte $gt $gte, one operator per field
@@ -12,7 +12,7 @@ or evaluated in Python. Values are always bound, names always checked. Knows no 
     {"$or": [{...}, {...}]}                        $and likewise; at least one operand
 
 Semantics, the same in all three forms and those of HANA's JSON_VALUE:
-- A field that is missing, null, an object or an array is NULL. No comparison with NULL holds, `$ne` and `$nin` included.
+- A field that is missing, null, an object or an array is NULL. No comparison with NULL holds, not even `$ne` or `$nin`.
 - The type of the given value decides: text compares with the field's JSON text (numbers as written, true and false in
   lower case) by code point; a number, boolean or date makes the field be read as one (text "5" equals 5). All numbers
   are doubles.

@@ -24,6 +24,9 @@ class LeaseTimes:
     poll: float = 0.25
 
 
+DEFAULT_TIMES = LeaseTimes()
+
+
 class LeaseTable(Protocol):
     """How a store keeps leases; every call is a transaction of its own, by the store's clock."""
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.errors import LeaseLost, RowRejected, UnknownCollection
+from connector.errors import RowRejected, UnknownCollection
 from connector.model import (
     ChangeSet,
     Checkpoint,
@@ -31,22 +31,32 @@ from connector.model import (
     QuarantinedRow,
     StoredChunk,
     StoredRecord,
-    VectorScan,
     Vectors,
+    VectorScan,
 )
 from connector.stores import filters, records
-from connector.stores.lease import LeaseTimes, held, lost
+from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.local_schema import SCHEMA
-from connector.stores.local_search import CollectionIndex, search
+from connector.stores.local_search import CollectionIndex, Search
 from connector.stores.records import ModelStamp
 from connector.stores.scan import numpy_scan
 from connector.stores.sqlite_file import SqliteFile
 
 FILE = "vectors.sqlite"
 PAGE = 2000
-IN_LIMIT = 500
 TOMBSTONES_KEPT = 50_000
 """Readers this far behind reload the collection instead of following its changes."""
+
+
+_REFUSED = (
+    UnicodeError,
+    OverflowError,
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+)
+"""How SQLite and its driver say that a value cannot be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +72,7 @@ class _Collection:
 
 
 class LocalStore:
-    """A `VectorStore` in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite's locks need a local
-    file system.
+    """A `VectorStore` in `folder/vectors.sqlite`, created if absent. Not for network drives: SQLite needs local locks.
 
     Memory: 4 bytes x dimension a chunk for every collection searched, in each process (1.5 GB for a million chunks of
     384 dimensions). `names`: per collection, source column to metadata name where they differ, for filters.
@@ -76,12 +85,12 @@ class LocalStore:
         *,
         scan: VectorScan = numpy_scan,
         names: Mapping[str, Mapping[str, str]] | None = None,
-        lease_times: LeaseTimes = LeaseTimes(),
+        lease_times: LeaseTimes = DEFAULT_TIMES,
     ) -> None:
         self._scan = scan
         self._names = names or {}
         self._times = lease_times
-        self._indexes: dict[int, CollectionIndex] = {}
+        self._indexes: dict[tuple[int, int], CollectionIndex] = {}
         self._indexes_lock = threading.Lock()
         self._file = SqliteFile(folder / FILE, SCHEMA)
 
@@ -101,8 +110,11 @@ class LocalStore:
             if found.stamp != stamp:
                 if not _is_free_and_empty(db, found):
                     raise found.stamp.mismatch(collection, stamp)
-                db.execute("DELETE FROM collections WHERE id = ?", (found.id,))
-                self._add(db, collection, stamp)
+                db.execute(
+                    "UPDATE collections SET model = ?, fingerprint = ?, dimension = ?, checkpoint = NULL, "
+                    "last_sync = NULL, lease_epoch = lease_epoch + 1 WHERE id = ?",
+                    (stamp.id, stamp.fingerprint, stamp.dimension, found.id),
+                )
                 return Checkpoint()
             self._record_names(db, found)
             return found.checkpoint
@@ -110,7 +122,13 @@ class LocalStore:
     def _add(self, db: sqlite3.Connection, collection: str, stamp: ModelStamp) -> None:
         db.execute(
             "INSERT INTO collections (name, model, fingerprint, dimension, names) VALUES (?, ?, ?, ?, ?)",
-            (collection, stamp.id, stamp.fingerprint, stamp.dimension, json.dumps(dict(self._names.get(collection, {})))),
+            (
+                collection,
+                stamp.id,
+                stamp.fingerprint,
+                stamp.dimension,
+                json.dumps(dict(self._names.get(collection, {}))),
+            ),
         )
 
     def _record_names(self, db: sqlite3.Connection, found: _Collection) -> None:
@@ -159,7 +177,7 @@ class LocalStore:
             collection = _owned(db, lease)
             try:
                 _Writer(db, collection).apply(changes)
-            except (UnicodeError, OverflowError, sqlite3.IntegrityError, sqlite3.ProgrammingError) as error:
+            except _REFUSED as error:
                 raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
 
     def optimise(self, collection: str) -> None:
@@ -188,10 +206,7 @@ class LocalStore:
         with self._file.read() as db:
             dimension = _known(db, collection).stamp.dimension
         for rows in self._pages(collection, sql):
-            yield [
-                StoredRecord(*row[:6], records.metadata_of(row[6]), _vector(row[7], dimension))  # noqa: RUF100
-                for row in rows
-            ]
+            yield [_record(row, dimension) for row in rows]
 
     def _pages(self, collection: str, sql: str) -> Iterator[list[Any]]:
         """By id, each page in a transaction of its own: no reader keeps SQLite from tidying its log."""
@@ -248,11 +263,14 @@ class LocalStore:
                 if snapshot is None:
                     continue  # another thread has seen further than this transaction: look again
                 with _filter_errors(condition):
-                    return search(db, found.id, snapshot, self._scan, (query, max(0, k), condition))
+                    return Search(db, found.id, snapshot, self._scan)(query, k, condition)
 
     def _index(self, found: _Collection) -> CollectionIndex:
         with self._indexes_lock:
-            return self._indexes.setdefault(found.id, CollectionIndex(found.id, found.stamp.dimension))
+            key = (found.id, found.stamp.dimension)
+            if key not in self._indexes:
+                self._indexes[key] = CollectionIndex(*key)
+            return self._indexes[key]
 
 
 @contextmanager
@@ -317,6 +335,12 @@ def _is_free_and_empty(db: sqlite3.Connection, found: _Collection) -> bool:
     return leased is None and _counts(db, found) == (0, 0)
 
 
+def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
+    id_, document, number, digest, model, text, meta, vector = row
+    metadata = records.metadata_of(meta)
+    return StoredRecord(id_, document, number, digest, model, text, metadata, _vector(vector, dimension))
+
+
 def _vector(data: object, dimension: int) -> NDArray[np.float32] | None:
     if not isinstance(data, bytes) or len(data) != 4 * dimension:
         return None
@@ -362,18 +386,24 @@ class _Writer:
             "INSERT INTO records (id, collection, document, number, hash, model, synced_at, meta, text) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                (first + place, collection, chunk.id, chunk.number, chunk.content_hash, stamp.id, self._now)
-                + (records.metadata_text(chunk.metadata), chunk.text)
+                (
+                    first + place,
+                    collection,
+                    chunk.id,
+                    chunk.number,
+                    chunk.content_hash,
+                    stamp.id,
+                    self._now,
+                    records.metadata_text(chunk.metadata),
+                    chunk.text,
+                )
                 for place, chunk in enumerate(chunks)
             ),
         )
         data, size = vectors.tobytes(), 4 * stamp.dimension
         self._db.executemany(
             "INSERT INTO vectors (record, dimension, vector) VALUES (?, ?, ?)",
-            (
-                (first + place, stamp.dimension, data[place * size : (place + 1) * size])
-                for place in range(len(chunks))
-            ),
+            ((first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))),
         )
 
     def _replace_metadata(self, chunks: Sequence[Chunk]) -> None:
@@ -398,8 +428,9 @@ class _Writer:
             "DELETE FROM quarantine WHERE collection = ? AND document = ?", ((collection, id_) for id_ in released)
         )
         self._db.executemany(
-            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen) VALUES (?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (collection, document) DO UPDATE SET stage = excluded.stage, reason = excluded.reason, "
-            "attempts = attempts + excluded.attempts, last_seen = excluded.last_seen",
+            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
+            "SET stage = excluded.stage, reason = excluded.reason, attempts = attempts + excluded.attempts, "
+            "last_seen = excluded.last_seen",
             ((collection, row.id, row.stage, row.reason, row.attempts, self._now) for row in rows),
         )

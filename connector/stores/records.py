@@ -40,8 +40,8 @@ class ModelStamp:
     def mismatch(self, collection: str, configured: ModelStamp) -> ModelMismatch:
         return ModelMismatch(
             f"collection {collection!r} holds vectors of {self.id} with {self.dimension} dimensions, but "
-            f"{configured.id} with {configured.dimension} is configured: sync refuses to mix them. Configure the stored "
-            "model again, or give the collection another name"
+            f"{configured.id} with {configured.dimension} is configured: sync refuses to mix them. Configure the "
+            "stored model again, or give the collection another name"
         )
 
 

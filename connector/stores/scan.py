@@ -21,8 +21,9 @@ BLOCK_ROWS = 65_536
 
 
 class _SingleThreadedBlas:
-    """Holds NumPy's BLAS at one thread while anybody scans: with more, concurrent searches fight for the cores (measured:
-    552 searches/s with one BLAS thread, 66 with two). Counted, because the limit belongs to the whole process."""
+    """Holds NumPy's BLAS at one thread while anybody scans: with more, concurrent searches fight for the cores
+    (measured with 4 readers: 552 searches/s with one BLAS thread, 66 with two). Counted, because the limit belongs to
+    the whole process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,7 +65,7 @@ def numpy_scan(matrix: Vectors, query: NDArray[np.float32]) -> NDArray[np.float3
 
 def scan_error(dimension: int) -> float:
     """By how much a float32 dot product of two unit vectors can be wrong at most."""
-    return float(dimension * np.finfo(np.float32).eps)
+    return float(max(dimension, 16) * np.finfo(np.float32).eps)
 
 
 def shortlist(scores: NDArray[np.float32], count: int, error: float) -> tuple[NDArray[np.int64], float]:
@@ -86,4 +87,5 @@ def exact_scores(rows: Vectors, query: NDArray[np.float32]) -> NDArray[np.float6
     """Cosines of unit vectors in double precision. Equal rows have equal scores wherever they stand, which a matrix
     product does not promise."""
     products = rows.astype(np.float64) * query.astype(np.float64)
-    return np.clip(products.sum(axis=1), -1.0, 1.0)
+    scores: NDArray[np.float64] = np.clip(products.sum(axis=1), -1.0, 1.0)
+    return scores

@@ -49,7 +49,8 @@ class Snapshot:
         if not len(self.ids):
             return np.empty(0, np.int64)
         found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        return found[(self.ids[found] == ids) & self.alive[found]].astype(np.int64)
+        known: NDArray[np.int64] = found[(self.ids[found] == ids) & self.alive[found]].astype(np.int64)
+        return known
 
 
 class Buffer:
@@ -117,7 +118,7 @@ class Buffer:
         vectors = np.frombuffer(data, dtype="<f4").reshape(len(rows), self._dimension)
         with np.errstate(invalid="ignore", over="ignore"):
             lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-        usable = np.isfinite(lengths) & (lengths > 0)
+        usable: NDArray[np.bool_] = np.isfinite(lengths) & (lengths > 0)
         self._ids[start:end] = [id_ for id_, _ in rows]
         self._vectors[start:end] = vectors
         # A damaged row must not bring NaN into the scores; one of another length would have a wrong cosine.

@@ -1,5 +1,5 @@
-"""One SQLite file as a durable database: created whole or not at all, checked when opened, connections lent one thread at
-a time, SQLite's errors turned into ours. Knows no tables: it is given a schema.
+"""One SQLite file as a durable database: created whole or not at all, checked when opened, connections lent to one
+thread at a time, SQLite's errors turned into ours. Knows no tables: it is given a schema.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ class SqliteFile:
             raise self._corrupt("it belongs to another program")
         if version > self._schema.version:
             raise StoreCorrupt(
-                f"the store {self.path} was written by a later version of owl-sap-connector (layout {version}, this one "
-                f"knows {self._schema.version}): upgrade, or use another folder"
+                f"the store {self.path} was written by a later version of owl-sap-connector (layout {version}, this "
+                f"one knows {self._schema.version}): upgrade, or use another folder"
             )
         if version < self._schema.version:
             self._run_migrations(connection, version)
@@ -197,8 +197,8 @@ class SqliteFile:
 
     def _corrupt(self, what: str) -> StoreCorrupt:
         return StoreCorrupt(
-            f"the store {self.path} cannot be trusted: {what}. Restore it from a backup, or move it and its -wal and -shm "
-            "files away and sync again: everything in it can be built anew from the source"
+            f"the store {self.path} cannot be trusted: {what}. Restore it from a backup, or move it and its -wal and "
+            "-shm files away and sync again: everything in it can be built anew from the source"
         )
 
     # ------------------------------------------------------------------------------------------------------- errors
@@ -220,7 +220,9 @@ class SqliteFile:
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_FORMAT:
                 return self._corrupt(f"SQLite says {error}")
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                return TransactionRolledBack(f"the store {self.path} was locked by another writer for {BUSY_SECONDS:g} s")
+                return TransactionRolledBack(
+                    f"the store {self.path} was locked by another writer for {BUSY_SECONDS:g} s"
+                )
             case sqlite3.SQLITE_FULL:
                 return DatabaseError(f"no room left on the disk for the store {self.path}; nothing was written")
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:

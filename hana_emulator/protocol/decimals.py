@@ -5,14 +5,23 @@ from __future__ import annotations
 from decimal import ROUND_DOWN, Context, Decimal, InvalidOperation
 
 from hana_emulator.errors import HanaError, invalid_number
+from hana_emulator.types import HanaType
 
 NULL_DECIMAL = bytes(15) + b"\x70"
 LONGEST_MANTISSA = 34
 """Decimal digits that surely fit the 113-bit mantissa; declared precisions above it travel as FIXED16."""
 
+FLOATING_SCALE = 32_767
+"""The wire's scale of a DECIMAL declared without one: each value keeps its own."""
+
 _BIAS = 6176
 _MANTISSA_BITS = 113
 _EXACT = Context(prec=80, rounding=ROUND_DOWN)
+
+
+def fixed_scale(type_: HanaType) -> int | None:
+    """Fraction digits of a DECIMAL type, None when it is floating."""
+    return type_.scale if type_.length and type_.scale != FLOATING_SCALE else None
 
 
 def canonical(value: Decimal, scale: int | None) -> str:

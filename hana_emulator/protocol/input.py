@@ -155,7 +155,7 @@ def _to_float(value: Any) -> float:
 
 
 def _to_decimal(type_: HanaType) -> Converter:
-    scale = type_.scale if type_.length else None
+    scale = decimals.fixed_scale(type_)
     return lambda value: decimals.parse(str(value), scale)
 
 

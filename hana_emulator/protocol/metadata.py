@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hana_emulator.protocol import cesu8
 from hana_emulator.protocol.codes import PartKind
-from hana_emulator.protocol.decimals import LONGEST_MANTISSA
+from hana_emulator.protocol.decimals import FLOATING_SCALE, LONGEST_MANTISSA, fixed_scale
 from hana_emulator.protocol.packet import Part
 from hana_emulator.types import MAX_LENGTH, Column, HanaType, Parameter, TypeCode
 
@@ -17,9 +17,6 @@ _NO_NAME = 0xFFFFFFFF
 _NOT_NULL, _NULLABLE = 1, 2
 _MODE_IN = 1
 _LONGEST_NAME = 255
-_FLOATING_SCALE = MAX_LENGTH
-"""Scale that says "floating": a DECIMAL without declared precision."""
-
 _ON_THE_WIRE = {
     TypeCode.ALPHANUM: TypeCode.NVARCHAR,
     TypeCode.SHORTTEXT: TypeCode.NVARCHAR,
@@ -30,15 +27,13 @@ _ON_THE_WIRE = {
 
 def wire_code(type_: HanaType) -> TypeCode:
     """The type code that announces and encodes values of `type_`."""
-    if type_.code is TypeCode.DECIMAL and type_.length > LONGEST_MANTISSA:
+    if type_.code is TypeCode.DECIMAL and type_.length > LONGEST_MANTISSA and fixed_scale(type_) is not None:
         return TypeCode.FIXED16
     return _ON_THE_WIRE.get(type_.code, type_.code)
 
 
 def _wire_scale(type_: HanaType) -> int:
-    if type_.code is TypeCode.DECIMAL and not type_.length:
-        return _FLOATING_SCALE
-    return type_.scale
+    return FLOATING_SCALE if type_.code is TypeCode.DECIMAL and fixed_scale(type_) is None else type_.scale
 
 
 def _nullability(nullable: bool) -> int:

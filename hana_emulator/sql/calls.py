@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql import coercion, datatypes, expressions, functions
+from hana_emulator.sql import datatypes, expressions, functions
 from hana_emulator.sql.coercion import coerce, sort_key, text_of
-from hana_emulator.sql.scope import Binding, Bound, Scope, typed_parameter
+from hana_emulator.sql.scope import Binding, Bound, Scope
 from hana_emulator.types import (
     BIGINT,
     BINARIES,
@@ -26,15 +26,27 @@ from hana_emulator.types import (
     NCLOB,
     NUMBERS,
     VECTORS,
-    STRINGS,
     HanaType,
     TypeCode,
 )
 
 _NILADIC = frozenset(
-    "CURRENT_DATE CURRENT_TIME CURRENT_TIMESTAMP CURRENT_UTCDATE CURRENT_UTCTIME CURRENT_UTCTIMESTAMP CURRENT_USER "
-    "SESSION_USER CURRENT_SCHEMA CURRENT_CONNECTION SYSUUID CURRENT_TRANSACTION_ISOLATION_LEVEL NOW".split()
+    {
+        "CURRENT_CONNECTION",
+        "CURRENT_DATE",
+        "CURRENT_SCHEMA",
+        "CURRENT_TIME",
+        "CURRENT_TIMESTAMP",
+        "CURRENT_TRANSACTION_ISOLATION_LEVEL",
+        "CURRENT_USER",
+        "CURRENT_UTCDATE",
+        "CURRENT_UTCTIME",
+        "CURRENT_UTCTIMESTAMP",
+        "SESSION_USER",
+        "SYSUUID",
+    }
 )
+
 _RANKS = ("ROW_NUMBER", "RANK", "DENSE_RANK", "NTILE")
 _SHARES = ("PERCENT_RANK", "CUME_DIST")
 _NEIGHBOURS = ("LAG", "LEAD", "FIRST_VALUE", "LAST_VALUE", "NTH_VALUE")
@@ -49,7 +61,7 @@ def niladic(name: str) -> Bound:
     return by_signature(name, [])
 
 
-def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     """A call of the HANA function `name`. Raises HanaError 328 for a name nobody knows."""
     if name in _AGGREGATES:
         scope.aggregates = True
@@ -83,8 +95,10 @@ def _wrong_arguments(name: str) -> HanaError:
 def _argument(argument: Bound, declared: HanaType | None) -> str:
     """An argument as the Python function wants it; what the type system knows and SQLite does not is settled here."""
     kind = argument.type
-    if kind is None or declared is None or kind.code in BINARIES | VECTORS | LOBS:
+    if kind is None or kind.code in BINARIES | VECTORS | LOBS:
         return argument.sql
+    if declared is None:
+        return text_of(argument).sql if kind.code is TypeCode.BOOLEAN else argument.sql
     if datatypes.is_text(declared):
         return text_of(argument).sql
     if declared.code in NUMBERS and datatypes.is_text(kind):
@@ -97,7 +111,7 @@ def _argument(argument: Bound, declared: HanaType | None) -> str:
 # --- aggregates -------------------------------------------------------------------------------------------------------
 
 
-def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> tuple[str, Bound]:
+def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> tuple[str, Bound]:
     """The DISTINCT prefix and the one argument of an aggregate."""
     if len(arguments) != 1:
         raise _wrong_arguments(name)
@@ -114,7 +128,7 @@ def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.E
     return prefix, bound
 
 
-def _count(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+def _count(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) == 1 and isinstance(arguments[0], exp.Star):
         return Bound("count(*)", BIGINT, nullable=False)
     prefix, bound = _single(binding, scope, name, arguments)
@@ -129,14 +143,16 @@ def _numeric(name: str, bound: Bound) -> Bound:
     return bound
 
 
-def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     bound = _numeric(name, bound)
     assert bound.type is not None
     if bound.type.code is TypeCode.DECIMAL:
         scale = bound.type.scale
         kind = HanaType(TypeCode.DECIMAL, 38 if scale < 38 else datatypes.DECIMAL_PRECISION, scale)
-        return Bound(f"owl_sum({prefix}{bound.sql}, {kind.scale})" if not prefix else _distinct_decimal("owl_sum", bound), kind)
+        return Bound(
+            f"owl_sum({prefix}{bound.sql}, {kind.scale})" if not prefix else _distinct_decimal("owl_sum", bound), kind
+        )
     return Bound(f"sum({prefix}{bound.sql})", BIGINT if bound.type.code in INTEGERS else DOUBLE)
 
 
@@ -145,7 +161,7 @@ def _distinct_decimal(function: str, bound: Bound) -> str:
     return f"{function}(DISTINCT {bound.sql})"
 
 
-def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     bound = _numeric(name, bound)
     if bound.type is not None and bound.type.code in FLOATS:
@@ -153,17 +169,17 @@ def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.
     return Bound(f"owl_avg({prefix}{bound.sql})", datatypes.FLOATING_DECIMAL)
 
 
-def _extreme(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+def _extreme(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     return Bound(f"{name.lower()}({prefix}{sort_key(bound)})", bound.type)
 
 
-def _spread(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+def _spread(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     return Bound(f"{_SPREADS[name]}({prefix}{coerce(_numeric(name, bound), DOUBLE).sql})", DOUBLE)
 
 
-def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     """STRING_AGG(text[, separator] [ORDER BY one key])."""
     nodes, order = list(arguments), None
     if nodes and isinstance(nodes[-1], exp.Order):
@@ -179,7 +195,7 @@ def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[e
     return Bound(f"owl_string_agg({text.sql}, {separator}, {key}, {descending})", NCLOB)
 
 
-Aggregate = Callable[[Binding, Scope, str, Sequence[exp.Expression]], Bound]
+Aggregate = Callable[[Binding, Scope, str, Sequence[exp.Expr]], Bound]
 _AGGREGATES: dict[str, Aggregate] = {
     "COUNT": _count,
     "SUM": _sum,
@@ -191,14 +207,14 @@ _AGGREGATES: dict[str, Aggregate] = {
 }
 
 
-def is_aggregate(node: exp.Expression) -> bool:
+def is_aggregate(node: exp.Expr) -> bool:
     return isinstance(node, exp.Anonymous) and str(node.this).upper() in _AGGREGATES
 
 
 # --- window functions -------------------------------------------------------------------------------------------------
 
 
-def window(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """function(...) OVER (PARTITION BY ... ORDER BY ... [ROWS ...])."""
     name, arguments = str(node.this.this).upper(), node.this.expressions
     outer = scope.aggregates
@@ -209,14 +225,17 @@ def window(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
         keys = [sort_key(expressions.bind(binding, scope, key)) for key in node.args["partition_by"]]
         parts.append(f"PARTITION BY {', '.join(keys)}")
     if node.args.get("order") is not None:
-        keys = [ordering(sort_key(expressions.bind(binding, scope, key.this)), key) for key in node.args["order"].expressions]
+        keys = [
+            ordering(sort_key(expressions.bind(binding, scope, key.this)), key)
+            for key in node.args["order"].expressions
+        ]
         parts.append(f"ORDER BY {', '.join(keys)}")
     if node.args.get("spec") is not None:
         parts.append(_frame(node.args["spec"]))
     return Bound(f"{function.sql} OVER ({' '.join(parts)})", function.type, function.nullable)
 
 
-def _window_function(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expression]) -> Bound:
+def _window_function(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     if name in _AGGREGATES:
         return _AGGREGATES[name](binding, scope, name, arguments)
     bounds = [expressions.bind(binding, scope, argument, INTEGER) for argument in arguments]
@@ -230,7 +249,7 @@ def _window_function(binding: Binding, scope: Scope, name: str, arguments: Seque
     raise not_supported(f"window function {name}")
 
 
-def ordering(key: str, node: exp.Expression) -> str:
+def ordering(key: str, node: exp.Expr) -> str:
     """One ORDER BY key; NULLs come first in ascending order, as in HANA and SQLite alike, unless said otherwise."""
     descending = bool(node.args.get("desc"))
     first = bool(node.args.get("nulls_first"))
@@ -238,9 +257,9 @@ def ordering(key: str, node: exp.Expression) -> str:
     return f"{key} DESC{placed}" if descending else f"{key}{placed}"
 
 
-def _frame(spec: exp.Expression) -> str:
+def _frame(spec: exp.Expr) -> str:
     def bound(value: object, side: str | None) -> str:
-        text = value.sql() if isinstance(value, exp.Expression) else str(value)
+        text = value.sql() if isinstance(value, exp.Expr) else str(value)
         return f"{text} {side}" if side else text
 
     start = bound(spec.args.get("start") or "CURRENT ROW", spec.args.get("start_side"))
@@ -252,7 +271,7 @@ def _frame(spec: exp.Expression) -> str:
 # --- conditional functions --------------------------------------------------------------------------------------------
 
 
-def _coalesce(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+def _coalesce(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) < 2:
         raise syntax_error("COALESCE and IFNULL need at least two arguments")
     kind, values = expressions.unified(expressions.bind_all(binding, scope, arguments))
@@ -261,14 +280,14 @@ def _coalesce(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression
     return Bound(sql, kind, all(value.nullable for value in values), constant=constant)
 
 
-def _nullif(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+def _nullif(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise syntax_error("NULLIF needs two arguments")
     left, right = expressions.bind_pair(binding, scope, *arguments)
     return Bound(f"CASE WHEN {expressions.compare('=', left, right)} THEN NULL ELSE {left.sql} END", left.type)
 
 
-def _map(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+def _map(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     """MAP(subject, search, result, ... [, default])."""
     if len(arguments) < 3:
         raise syntax_error("MAP needs at least three arguments")
@@ -279,7 +298,7 @@ def _map(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) ->
 
 
 def _extremum(function: str) -> Special:
-    def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+    def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
         kind, values = expressions.unified(expressions.bind_all(binding, scope, arguments))
         if len(values) < 2:
             return values[0]
@@ -288,14 +307,14 @@ def _extremum(function: str) -> Special:
     return bind
 
 
-def _concat(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+def _concat(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise _wrong_arguments("CONCAT")
     bounds = expressions.bind_all(binding, scope, arguments)
     return expressions.concatenated([text_of(bound) for bound in bounds])
 
 
-def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     """TO_DECIMAL(value[, precision, scale]) with literal sizes."""
     sizes = [int(argument.this) for argument in arguments[1:] if isinstance(argument, exp.Literal)]
     if not arguments or len(sizes) != len(arguments) - 1:
@@ -304,19 +323,19 @@ def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expressi
     return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), kind)
 
 
-def _to_boolean(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+def _to_boolean(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 1:
         raise _wrong_arguments("TO_BOOLEAN")
     return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), BOOLEAN)
 
 
-def _mod(binding: Binding, scope: Scope, arguments: Sequence[exp.Expression]) -> Bound:
+def _mod(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise _wrong_arguments("MOD")
     return expressions.calculate("%", *expressions.bind_pair(binding, scope, *arguments))
 
 
-Special = Callable[[Binding, Scope, Sequence[exp.Expression]], Bound]
+Special = Callable[[Binding, Scope, Sequence[exp.Expr]], Bound]
 _SPECIAL: dict[str, Special] = {
     "COALESCE": _coalesce,
     "IFNULL": _coalesce,

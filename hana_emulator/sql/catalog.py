@@ -1,4 +1,4 @@
-"""The catalogue: which schemas, tables, views, columns and indexes exist, as rows in the SQLite file and as a snapshot in memory.
+"""The catalogue of schemas, tables, views, columns and indexes: rows in the SQLite file, and a snapshot in memory.
 
 A snapshot is immutable; a change of structure writes rows in its transaction and is read back as the next snapshot.
 """
@@ -20,16 +20,18 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owl_users(name TEXT PRIMARY KEY, password TEXT NOT NULL, created TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS owl_schemas(name TEXT PRIMARY KEY, owner TEXT NOT NULL, created TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS owl_relations(
-  id INTEGER PRIMARY KEY AUTOINCREMENT, schema TEXT NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL, store TEXT NOT NULL,
-  comment TEXT, definition TEXT, definition_schema TEXT, created TEXT NOT NULL,
+  id INTEGER PRIMARY KEY AUTOINCREMENT, schema TEXT NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL,
+  store TEXT NOT NULL, comment TEXT, definition TEXT, definition_schema TEXT, created TEXT NOT NULL,
   UNIQUE(schema, name));
 CREATE TABLE IF NOT EXISTS owl_columns(
-  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, position INTEGER NOT NULL, name TEXT NOT NULL,
-  type INTEGER NOT NULL, length INTEGER NOT NULL, scale INTEGER NOT NULL, nullable INTEGER NOT NULL, defaults TEXT,
-  identity TEXT, comment TEXT, PRIMARY KEY(relation, position), UNIQUE(relation, name));
+  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, position INTEGER NOT NULL,
+  name TEXT NOT NULL, type INTEGER NOT NULL, length INTEGER NOT NULL, scale INTEGER NOT NULL,
+  nullable INTEGER NOT NULL, defaults TEXT, identity TEXT, comment TEXT,
+  PRIMARY KEY(relation, position), UNIQUE(relation, name));
 CREATE TABLE IF NOT EXISTS owl_constraints(
-  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL, primary_key INTEGER NOT NULL,
-  position INTEGER NOT NULL, column_name TEXT NOT NULL, PRIMARY KEY(relation, name, position));
+  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL,
+  primary_key INTEGER NOT NULL, position INTEGER NOT NULL, column_name TEXT NOT NULL,
+  PRIMARY KEY(relation, name, position));
 CREATE TABLE IF NOT EXISTS owl_indexes(
   schema TEXT NOT NULL, name TEXT NOT NULL, relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE,
   kind TEXT NOT NULL, uniqueness TEXT, options TEXT, position INTEGER NOT NULL, column_name TEXT NOT NULL,

@@ -36,7 +36,7 @@ _MOMENT_FUNCTIONS = {
 
 
 def coerce(bound: Bound, target: HanaType) -> Bound:
-    """`bound` as a value of `target`'s kind (lengths are not checked). Raises HanaError 266 when HANA has no such way."""
+    """`bound` as a value of `target`'s kind (lengths are not checked). Raises HanaError 266 when there is no way."""
     source = bound.type
     if source is None or (source.code is target.code and source.code is not TypeCode.DECIMAL):
         return replace(bound, type=target, column=None)
@@ -60,7 +60,9 @@ def _converted(sql: str, source: HanaType, target: HanaType) -> str:
     if code in DATETIMES:
         return _moment(sql, source, code)
     if code in BINARIES or code is TypeCode.BLOB:
-        return f"CAST({sql} AS BLOB)" if is_text(source) else _same_family(sql, source, BINARIES | {TypeCode.BLOB}, target)
+        return (
+            f"CAST({sql} AS BLOB)" if is_text(source) else _same_family(sql, source, BINARIES | {TypeCode.BLOB}, target)
+        )
     return _vector(sql, source, target)
 
 
@@ -101,7 +103,7 @@ def as_text(sql: str, source: HanaType) -> str:
 def _moment(sql: str, source: HanaType, code: TypeCode) -> str:
     if is_text(source):
         return f"{_MOMENT_FUNCTIONS[code]}({sql})"
-    if source.code not in DATETIMES or TypeCode.TIME in (source.code, code) and source.code is not TypeCode.TIMESTAMP:
+    if source.code not in DATETIMES or (TypeCode.TIME in (source.code, code) and source.code is not TypeCode.TIMESTAMP):
         raise HanaError(266, f"inconsistent datatype: {source.name} cannot become {code.name}")
     if code is TypeCode.DATE:
         return f"substr({sql}, 1, 10)"
@@ -138,7 +140,9 @@ def _ready(kind: HanaType | None, common: HanaType) -> bool:
 def refuse_lob(bound: Bound) -> None:
     """HANA has no comparison, sorting or grouping of LOBs (LIKE and IS NULL it has)."""
     if bound.type is not None and bound.type.code in LOBS:
-        raise HanaError(266, f"inconsistent datatype: {bound.type.name} is not allowed in a comparison, ORDER BY or GROUP BY")
+        raise HanaError(
+            266, f"inconsistent datatype: {bound.type.name} is not allowed in a comparison, ORDER BY or GROUP BY"
+        )
 
 
 def comparison_type(left: HanaType, right: HanaType) -> HanaType | None:

@@ -1,4 +1,4 @@
-"""Statements about the session itself: transactions, savepoints, current schema, session variables, cancelling others."""
+"""Statements about the session itself: transactions, savepoints, current schema, session variables, cancelling."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The `owl_...` functions and the decimal collation behind `coercion.py` and `calls.py`, registered on a SQLite connection.
+"""The `owl_...` functions and the decimal collation behind `coercion.py` and `calls.py`.
 
-They carry the arithmetic and the conversions that SQLite lacks: exact decimals, checked integers, strict numbers and dates.
+They carry what SQLite lacks: exact decimals, checked integers, strict conversion of numbers and dates.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sqlite3
 import statistics
 from collections.abc import Callable
 from decimal import Context, Decimal, InvalidOperation
-from typing import Any
+from typing import Any, cast
 
 from hana_emulator.errors import HanaError
 from hana_emulator.seam import Storage
@@ -112,8 +112,8 @@ def register(connection: sqlite3.Connection, report: Report) -> None:
     connection.create_function("owl_store", 5, stored, deterministic=True)
     connection.create_collation(DECIMAL_COLLATION, compare_decimals)
     for name, arity, window in (("owl_sum", -1, DecimalSum), ("owl_avg", 1, DecimalAverage)):
-        connection.create_window_function(name, arity, window)
-    connection.create_aggregate("owl_string_agg", 4, StringAggregate)
+        connection.create_window_function(name, arity, cast(Any, window))
+    connection.create_aggregate("owl_string_agg", 4, cast(Any, StringAggregate))
     for name, estimator in _ESTIMATORS.items():
         connection.create_aggregate(name, 1, _estimating(estimator))
 
@@ -209,7 +209,7 @@ _ESTIMATORS: dict[str, Callable[[list[float]], float]] = {
 }
 
 
-def _estimating(estimator: Callable[[list[float]], float]) -> type:
+def _estimating(estimator: Callable[[list[float]], float]) -> type[Any]:
     class Estimate:
         def __init__(self) -> None:
             self.values: list[float] = []

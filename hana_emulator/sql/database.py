@@ -1,4 +1,4 @@
-"""The whole database behind the stand-in: one SQLite file, its catalogue in memory, the one write lock, its sessions."""
+"""The whole database behind the stand-in: one SQLite file, its catalogue in memory, one write lock, its sessions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO
 
 from hana_emulator.errors import HanaError
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import conversions, definitions, functions
+from hana_emulator.sql import conversions, functions, objects
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.planner import Prepared, prepare
@@ -26,6 +26,7 @@ LOCK_TIMEOUT_SECONDS = 10.0
 _FILE = "hana.sqlite"
 _PLANS = 2_000
 _PRAGMAS = (
+    "PRAGMA page_size = 16384",
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = NORMAL",
     "PRAGMA foreign_keys = ON",
@@ -71,9 +72,9 @@ class Database:
             known = catalogue.load(connection, 0)
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DELETE FROM owl_users WHERE name = ?", (self._user,))
-            definitions.add_user(connection, self._user, password)
+            objects.add_user(connection, self._user, password)
             for schema in {self._user, self._schema} - known.schemas:
-                definitions.add_schema(connection, schema, self._user)
+                objects.add_schema(connection, schema, self._user)
             connection.execute("COMMIT")
             return catalogue.load(connection, 1)
         finally:
@@ -81,7 +82,11 @@ class Database:
 
     def open_connection(self, context: Context) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self._folder / _FILE, timeout=self.lock_timeout, isolation_level=None, check_same_thread=False, cached_statements=256
+            self._folder / _FILE,
+            timeout=self.lock_timeout,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
         )
         for pragma in _PRAGMAS:
             connection.execute(pragma)

@@ -12,7 +12,7 @@ from sqlglot import exp, tokens
 from sqlglot.dialects.dialect import Dialect, NormalizationStrategy
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.parser import Parser
-from sqlglot.tokens import Token, TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, syntax_error
 
@@ -56,13 +56,17 @@ class Hana(Dialect):
         FUNCTIONS: ClassVar[dict[str, Any]] = {}
         NO_PAREN_FUNCTIONS: ClassVar[dict[Any, Any]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
-            **{name: Parser.FUNCTION_PARSERS[name] for name in _KEPT_FUNCTION_PARSERS if name in Parser.FUNCTION_PARSERS},
+            **{
+                name: Parser.FUNCTION_PARSERS[name]
+                for name in _KEPT_FUNCTION_PARSERS
+                if name in Parser.FUNCTION_PARSERS
+            },
             "CAST": lambda self: self._parse_hana_cast(),
             "SCORE": lambda self: self._parse_score(),
         }
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {"CASE": Parser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
 
-        def _parse_hana_cast(self) -> exp.Expression:
+        def _parse_hana_cast(self) -> exp.Expr:
             value = self._parse_disjunction()
             if not self._match(TokenType.ALIAS):
                 self.raise_error("Expected AS and a type")
@@ -74,7 +78,7 @@ class Hana(Dialect):
                     self.raise_error("Expected )")
             return self.expression(HanaCast(this=value, to=name.text.upper() if name else "", expressions=sizes))
 
-        def _parse_score(self) -> exp.Expression:
+        def _parse_score(self) -> exp.Expr:
             term = self._parse_bitwise()
             if not self._match(TokenType.IN) or not self._match(TokenType.L_PAREN):
                 self.raise_error("Expected IN ( after the search term")
@@ -92,16 +96,20 @@ def tokenize(sql: str) -> list[Token]:
         found = Hana.get_or_raise(Hana).tokenize(sql)
     except TokenError as error:
         raise syntax_error(f"cannot read the statement: {error}") from None
-    return [part for token in found if token.token_type is not TokenType.SEMICOLON for part in _single_words(token, sql)]
+    return [
+        part for token in found if token.token_type is not TokenType.SEMICOLON for part in _single_words(token, sql)
+    ]
 
 
 def _single_words(token: Token, sql: str) -> list[Token]:
     """sqlglot makes one token of PRIMARY KEY and the like."""
-    if token.token_type in _QUOTED or " " not in token.text and not any(map(str.isspace, token.text)):
+    if token.token_type in _QUOTED or (" " not in token.text and not any(map(str.isspace, token.text))):
         return [token]
     words = re.finditer(r"\S+", sql[token.start : token.end + 1])
     return [
-        Token(TokenType.VAR, word.group(), token.line, token.col, token.start + word.start(), token.start + word.end() - 1)
+        Token(
+            TokenType.VAR, word.group(), token.line, token.col, token.start + word.start(), token.start + word.end() - 1
+        )
         for word in words
     ]
 
@@ -111,7 +119,7 @@ def is_parameter(token: Token) -> bool:
 
 
 def number_parameters(sql: str, found: list[Token]) -> str:
-    """`sql` with its k-th `?` written :P__k (k from 1) and a trailing WITH HINT (...) cut off, so the order survives parsing."""
+    """`sql` with its k-th `?` written :P__k (k from 1), so that the order survives, and without a final WITH HINT."""
     pieces, position, number = [], 0, 0
     for token in found:
         if is_parameter(token):
@@ -128,7 +136,7 @@ def _end_without_hint(sql: str, found: list[Token]) -> int:
     return int(found[-1].end) + 1 if found else len(sql)
 
 
-def parse(sql: str) -> exp.Expression:
+def parse(sql: str) -> exp.Expr:
     """The syntax tree of one statement whose parameters are numbered. Raises HanaError 257 with the position."""
     try:
         trees = Hana.get_or_raise(Hana).parse(sql)
@@ -141,12 +149,13 @@ def parse(sql: str) -> exp.Expression:
     return trees[0]
 
 
-def parse_condition(sql: str) -> exp.Expression:
+def parse_condition(sql: str) -> exp.Expr:
     """The tree of a lone expression or condition."""
     tree = parse(f"SELECT 1 FROM DUMMY WHERE {sql}")
     where = tree.args["where"]
     assert isinstance(where, exp.Where)
-    return where.this.pop()
+    condition: exp.Expr = where.this.pop()
+    return condition
 
 
 def _syntax_error(error: Exception, sql: str) -> HanaError:
@@ -157,7 +166,7 @@ def _syntax_error(error: Exception, sql: str) -> HanaError:
     return syntax_error(f'incorrect syntax near "{near}": line {line} col {column} (at pos {position})', position)
 
 
-def parameter_number(node: exp.Expression) -> int | None:
+def parameter_number(node: exp.Expr) -> int | None:
     """k for the k-th `?` of the statement, None for anything else."""
     if isinstance(node, exp.Placeholder) and isinstance(node.this, str) and node.this.startswith(PARAMETER_PREFIX):
         return int(node.this.removeprefix(PARAMETER_PREFIX))

@@ -18,12 +18,19 @@ from hana_emulator.sql.scope import Binding, Bound, Scope, typed_parameter
 from hana_emulator.sql.store import plain_decimal, to_decimal, utf16_length
 from hana_emulator.types import BIGINT, BOOLEAN, DEFAULT_PARAMETER, DOUBLE, INTEGER, HanaType, TypeCode
 
-_COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.GT: ">", exp.GTE: ">=", exp.LT: "<", exp.LTE: "<="}
-_ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
+_COMPARISONS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.GT: ">",
+    exp.GTE: ">=",
+    exp.LT: "<",
+    exp.LTE: "<=",
+}
+_ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
 
-def bind(binding: Binding, scope: Scope, node: exp.Expression, hint: HanaType | None = None) -> Bound:
+def bind(binding: Binding, scope: Scope, node: exp.Expr, hint: HanaType | None = None) -> Bound:
     """Bind `node`; `hint` is the type that a bare `?` takes here."""
     number = parameter_number(node)
     if number is not None:
@@ -37,20 +44,20 @@ def bind(binding: Binding, scope: Scope, node: exp.Expression, hint: HanaType | 
     return bound
 
 
-def bind_all(binding: Binding, scope: Scope, nodes: Sequence[exp.Expression]) -> list[Bound]:
+def bind_all(binding: Binding, scope: Scope, nodes: Sequence[exp.Expr]) -> list[Bound]:
     """Bind branches of one value; parameters among them take the type of the first typed one."""
     bounds = [bind(binding, scope, node) for node in nodes]
     kind = datatypes.unify(bound.type for bound in bounds)
     return [typed_parameter(binding, bound, kind) for bound in bounds]
 
 
-def bind_pair(binding: Binding, scope: Scope, left: exp.Expression, right: exp.Expression) -> tuple[Bound, Bound]:
+def bind_pair(binding: Binding, scope: Scope, left: exp.Expr, right: exp.Expr) -> tuple[Bound, Bound]:
     """Bind both sides of an operator; a parameter takes the other side's type."""
     first, second = bind(binding, scope, left), bind(binding, scope, right)
     return typed_parameter(binding, first, second.type), typed_parameter(binding, second, first.type)
 
 
-def condition(binding: Binding, scope: Scope, node: exp.Expression) -> str:
+def condition(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     """A WHERE, ON or HAVING condition."""
     bound = bind(binding, scope, node)
     if bound.type is not None and bound.type.code is not TypeCode.BOOLEAN:
@@ -58,7 +65,7 @@ def condition(binding: Binding, scope: Scope, node: exp.Expression) -> str:
     return bound.sql
 
 
-def combine(binding: Binding, scope: Scope, operator: str, pair: tuple[exp.Expression, exp.Expression]) -> str:
+def combine(binding: Binding, scope: Scope, operator: str, pair: tuple[exp.Expr, exp.Expr]) -> str:
     left, right = bind_pair(binding, scope, *pair)
     return compare(operator, left, right)
 
@@ -72,21 +79,21 @@ def _predicate(sql: str, *parts: Bound) -> Bound:
     return Bound(sql, BOOLEAN, any(part.nullable for part in parts), constant=all(part.constant for part in parts))
 
 
-def _comparison(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _comparison(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Tuple) or isinstance(node.expression, exp.Tuple):
         raise syntax_error("row values compare with IN only")
     left, right = bind_pair(binding, scope, node.this, node.expression)
     return _predicate(f"({compare(_COMPARISONS[type(node)], left, right)})", left, right)
 
 
-def _logical(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _logical(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """AND and OR chains as a balanced tree: SQLite and Python both limit the depth of an expression."""
     word = "AND" if isinstance(node, exp.And) else "OR"
     parts = [condition(binding, scope, part) for part in _flattened(node, type(node))]
     return Bound(_balanced(parts, word), BOOLEAN)
 
 
-def _flattened(node: exp.Expression, kind: type[exp.Expression]) -> Iterator[exp.Expression]:
+def _flattened(node: exp.Expr, kind: type[exp.Expr]) -> Iterator[exp.Expr]:
     pending = [node]
     while pending:
         current = pending.pop()
@@ -103,16 +110,16 @@ def _balanced(parts: list[str], word: str) -> str:
     return parts[0]
 
 
-def _not(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _not(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(f"(NOT {condition(binding, scope, node.this)})", BOOLEAN)
 
 
-def _paren(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _paren(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     inner = bind(binding, scope, node.this)
     return replace(inner, sql=f"({inner.sql})", column=None)
 
 
-def _in(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     query = node.args.get("query")
     if isinstance(node.this, exp.Tuple):
         return _tuple_in(binding, scope, node)
@@ -131,7 +138,7 @@ def _in(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
     return _predicate(sql, left, *options)
 
 
-def _in_query(binding: Binding, scope: Scope, tested: exp.Expression, query: exp.Expression) -> Bound:
+def _in_query(binding: Binding, scope: Scope, tested: exp.Expr, query: exp.Expr) -> Bound:
     left = bind(binding, scope, tested)
     inner = binding.bind_query(binding, unwrapped(query), scope)
     if len(inner.columns) != 1:
@@ -141,7 +148,7 @@ def _in_query(binding: Binding, scope: Scope, tested: exp.Expression, query: exp
     return Bound(f"({first} IN (SELECT {second} FROM ({inner.sql})))", BOOLEAN)
 
 
-def _tuple_in(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _tuple_in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     lefts = [bind(binding, scope, part) for part in node.this.expressions]
     query = node.args.get("query")
     if query is not None:
@@ -163,7 +170,7 @@ def _tuple_equal(lefts: Sequence[Bound], rights: Sequence[Bound]) -> str:
     return " AND ".join(compare("=", left, right) for left, right in zip(lefts, rights, strict=True))
 
 
-def _between(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _between(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     tested, low, high = (bind(binding, scope, node.args[part]) for part in ("this", "low", "high"))
     kind = datatypes.unify((low.type, high.type))
     tested = typed_parameter(binding, tested, kind)
@@ -171,42 +178,42 @@ def _between(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
     return _predicate(f"({compare('>=', tested, low)} AND {compare('<=', tested, high)})", tested, low, high)
 
 
-def _like(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _like(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     text, pattern = bind_pair(binding, scope, node.this, node.expression)
     text, pattern = coercion.text_of(text), coercion.text_of(pattern)
     return _predicate(f"({text.sql} LIKE {pattern.sql})", text, pattern)
 
 
-def _escape(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _escape(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     like = bind(binding, scope, node.this)
     sign = bind(binding, scope, node.expression)
     return replace(like, sql=f"({like.sql[1:-1]} ESCAPE {sign.sql})")
 
 
-def _is(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _is(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if not isinstance(node.expression, exp.Null):
         raise syntax_error("IS takes NULL or NOT NULL")
     return Bound(f"({bind(binding, scope, node.this).sql} IS NULL)", BOOLEAN, nullable=False)
 
 
-def _exists(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _exists(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(f"EXISTS ({binding.bind_query(binding, unwrapped(node.this), scope).sql})", BOOLEAN, nullable=False)
 
 
-def _scalar_query(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _scalar_query(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     inner = binding.bind_query(binding, unwrapped(node), scope)
     if len(inner.columns) != 1:
         raise HanaError(269, "too many values: a scalar subquery must give one column")
     return Bound(f"({inner.sql})", inner.columns[0].type)
 
 
-def unwrapped(node: exp.Expression) -> exp.Expression:
+def unwrapped(node: exp.Expr) -> exp.Expr:
     while isinstance(node, (exp.Subquery, exp.Paren)) and not node.args.get("alias"):
         node = node.this
     return node
 
 
-def _arithmetic(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _arithmetic(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     operator = _ARITHMETIC[type(node)]
     return calculate(operator, *bind_pair(binding, scope, node.this, node.expression))
 
@@ -228,14 +235,14 @@ def calculate(operator: str, left: Bound, right: Bound) -> Bound:
     return Bound(sql, kind, nullable, constant=constant)
 
 
-def _negative(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _negative(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Literal) and not node.this.is_string:
         return number_literal("-" + node.this.this)
     inner = bind(binding, scope, node.this)
     return calculate("-", Bound("0", INTEGER, nullable=False, constant=True), inner)
 
 
-def _concatenation(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _concatenation(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     sides = [coercion.text_of(side) for side in bind_pair(binding, scope, node.this, node.expression)]
     return concatenated(sides)
 
@@ -248,7 +255,7 @@ def concatenated(parts: Sequence[Bound]) -> Bound:
     return Bound(sql, kind, any(p.nullable for p in parts), constant=all(p.constant for p in parts))
 
 
-def _case(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     subject, branches, default = node.this, node.args["ifs"], node.args.get("default")
     tests = [_case_test(binding, scope, subject, branch.this) for branch in branches]
     nodes = [branch.args["true"] for branch in branches] + ([default] if default is not None else [])
@@ -260,7 +267,7 @@ def _case(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
     return Bound(f"CASE {' '.join(pieces)} END", kind, nullable)
 
 
-def _case_test(binding: Binding, scope: Scope, subject: exp.Expression | None, test: exp.Expression) -> str:
+def _case_test(binding: Binding, scope: Scope, subject: exp.Expr | None, test: exp.Expr) -> str:
     return condition(binding, scope, test) if subject is None else combine(binding, scope, "=", (subject, test))
 
 
@@ -272,12 +279,12 @@ def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
     return kind, [coercion.coerce(value, kind) for value in values]
 
 
-def _cast(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _cast(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     sizes = [int(size.this) for size in node.expressions]
     return cast(bind(binding, scope, node.this), datatypes.type_named(node.args["to"], sizes))
 
 
-def _typed_literal(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _typed_literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """DATE '...', TIME '...', TIMESTAMP '...'."""
     return cast(bind(binding, scope, node.this), datatypes.type_named(node.args["to"].this.name))
 
@@ -290,7 +297,7 @@ def cast(value: Bound, kind: HanaType) -> Bound:
     return moved
 
 
-def _literal(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return text_literal(node.this) if node.args.get("is_string", True) else number_literal(node.this)
 
 
@@ -315,22 +322,22 @@ def number_literal(text: str) -> Bound:
     return Bound(literal(plain_decimal(to_decimal(text, "a literal"), 38)), kind, nullable=False, constant=True)
 
 
-def _hex(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _hex(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     digits = node.this
     if len(digits) % 2 or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
         raise syntax_error("a hexadecimal literal needs an even number of hexadecimal digits")
     return Bound(f"x'{digits}'", HanaType(TypeCode.VARBINARY, max(1, len(digits) // 2)), nullable=False, constant=True)
 
 
-def _null(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _null(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound("NULL", None, constant=True)
 
 
-def _boolean(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _boolean(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound("1" if node.this else "0", BOOLEAN, nullable=False, constant=True)
 
 
-def identifier(node: exp.Expression | None) -> str:
+def identifier(node: exp.Expr | None) -> str:
     """The name an identifier stands for: as written when quoted, upper-cased otherwise; '' for none."""
     if node is None:
         return ""
@@ -339,7 +346,7 @@ def identifier(node: exp.Expression | None) -> str:
     return str(node.this) if node.quoted else str(node.this).upper()
 
 
-def _column(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _column(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Star):
         raise syntax_error("* is not allowed here")
     name, table, schema = (identifier(node.args.get(part)) for part in ("this", "table", "db"))
@@ -348,36 +355,36 @@ def _column(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
     return scope.resolve(name, table, schema)
 
 
-def _call(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _call(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return calls.call(binding, scope, str(node.this).upper(), node.expressions)
 
 
-def _trim(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _trim(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     names = {"LEADING": "LTRIM", "TRAILING": "RTRIM"}
     name = names.get((node.args.get("position") or "").upper(), "TRIM")
     sign = node.args.get("expression")
     return calls.call(binding, scope, name, [node.this] + ([sign] if sign is not None else []))
 
 
-def _extract(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _extract(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return calls.call(binding, scope, str(node.this.this).upper(), [node.expression])
 
 
-def _score(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     term = bind(binding, scope, node.this, DEFAULT_PARAMETER)
     columns = [bind(binding, scope, column) for column in node.expressions]
     scores = [f"ifnull(hana_score({term.sql}, {coercion.text_of(column).sql}), 0.0)" for column in columns]
     return Bound(scores[0] if len(scores) == 1 else f"max({', '.join(scores)})", DOUBLE)
 
 
-def _window(binding: Binding, scope: Scope, node: exp.Expression) -> Bound:
+def _window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if not isinstance(node.this, exp.Anonymous):
         raise not_supported("this window function")
     return calls.window(binding, scope, node)
 
 
-Handler = Callable[[Binding, Scope, exp.Expression], Bound]
-_HANDLERS: dict[type[exp.Expression], Handler] = {
+Handler = Callable[[Binding, Scope, exp.Expr], Bound]
+_HANDLERS: dict[type[exp.Expr], Handler] = {
     **dict.fromkeys(_COMPARISONS, _comparison),
     **dict.fromkeys(_ARITHMETIC, _arithmetic),
     exp.And: _logical,

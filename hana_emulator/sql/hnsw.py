@@ -1,4 +1,4 @@
-"""CREATE HNSW VECTOR INDEX: its options and their ranges (as langchain-hana documents them). The index is recorded only."""
+"""CREATE HNSW VECTOR INDEX: its options and their ranges (source: langchain-hana). The index is recorded only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def parse_hnsw(reader: TokenReader) -> HnswIndex:
     reader.expect("SIMILARITY", "FUNCTION")
     function = reader.identifier()
     if function not in _FUNCTIONS:
-        raise HanaError(7, f"feature not supported: similarity function {function}; {' or '.join(_FUNCTIONS)} are known")
+        raise HanaError(
+            7, f"feature not supported: similarity function {function}; {' or '.join(_FUNCTIONS)} are known"
+        )
     build = _configuration(reader.string(), _BUILD) if reader.take("BUILD", "CONFIGURATION") else {}
     search = _configuration(reader.string(), _SEARCH) if reader.take("SEARCH", "CONFIGURATION") else {}
     online = reader.take("ONLINE")

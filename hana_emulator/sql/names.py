@@ -18,7 +18,9 @@ _ESCAPE = re.compile(r"\^(.)")
 def encode(name: str) -> str:
     """One HANA identifier in its SQLite spelling. Raises HanaError 397 for a name that HANA would not take either."""
     if not name or "\0" in name or len(name) > MAX_IDENTIFIER:
-        raise HanaError(397, f"invalid object name: {name[:MAX_IDENTIFIER]!r} (1 to {MAX_IDENTIFIER} characters, no NUL)")
+        raise HanaError(
+            397, f"invalid object name: {name[:MAX_IDENTIFIER]!r} (1 to {MAX_IDENTIFIER} characters, no NUL)"
+        )
     return _ESCAPED.sub(lambda match: "^" + match.group().upper(), name)
 
 

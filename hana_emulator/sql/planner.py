@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlglot import exp
-from sqlglot.tokens import Token, TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
-from hana_emulator.errors import not_supported, syntax_error
+from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
 from hana_emulator.sql import definitions, dialect, queries, search, writes
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.control import Control, parse_control
-from hana_emulator.sql.definitions import Definition
+from hana_emulator.sql.expressions import unwrapped
 from hana_emulator.sql.reader import TokenReader, is_word
 from hana_emulator.sql.scope import Binding, BoundQuery
+from hana_emulator.sql.workbench import Definition
 from hana_emulator.sql.writes import Step, WritePlan, step
 
 
@@ -85,11 +86,11 @@ class _Preparation:
             return self._query(node)
         binder = _WRITERS.get(type(node))
         if binder is None:
-            raise not_supported(f"a statement that begins with {first.text.upper()[:40]}")
+            raise _unknown_statement(first)
         return self._written(binder(self.binding, node))
 
-    def _query(self, node: exp.Expression) -> Prepared:
-        node = writes.expressions.unwrapped(node)
+    def _query(self, node: exp.Expr) -> Prepared:
+        node = unwrapped(node)
         plan = None
         if isinstance(node, exp.Select):
             parts = queries.bind_select(self.binding, node, None)
@@ -137,6 +138,13 @@ class _Preparation:
         return writes.bind_upsert(self.binding, node, tree, by_key)
 
 
+def _unknown_statement(first: Token) -> HanaError:
+    word = first.text.upper()
+    if word in _KNOWN_TO_HANA:
+        return not_supported(f"a statement of this form that begins with {word}")
+    return syntax_error(f'incorrect syntax near "{first.text[:40]}"', first.start + 1)
+
+
 def _numbered(sql: str, tokens: list[Token], start: int, known: int) -> str:
     """The text of `tokens`, parameters numbered from `known` + 1."""
     pieces, position = [], start
@@ -163,7 +171,10 @@ def _where_after_values(tokens: list[Token]) -> int | None:
     return None
 
 
-_WRITERS: dict[type[exp.Expression], Callable[[Binding, exp.Expression], WritePlan]] = {
+_KNOWN_TO_HANA = frozenset(
+    {"ALTER", "CALL", "CREATE", "DO", "DROP", "EXPLAIN", "EXPORT", "GRANT", "IMPORT", "REVOKE", "SET"}
+)
+_WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
     exp.Insert: writes.bind_insert,  # type: ignore[dict-item]
     exp.Update: writes.bind_update,  # type: ignore[dict-item]
     exp.Delete: writes.bind_delete,  # type: ignore[dict-item]

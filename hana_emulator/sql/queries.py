@@ -18,7 +18,7 @@ from hana_emulator.sql.scope import Binding, Bound, BoundQuery, CommonTable, Sco
 from hana_emulator.types import DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
-_SET_OPERATORS = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
+_SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ def limits(limit: str, offset: str) -> str:
     return f"LIMIT {limit or '-1'}" + (f" OFFSET {offset}" if offset else "")
 
 
-def bind_query(binding: Binding, node: exp.Expression, parent: Scope | None) -> BoundQuery:
+def bind_query(binding: Binding, node: exp.Expr, parent: Scope | None) -> BoundQuery:
     """Bind a whole query. Raises HanaError 257, 259, 260, 266, 268, 276, 362."""
     node = expressions.unwrapped(node)
     if isinstance(node, exp.Select):
@@ -90,7 +90,7 @@ def bind_select(binding: Binding, node: exp.Select, parent: Scope | None) -> Sel
     return parts
 
 
-def _group_key(binding: Binding, scope: Scope, node: exp.Expression) -> str:
+def _group_key(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     bound = expressions.bind(binding, scope, node)
     refuse_lob(bound)
     return bound.sql
@@ -117,18 +117,20 @@ def _bind_items(binding: Binding, node: exp.Select, parts: SelectParts) -> None:
 def _expand(parts: SelectParts, sources: Sequence[Source]) -> None:
     for source in sources:
         for entry in source.columns:
-            parts.items.append(Bound(f"{source.alias}.{entry.sql}", entry.column.type, entry.column.nullable, entry.column))
+            parts.items.append(
+                Bound(f"{source.alias}.{entry.sql}", entry.column.type, entry.column.nullable, entry.column)
+            )
             parts.columns.append(entry.column)
 
 
-def _bind_item(binding: Binding, item: exp.Expression, parts: SelectParts) -> None:
+def _bind_item(binding: Binding, item: exp.Expr, parts: SelectParts) -> None:
     inner = item.this if isinstance(item, exp.Alias) else item
     bound = expressions.bind(binding, parts.scope, inner)
     parts.items.append(bound)
     parts.columns.append(_result_column(item, inner, bound))
 
 
-def _result_column(item: exp.Expression, inner: exp.Expression, bound: Bound) -> Column:
+def _result_column(item: exp.Expr, inner: exp.Expr, bound: Bound) -> Column:
     kind = bound.type or DEFAULT_PARAMETER
     name = identifier(item.args["alias"]) if isinstance(item, exp.Alias) else ""
     if bound.column is not None:
@@ -136,7 +138,7 @@ def _result_column(item: exp.Expression, inner: exp.Expression, bound: Bound) ->
     return Column(name or _expression_name(inner), kind, bound.nullable)
 
 
-def _expression_name(node: exp.Expression) -> str:
+def _expression_name(node: exp.Expr) -> str:
     """HANA calls an unnamed column by its text."""
     try:
         text = node.sql()
@@ -150,7 +152,7 @@ def _expression_name(node: exp.Expression) -> str:
 
 def _check_grouping(node: exp.Select, parts: SelectParts) -> None:
     """HANA refuses a column that is neither grouped by nor aggregated; SQLite would pick any row's value."""
-    pending: list[exp.Expression] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
+    pending: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
     if node.args.get("having") is not None:
         pending.append(node.args["having"].this)
     own = {source.alias for source in parts.scope.sources}
@@ -168,14 +170,14 @@ def _check_grouping(node: exp.Select, parts: SelectParts) -> None:
 # --- ORDER BY, LIMIT --------------------------------------------------------------------------------------------------
 
 
-def _bind_order(binding: Binding, node: exp.Expression, parts: SelectParts) -> None:
+def _bind_order(binding: Binding, node: exp.Expr, parts: SelectParts) -> None:
     order = node.args.get("order")
     for key in order.expressions if order is not None else []:
         bound = _order_key(binding, key.this, parts)
         parts.order.append(calls.ordering(sort_key(bound), key))
 
 
-def _order_key(binding: Binding, node: exp.Expression, parts: SelectParts) -> Bound:
+def _order_key(binding: Binding, node: exp.Expr, parts: SelectParts) -> Bound:
     position = _position(node, parts.columns)
     if position is None and isinstance(node, exp.Column) and node.args.get("table") is None:
         names = [column.name for column in parts.columns]
@@ -186,7 +188,7 @@ def _order_key(binding: Binding, node: exp.Expression, parts: SelectParts) -> Bo
     return expressions.bind(binding, parts.scope, node)
 
 
-def _position(node: exp.Expression, columns: Sequence[Column]) -> int | None:
+def _position(node: exp.Expr, columns: Sequence[Column]) -> int | None:
     if not isinstance(node, exp.Literal) or node.is_string:
         return None
     if not node.this.isdigit() or not 1 <= int(node.this) <= len(columns):
@@ -194,11 +196,11 @@ def _position(node: exp.Expression, columns: Sequence[Column]) -> int | None:
     return int(node.this)
 
 
-def _bind_limits(binding: Binding, scope: Scope, node: exp.Expression) -> tuple[str, str]:
+def _bind_limits(binding: Binding, scope: Scope, node: exp.Expr) -> tuple[str, str]:
     return tuple(_bind_limit(binding, scope, node.args.get(part)) for part in ("limit", "offset"))  # type: ignore[return-value]
 
 
-def _bind_limit(binding: Binding, scope: Scope, node: exp.Expression | None) -> str:
+def _bind_limit(binding: Binding, scope: Scope, node: exp.Expr | None) -> str:
     if node is None:
         return ""
     value = node.args.get("expression") or node.this
@@ -212,11 +214,9 @@ def _bind_limit(binding: Binding, scope: Scope, node: exp.Expression | None) -> 
 # --- FROM -------------------------------------------------------------------------------------------------------------
 
 
-def bind_sources(binding: Binding, scope: Scope, node: exp.Expression) -> str:
-    pieces = [bind_source(binding, scope, node.args["from_"].this)]
-    for join in node.args.get("joins") or []:
-        pieces.append(_bind_join(binding, scope, join))
-    return " ".join(pieces)
+def bind_sources(binding: Binding, scope: Scope, node: exp.Expr) -> str:
+    first = bind_source(binding, scope, node.args["from_"].this)
+    return " ".join([first, *(_bind_join(binding, scope, join) for join in node.args.get("joins") or [])])
 
 
 def _bind_join(binding: Binding, scope: Scope, join: exp.Join) -> str:
@@ -241,7 +241,7 @@ def _mark_optional(scope: Scope, side: str, known: int) -> None:
         scope.sources[:known] = [source.outer() for source in scope.sources[:known]]
 
 
-def bind_source(binding: Binding, scope: Scope, node: exp.Expression) -> str:
+def bind_source(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     alias_node = node.args.get("alias")
     name = identifier(alias_node.this) if alias_node is not None and alias_node.this is not None else ""
     if isinstance(node, exp.Subquery):
@@ -298,9 +298,7 @@ def _numbered(binding: Binding, name: str, schema: str, columns: Sequence[Column
     return Source(binding.alias(), name, schema, entries)
 
 
-def _add_derived(
-    binding: Binding, scope: Scope, name: str, query: BoundQuery, relation: Relation | None = None
-) -> str:
+def _add_derived(binding: Binding, scope: Scope, name: str, query: BoundQuery, relation: Relation | None = None) -> str:
     columns = relation.result_columns() if relation is not None else query.columns
     source = _numbered(binding, name, relation.schema if relation is not None else "", columns)
     scope.sources.append(source)
@@ -322,7 +320,7 @@ def _bind_view(binding: Binding, relation: Relation) -> BoundQuery:
     return query
 
 
-def _bind_with(binding: Binding, scope: Scope, node: exp.Expression) -> str:
+def _bind_with(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     clause = node.args.get("with_")
     if clause is None:
         return ""
@@ -338,7 +336,7 @@ def _bind_with(binding: Binding, scope: Scope, node: exp.Expression) -> str:
     return f"WITH {', '.join(entries)} "
 
 
-def _renamed(names: Sequence[exp.Expression], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+def _renamed(names: Sequence[exp.Expr], columns: tuple[Column, ...]) -> tuple[Column, ...]:
     if not names:
         return columns
     if len(names) != len(columns):
@@ -349,7 +347,7 @@ def _renamed(names: Sequence[exp.Expression], columns: tuple[Column, ...]) -> tu
 # --- UNION, EXCEPT, INTERSECT -----------------------------------------------------------------------------------------
 
 
-def _bind_set(binding: Binding, node: exp.Expression, parent: Scope | None) -> BoundQuery:
+def _bind_set(binding: Binding, node: exp.Expr, parent: Scope | None) -> BoundQuery:
     scope = Scope(parent)
     with_ = _bind_with(binding, scope, node)
     left, right = (binding.bind_query(binding, side, scope) for side in (node.this, node.args["expression"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlglot.tokens import Token, TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql.datatypes import type_named
@@ -139,4 +139,7 @@ def is_word(token: Token, word: str) -> bool:
 
 
 def _may_be_name(token: Token) -> bool:
-    return token.token_type is TokenType.IDENTIFIER or token.text.replace("_", "A").replace("$", "A").replace("#", "A").isalnum()
+    return (
+        token.token_type is TokenType.IDENTIFIER
+        or token.text.replace("_", "A").replace("$", "A").replace("#", "A").isalnum()
+    )

@@ -145,7 +145,7 @@ class Binding:
 
     catalog: Catalog
     schema: str
-    bind_query: Callable[[Binding, exp.Expression, Scope | None], BoundQuery]
+    bind_query: Callable[[Binding, exp.Expr, Scope | None], BoundQuery]
     parameters: dict[int, Parameter] = field(default_factory=dict)
     view_depth: int = 0
     _aliases: int = 0
@@ -170,4 +170,3 @@ def typed_parameter(binding: Binding, bound: Bound, kind: HanaType | None, name:
         return bound
     binding.parameter(bound.parameter, kind, name)
     return bound.typed(kind)
-

@@ -55,7 +55,7 @@ def _number(text: str, row: Sequence[Storage]) -> int:
     return value if isinstance(value, int) and value >= 0 else 0
 
 
-def plan_search(binding: Binding, node: exp.Expression, parts: SelectParts, parameters: int) -> SearchPlan | None:
+def plan_search(binding: Binding, node: exp.Expr, parts: SelectParts, parameters: int) -> SearchPlan | None:
     """The plan for a bound SELECT of the shape above, None for any other."""
     relation = _single_table(binding, node, parts)
     if relation is None or not parts.limit:
@@ -93,7 +93,7 @@ def _final(parts: SelectParts, call: str, alias: str, holder: int) -> str:
     return text
 
 
-def _single_table(binding: Binding, node: exp.Expression, parts: SelectParts) -> Relation | None:
+def _single_table(binding: Binding, node: exp.Expr, parts: SelectParts) -> Relation | None:
     busy = any(node.args.get(part) for part in ("with_", "joins", "group", "having", "distinct"))
     if busy or parts.scope.aggregates or len(parts.scope.sources) != 1:
         return None
@@ -107,7 +107,7 @@ def _single_table(binding: Binding, node: exp.Expression, parts: SelectParts) ->
     return relation
 
 
-def _ranking(node: exp.Expression, parts: SelectParts) -> tuple[exp.Anonymous, bool] | None:
+def _ranking(node: exp.Expr, parts: SelectParts) -> tuple[exp.Anonymous, bool] | None:
     """The vector function that the result is sorted by first, and whether in descending order."""
     order = node.args.get("order")
     if order is None:
@@ -158,6 +158,7 @@ def rank(cache: VectorCache, plan: SearchPlan, version: object, run: Run, row: S
     ((query,),) = run(plan.query.sql, row[: plan.query.parameters])
     if not isinstance(query, bytes):
         return None
+
     def load() -> list[tuple[int, bytes | None]]:
         return run(plan.load, ())  # type: ignore[return-value]
 
@@ -187,6 +188,4 @@ def _needed_nulls(nulls: Rowids, scored: int, plan: SearchPlan, row: Sequence[St
     """Rows without a vector sort last in descending order and first in ascending order, as NULLs do in HANA."""
     if plan.descending and scored >= plan.wanted(row):
         return []
-    return nulls.tolist()
-
-
+    return list(map(int, nulls))

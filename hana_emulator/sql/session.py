@@ -11,11 +11,11 @@ from hana_emulator.errors import HanaError, invalid_schema, lock_wait_timeout
 from hana_emulator.seam import Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql import failures, search
-from hana_emulator.sql.definitions import Workbench
 from hana_emulator.sql.functions import Context
-from hana_emulator.sql.names import table_key
 from hana_emulator.sql.names import quoted as quoted_name
+from hana_emulator.sql.names import table_key
 from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Prepared, QueryPlan
+from hana_emulator.sql.workbench import Workbench
 from hana_emulator.sql.writes import Step, WritePlan
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Session:
         return Outcome(rows=self._rows(self._run(plan.step, row)))
 
     def _rows(self, cursor: sqlite3.Cursor) -> Iterator[Sequence[Storage]]:
-        """A short result, or any result inside a transaction, is read now. A long one goes on in the background of later
+        """A short result, or any result inside a transaction, is read now. A long one stays open beside later
         statements: it takes its connection with it, since SQLite would tie both to one snapshot."""
         first = cursor.fetchmany(_FIRST_ROWS)
         if len(first) < _FIRST_ROWS:

@@ -32,7 +32,7 @@ _TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", 
 
 @lru_cache(maxsize=4096)
 def converter(kind: HanaType, column: str) -> Convert:
-    """A function that turns a storage value into one of `kind`, or raises HanaError 274, 303, 314 or 339 naming `column`."""
+    """A function that makes a storage value one of `kind`, or raises HanaError 274, 303, 314 or 339 naming `column`."""
     make = _MAKERS.get(kind.code)
     if make is None:
         raise HanaError(7, f"feature not supported: storing {kind.name} (by this stand-in)")
@@ -86,7 +86,7 @@ def _decimal(kind: HanaType, column: str) -> Convert:
 
 
 def decimal_text(number: Decimal, kind: HanaType, where: str) -> str:
-    """The canonical text of a DECIMAL: rounded half up to the scale. Raises HanaError 314 when the digits do not fit."""
+    """The canonical text of a DECIMAL: rounded half up to the scale. Raises 314 when its digits do not fit."""
     with localcontext() as context:
         context.prec = 80
         if kind.scale == FLOATING_SCALE:

@@ -41,11 +41,7 @@ def _codes(codes: frozenset[TypeCode]) -> str:
     return ", ".join(str(int(code)) for code in sorted(codes))
 
 
-_TYPE_NAME = (
-    "CASE c.type "
-    + " ".join(f"WHEN {int(code)} THEN '{code.name}'" for code in TypeCode)
-    + " END"
-)
+_TYPE_NAME = "CASE c.type " + " ".join(f"WHEN {int(code)} THEN '{code.name}'" for code in TypeCode) + " END"
 _TYPE_LENGTH = f"CASE WHEN c.type IN ({_codes(LOBS)}) THEN 2147483647 ELSE c.length END"
 _TYPE_SCALE = f"CASE WHEN c.type = {int(TypeCode.DECIMAL)} AND c.scale <> {FLOATING_SCALE} THEN c.scale END"
 

@@ -86,7 +86,7 @@ class _Target:
     relation: Relation
     converters: dict[int, Convert] = field(default_factory=dict)
 
-    def value(self, scope: Scope, node: exp.Expression, column: TableColumn) -> str:
+    def value(self, scope: Scope, node: exp.Expr, column: TableColumn) -> str:
         """The SQLite text that gives `column` the value of `node`."""
         number = dialect.parameter_number(node)
         if number is not None:
@@ -154,7 +154,7 @@ def _insert_target(binding: Binding, node: exp.Insert) -> tuple[_Target, list[Ta
     return _Target(binding, relation), columns
 
 
-def written_table(binding: Binding, node: exp.Expression) -> Relation:
+def written_table(binding: Binding, node: exp.Expr) -> Relation:
     if not isinstance(node, exp.Table):
         raise syntax_error("a table name is expected")
     name, schema = identifier(node.this), identifier(node.args.get("db"))
@@ -189,9 +189,7 @@ def _defaults(target: _Target, given: Sequence[TableColumn]) -> tuple[list[str],
     return [name for name, _ in kept], [sql for _, sql in kept]
 
 
-def _insert_query(
-    target: _Target, columns: Sequence[TableColumn], node: exp.Expression
-) -> tuple[list[str], str]:
+def _insert_query(target: _Target, columns: Sequence[TableColumn], node: exp.Expr) -> tuple[list[str], str]:
     query = queries.bind_query(target.binding, node, None)
     _check_count(len(query.columns), len(columns))
     sqls = [
@@ -202,7 +200,7 @@ def _insert_query(
     return [quoted(c.name) for c in columns] + names, f"SELECT {', '.join(sqls + defaults)} FROM ({query.sql}) WHERE 1"
 
 
-def bind_upsert(binding: Binding, node: exp.Insert, where: exp.Expression | None, by_key: bool) -> WritePlan:
+def bind_upsert(binding: Binding, node: exp.Insert, where: exp.Expr | None, by_key: bool) -> WritePlan:
     """UPSERT: by primary key (WITH PRIMARY KEY, or a query), by a condition, or (neither) a plain INSERT."""
     plan = bind_insert(binding, node)
     if where is not None:
@@ -217,13 +215,15 @@ def bind_upsert(binding: Binding, node: exp.Insert, where: exp.Expression | None
 def _on_conflict(relation: Relation, columns: Sequence[TableColumn]) -> str:
     key = relation.key
     if not key:
-        raise HanaError(7, f"feature not supported: UPSERT WITH PRIMARY KEY into {relation.name}, which has no primary key")
+        raise HanaError(
+            7, f"feature not supported: UPSERT WITH PRIMARY KEY into {relation.name}, which has no primary key"
+        )
     names = [quoted(column.name) for column in columns if column.name not in key] or [quoted(key[0])]
     changes = ", ".join(f"{name} = excluded.{name}" for name in names)
     return f"ON CONFLICT ({', '.join(quoted(name) for name in key)}) DO UPDATE SET {changes}"
 
 
-def _upsert_where(binding: Binding, node: exp.Insert, where: exp.Expression, plan: WritePlan) -> WritePlan:
+def _upsert_where(binding: Binding, node: exp.Insert, where: exp.Expr, plan: WritePlan) -> WritePlan:
     values = expressions.unwrapped(node.expression)
     if not isinstance(values, exp.Values):
         raise syntax_error("UPSERT ... WHERE takes VALUES")
@@ -246,7 +246,7 @@ def bind_update(binding: Binding, node: exp.Update) -> WritePlan:
     return WritePlan(FunctionCode.UPDATE, target.relation, [step(text)], target.converters)
 
 
-def _written(binding: Binding, node: exp.Expression) -> tuple[_Target, Scope, str]:
+def _written(binding: Binding, node: exp.Expr) -> tuple[_Target, Scope, str]:
     relation = written_table(binding, node)
     alias = node.args.get("alias")
     scope = Scope()
@@ -254,7 +254,7 @@ def _written(binding: Binding, node: exp.Expression) -> tuple[_Target, Scope, st
     return _Target(binding, relation), scope, table
 
 
-def _changes(target: _Target, scope: Scope, nodes: Sequence[exp.Expression]) -> str:
+def _changes(target: _Target, scope: Scope, nodes: Sequence[exp.Expr]) -> str:
     changes = []
     for node in nodes:
         if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
@@ -266,7 +266,7 @@ def _changes(target: _Target, scope: Scope, nodes: Sequence[exp.Expression]) -> 
     return ", ".join(changes)
 
 
-def _where(binding: Binding, scope: Scope, node: exp.Expression) -> str:
+def _where(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     where = node.args.get("where")
     return f" WHERE {expressions.condition(binding, scope, where.this)}" if where is not None else ""
 
@@ -291,7 +291,7 @@ class _Merge:
     on: str
     plan: WritePlan
 
-    def narrowed(self, node: exp.Expression) -> str:
+    def narrowed(self, node: exp.Expr) -> str:
         extra = node.args.get("condition")
         return f" AND {expressions.condition(self.target.binding, self.scope, extra)}" if extra is not None else ""
 
@@ -308,7 +308,7 @@ def bind_merge(binding: Binding, node: exp.Merge) -> WritePlan:
     return plan
 
 
-def _merge_branch(merge: _Merge, branch: exp.Expression) -> None:
+def _merge_branch(merge: _Merge, branch: exp.Expr) -> None:
     action = branch.args["then"]
     if not branch.args.get("matched"):
         if not isinstance(action, exp.Insert) or merge.plan.collect is not None:
@@ -325,7 +325,7 @@ def _merge_branch(merge: _Merge, branch: exp.Expression) -> None:
         raise syntax_error("WHEN MATCHED takes UPDATE or DELETE")
 
 
-def _merge_insert(merge: _Merge, branch: exp.Expression, action: exp.Insert) -> None:
+def _merge_insert(merge: _Merge, branch: exp.Expr, action: exp.Insert) -> None:
     relation = merge.target.relation
     named = action.this.expressions if isinstance(action.this, exp.Tuple) else []
     columns = [relation.column(_insert_column(name)) for name in named] or list(relation.columns)
@@ -342,5 +342,5 @@ def _merge_insert(merge: _Merge, branch: exp.Expression, action: exp.Insert) -> 
     merge.plan.insert_collected = f"INSERT INTO {relation.sqlite_name} ({columns_sql}) VALUES ({holders})"
 
 
-def _insert_column(node: exp.Expression) -> str:
+def _insert_column(node: exp.Expr) -> str:
     return identifier(node.this if isinstance(node, exp.Column) else node)

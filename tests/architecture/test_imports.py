@@ -28,6 +28,8 @@ PLANTED = [
     ("connector/source.py", "from connector import document", "layers of the connector"),
     ("connector/errors.py", "from connector import hana", "layers of the connector"),
     ("connector/sync.py", "def late() -> None:\n    from connector import verify", "layers of the connector"),
+    ("connector/stores/hana.py", "from connector.stores import local", "layers of the stores"),
+    ("connector/stores/scan.py", "from connector.stores import local", "layers of the stores"),
     ("connector/utils.py", "ANSWER = 42", "layers of the connector"),
     ("app/src/core/engine.py", "from connector import model", "core knows no HANA, no HTTP, no settings, no metrics"),
     ("app/src/core/device.py", "from app.src.core import engine", "layers of core"),

@@ -47,7 +47,12 @@ TABLE = [
     (339, "invalid number: 'secret'", RowRejected),
     (-10404, "Invalid value for parameter", RowRejected),
     (-10427, "Conversion of parameter failed", RowRejected),
-    (0, "expected a vector of length 3", RowRejected),
+    (-10411, "Illegal DATE value for parameter/column (1:\"D\"): 'Geheim'", RowRejected),
+    (0, "Invalid parameter [1], expected a vector of length 3", RowRejected),
+    (0, "Invalid parameter [1], improper vector format", RowRejected),
+    (0, "Provided string was not a valid unicode string", RowRejected),
+    (0, "Value is too large to be represented by a 64-bit integer", RowRejected),
+    (0, "Invalid parameter [1]", RowRejected),
     (
         -10709,
         "Connection failed (RTE:[300015] SSL certificate validation failed: Hostname 'localhost' does not match "
@@ -92,6 +97,7 @@ TABLE = [
     ),
     (-10709, "Connect failed (connect timeout expired) (127.0.0.1:1 -> 127.0.0.1:2)", ConnectionLost),
     (-10709, "Connection failed (RTE:[89013] Socket closed by peer {a -> b})", ConnectionLost),
+    (-10719, "Connect failed (invalid SERVERNODE '127.0.0.1;encrypt=true:41167')", ConnectionMisconfigured),
     (-10104, 'Invalid value for KEY "NOPE", directory search path: /home/me/.hdb/box', ConnectionMisconfigured),
     (10, "authentication failed", LoginRefused),
     (414, "user is forced to change password", LoginRefused),

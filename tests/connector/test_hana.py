@@ -297,8 +297,9 @@ def test_nothing_else_is_tried_twice(code, call):
 
 def test_attempts_are_bounded():
     driver = ScriptedDriver(execute=[131] * 50)
-    with pool_over(driver, retry=RetryPolicy(attempts=5, sleep=lambda seconds: None)) as pool:
-        pytest.raises(TransactionRolledBack, pool.read, "SELECT")
+    policy = RetryPolicy(attempts=5, sleep=lambda seconds: None)
+    with pool_over(driver, retry=policy) as pool, pytest.raises(TransactionRolledBack):
+        pool.read("SELECT")
     assert driver.count("execute") == 5
 
 

@@ -75,7 +75,7 @@ def test_commands_then_requests(workplace: tuple[Path, dict[str, str]]) -> None:
     assert "materials" in output
     hits = json.loads(output[output.rindex("\n[") :])
     assert hits
-    assert all(hit["metadata"]["MTART"] == "FERT" for hit in hits)
+    assert all(hit["metadata"]["MTART"] == "ERSA" for hit in hits)
     if shutil.which("curl") is None and os.environ.get("CI") != "true":
         pytest.skip("curl is missing")
     folder, environment = workplace

@@ -1,4 +1,4 @@
-"""Tables in the documentation that repeat what the code declares: settings, foreign variables, metrics.
+"""Tables in the documentation that repeat what the code declares: settings, foreign variables, metrics, cards.
 
 They stand between `<!-- name: begin -->` and `<!-- name: end -->`. After a change of the code write them anew:
 OWL_WRITE_DOCS=1 ./scripts/test tests/docs/test_tables.py
@@ -17,6 +17,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from app.src.core.device import CARDS, PRECISIONS, DeviceProfile, choose_precision
 from app.src.metrics import Metrics
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
@@ -80,9 +81,22 @@ def metrics_table() -> str:
     return "\n".join(lines)
 
 
+def cards_table() -> str:
+    head = ("card", "compute capability", '`precision = "auto"`', "on tensor cores", "fp32", "fp16", "int8")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, card in sorted(CARDS.items(), key=lambda item: item[1].capability):
+        profile = DeviceProfile.of_card(name)
+        cores = " ".join(kind for kind in PRECISIONS if kind in profile.tensor_cores) or "nothing"
+        rates = " | ".join(str(card.peaks.get(kind, "")) for kind in ("fp32", "fp16", "int8"))
+        dotted = ".".join(map(str, card.capability))
+        lines.append(f"| {name} | {dotted} | {choose_precision(profile)[0]} | {cores} | {rates} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("docs/operations.md", settings_table),
     "metrics": ("docs/operations.md", metrics_table),
+    "cards": ("docs/gpu.md", cards_table),
     "variables": ("docs/gpu.md", variables_table),
 }
 

@@ -7,12 +7,12 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.emulator.wire_client import Proof, fields, request_packet, split_fields
 
 from hana_emulator.protocol import authentication, cesu8, packet
 from hana_emulator.protocol.codes import PartAttribute, PartKind, ProtocolError
 from hana_emulator.protocol.options import option_part, parse_options
 from hana_emulator.protocol.packet import Part, Reply
+from tests.emulator.wire_client import Proof, fields, request_packet, split_fields
 
 
 def test_reply_packet_bytes() -> None:

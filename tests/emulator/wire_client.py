@@ -1,4 +1,4 @@
-"""A tiny client of the protocol, written from its description and not from the codec under test, and a scripted database."""
+"""A tiny client of the protocol, from its description and not from the codec under test; and a scripted database."""
 
 from __future__ import annotations
 
@@ -153,7 +153,10 @@ class WireClient:
         return self.answer()
 
     def login(
-        self, user: str = USER, password: str = PASSWORD, methods: Sequence[bytes] = (b"SCRAMPBKDF2SHA256", b"SCRAMSHA256")
+        self,
+        user: str = USER,
+        password: str = PASSWORD,
+        methods: Sequence[bytes] = (b"SCRAMPBKDF2SHA256", b"SCRAMSHA256"),
     ) -> Answer:
         """Handshake and login; leaves the server's proof to the caller, in the answer."""
         self.handshake()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http
 import logging
+import traceback
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -50,7 +51,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.SyncPaused, 409),
     (errors.ConnectorError, CRASHED),
 )
-WHY_500 = "unexpected error; the log of the service has it under this request id"
+WHY_CRASHED = "unexpected error; the log of the service has it under this request id"
 
 
 def status_of(error: Exception) -> int:
@@ -89,17 +90,18 @@ def install(app: FastAPI, service: Service) -> None:
         assert isinstance(error, HTTPException)
         return problem(request, error.status_code, str(error.detail))
 
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, service.expected_errors):
-            return problem(request, CRASHED, str(error))
-        _log.error("request %s failed", request.scope.get("owl_sap.request_id"), exc_info=error)
-        return problem(request, CRASHED, WHY_500)
-
     for kind, _ in STATUS:
         app.add_exception_handler(kind, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, routing)
-    app.add_exception_handler(Exception, unexpected)
+    for kind in service.expected_errors:
+        app.add_exception_handler(kind, ours)
+
+
+def log_without_text(error: Exception, request_id: str) -> None:
+    """Where it happened and its class; its text stays out of the log, because it may hold row data."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    _log.error("request %s failed: %s\n%s", request_id, type(error).__name__, frames)
 
 
 def _where(location: tuple[Any, ...]) -> str:

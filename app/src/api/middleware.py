@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.src.api.errors import CRASHED, TOO_LARGE, problem
+from app.src.api.errors import CRASHED, TOO_LARGE, WHY_CRASHED, log_without_text, problem
 from app.src.metrics import Metrics
 
 REQUEST_ID = "X-Request-Id"
@@ -36,17 +36,22 @@ class Observed:
             await self._app(scope, receive, send)
             return
         request_id = scope["owl_sap.request_id"] = _request_id(Headers(scope=scope))
-        start, status = time.perf_counter(), CRASHED
+        start, status, started = time.perf_counter(), CRASHED, False
 
         async def sending(message: Message) -> None:
-            nonlocal status
+            nonlocal status, started
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, started = message["status"], True
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
         try:
             await self._app(scope, receive, sending)
+        except Exception as error:
+            # Here and not in the framework, which would log the error's text: that may hold row data.
+            log_without_text(error, request_id)
+            if not started:
+                await problem(Request(scope), CRASHED, WHY_CRASHED)(scope, receive, sending)
         finally:
             self._count(scope, status, time.perf_counter() - start)
 

@@ -4,7 +4,7 @@ Vectors never pass through these models on their way out: they are written strai
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -29,7 +29,7 @@ class SearchRequest(_Body):
     """Either `query` (a text) or `vector`."""
 
     query: str | None = Field(default=None, examples=["noise from the gearbox"])
-    vector: list[Annotated[float, Field(strict=False)]] | None = None
+    vector: list[float] | None = None
     k: int = Field(default=10, ge=1)
     filter: dict[str, Any] | None = Field(default=None, examples=[{"MTART": "FERT"}])
     mode: str = Field(default="vector", description="only vector in this version")

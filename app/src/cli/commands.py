@@ -57,18 +57,23 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on std
 Name = Annotated[str, typer.Argument(help="Collection.", metavar="NAME")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from app.src.service import version
+
+        typer.echo(version())
+        raise typer.Exit
+
+
 @app.callback()
 def _global(
     ctx: typer.Context,
     config: Annotated[Path | None, typer.Option(help="Settings file; default: owl-sap.toml if it is here.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
-    if version:
-        from app.src.service import version as installed
-
-        print(installed())  # noqa: T201 - the answer
-        raise typer.Exit
     ctx.obj = Invocation(config, debug)
 
 
@@ -95,8 +100,8 @@ def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
 
 
 def _debugging(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    contexts = [value for value in (*args, *kwargs.values()) if isinstance(value, typer.Context)]
-    return any(isinstance(ctx.obj, Invocation) and ctx.obj.debug for ctx in contexts)
+    invocations = [getattr(value, "obj", None) for value in (*args, *kwargs.values())]
+    return any(isinstance(invocation, Invocation) and invocation.debug for invocation in invocations)
 
 
 def _report(error: Exception, debug: bool = False) -> int:

@@ -21,8 +21,9 @@ _VERIFY_COLUMNS = ("collection", "rows", "missing", "stale", "orphaned", "duplic
 def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
     """Everything in order; exit code 1 when a search missed or a collection does not verify."""
     start = time.perf_counter()
+    prepared = Demo(settings)
     output.say("Starting the stand-in for SAP HANA and loading the sample tables ...")
-    with Demo(settings) as demo:
+    with prepared as demo:
         output.say(f"The stand-in listens on {demo.place}; the real hdbcli connects to it.")
         with interruptible() as interrupted:
             shown = _Shown(demo, json)

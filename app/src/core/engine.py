@@ -6,14 +6,16 @@ Knows backends and memory; never HANA, HTTP, settings or the environment.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .backends import Backend, EngineClosed, NonFinite, OutOfMemory, TokenIds, Vectors
 from .backends.hashing import PREFIX as HASHING
@@ -111,7 +113,7 @@ def windows_of(texts: Sequence[str]) -> Iterator[list[int]]:
 # ---------------------------------------------------------------------------------------------------------- splitting
 
 
-def cut_positions(text: str, offsets: Sequence[tuple[int, int]], first: int, limit: int) -> int:
+def cut_position(text: str, offsets: Sequence[tuple[int, int]], first: int, limit: int) -> int:
     """The token before which a piece that begins at token `first` and may have `limit` tokens ends.
 
     Prefers blank space, then the end of a word, in the second half of the piece; else cuts at the limit.
@@ -136,6 +138,11 @@ def _blank_before(text: str, offsets: Sequence[tuple[int, int]], token: int) -> 
 def _word_before(text: str, offsets: Sequence[tuple[int, int]], token: int) -> bool:
     start = offsets[token][0]
     return start > 0 and not (text[start - 1].isalnum() and text[start : start + 1].isalnum())
+
+
+def _stop(text: str, offsets: Sequence[tuple[int, int]], end: int) -> int:
+    """The character before which a piece ends that ends before token `end`."""
+    return len(text) if end == len(offsets) else offsets[end][0]
 
 
 def overlap_start(text: str, offsets: Sequence[tuple[int, int]], end: int, overlap: int) -> int:
@@ -238,7 +245,7 @@ class EmbeddingEngine:
         rows = np.fromiter((places[text] for text in texts), dtype=np.intp, count=len(texts))
         self._refuse_bad(vectors, rows)
         if normalize:
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors /= np.sqrt(_squares(vectors))[:, None]
         self._count(texts=len(texts), computed_texts=len(unique))
         return vectors[rows] if len(unique) < len(texts) else vectors
 
@@ -251,19 +258,22 @@ class EmbeddingEngine:
         tokens before the end of the one before; cut at blank space where there is any, else at words."""
         if max_tokens < 1 or not 0 <= overlap < max_tokens:
             raise ValueError(f"cannot split by {max_tokens} tokens with {overlap} overlapping: need 0 <= overlap < max")
+        return [text[begin:stop] for begin, stop in self.piece_spans(text, max_tokens, overlap)]
+
+    def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
+        """Where the pieces of `split` stand: first character, one after the last."""
         offsets = self._backend.offsets(text)
         if len(offsets) <= max_tokens:
-            return [text]
-        pieces: list[str] = []
-        first, begin = 0, 0
-        while True:
-            end = self._end_of_piece(text, offsets, first, max_tokens)
-            stop = len(text) if end == len(offsets) else offsets[end][0]
-            pieces.append(text[begin:stop])
-            if end == len(offsets):
-                return pieces
-            first = max(first + 1, overlap_start(text, offsets, end, overlap))
-            begin = min(offsets[first][0], stop)
+            yield 0, len(text)
+            return
+        first, begin, end = 0, 0, 0
+        while end < len(offsets):
+            end = self._end_of_piece(text, offsets, (first, begin), max_tokens)
+            stop = _stop(text, offsets, end)
+            yield begin, stop
+            if end < len(offsets):
+                first = max(first + 1, overlap_start(text, offsets, end, overlap))
+                begin = min(offsets[first][0], stop)
 
     def close(self) -> None:
         """Wait for the batch in progress, then let go of model and memory. Calls after that raise EngineClosed."""
@@ -280,23 +290,25 @@ class EmbeddingEngine:
 
     # -- how
 
-    def _end_of_piece(self, text: str, offsets: Sequence[tuple[int, int]], first: int, limit: int) -> int:
-        """A piece cut out of its text can have more tokens than it had inside: then it is cut shorter."""
+    def _end_of_piece(self, text: str, offsets: Sequence[tuple[int, int]], start: tuple[int, int], limit: int) -> int:
+        """A piece cut out of its text can have more tokens than it had inside: then it is cut shorter. `start` is the
+        piece's first token and first character."""
+        first, begin = start
         allowed = limit
         while True:
-            end = cut_positions(text, offsets, first, allowed)
-            stop = len(text) if end == len(offsets) else offsets[end][0]
-            found = self._backend.count([text[offsets[first][0] : stop]])[0]
+            end = cut_position(text, offsets, first, allowed)
+            found = self._backend.count([text[begin : _stop(text, offsets, end)]])[0]
             if found <= limit or allowed == 1:
                 return end
             allowed = max(1, min(allowed - 1, end - first - (found - limit)))
 
     def _embed_unique(self, texts: Sequence[str], vectors: Vectors) -> None:
         self._check_open()
-        for window in self._tokenized(texts):
-            self._compute(window, vectors)
+        with contextlib.closing(self._tokenized(texts)) as windows:  # a failure must stop the tokenising thread at once
+            for window in windows:
+                self._compute(window, vectors)
 
-    def _tokenized(self, texts: Sequence[str]) -> Iterator[_Window]:
+    def _tokenized(self, texts: Sequence[str]) -> Generator[_Window]:
         """Windows in order, the next one tokenised on a thread while the caller computes this one."""
         windows = list(windows_of(texts))
         if len(windows) < 2:
@@ -349,7 +361,7 @@ class EmbeddingEngine:
         self._count_batch(tokens, seconds, len(bad))
         return vectors
 
-    def _refuse_bad(self, vectors: Vectors, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+    def _refuse_bad(self, vectors: Vectors, rows: NDArray[np.intp]) -> None:
         good = usable(vectors)
         if not good.all():
             raise NonFinite([int(index) for index in np.flatnonzero(~good[rows])])
@@ -375,12 +387,16 @@ class EmbeddingEngine:
             self._stats = replace(self._stats, **{name: getattr(self._stats, name) + more[name] for name in more})
 
 
-def usable(vectors: Vectors) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def usable(vectors: Vectors) -> NDArray[np.bool_]:
     """Which rows are finite and not zero (so that they can be normalised)."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
-    good: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.isfinite(squares) & (squares > 0)
-    return good
+    squares = _squares(vectors)
+    return np.isfinite(squares) & (squares > 0)
+
+
+def _squares(vectors: Vectors) -> NDArray[np.float64]:
+    """Squared lengths of the rows, in float64, where no finite float32 row overflows."""
+    squares: NDArray[np.float64] = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
+    return squares
 
 
 def _strings(texts: Sequence[str]) -> list[str]:

@@ -1,7 +1,5 @@
-"""What a backend must do: turn texts into token ids and a batch of token ids into vectors. One screen.
-
-A backend knows its model and its device. It never orders, batches, caches, retries or normalises: the engine does.
-"""
+"""What a backend must do: turn texts into token ids and a batch of token ids into vectors. One screen. A backend knows
+its model and its device. It never orders, batches, caches, retries or normalises: the engine does."""
 
 from __future__ import annotations
 
@@ -42,25 +40,25 @@ class DeviceUnavailable(EngineError):
 
 
 class OutOfMemory(EngineError):
-    retryable = True
+    retryable = True  # once others have let go of memory
 
 
 class EngineClosed(EngineError):
-    pass
+    """The engine was used after `close`."""
 
 
 class NonFinite(EngineError):
     """The model gave no finite, non-zero vector for some texts, in fp32 too. `indices` are positions in the call."""
 
     def __init__(self, indices: Sequence[int]) -> None:
-        shown = ", ".join(map(str, indices[:10])) + (" ..." if len(indices) > 10 else "")
+        shown = ", ".join(map(str, indices[:10])) + " ..." * (len(indices) > 10)
         super().__init__(f"the model gives no finite vector for {len(indices)} text(s), at position {shown}")
         self.indices = tuple(indices)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded. `max_tokens` and counts are without special tokens, `special_tokens` how many each text gets."""
+    """What is loaded. `max_tokens` is without the `special_tokens` that each text gets."""
 
     name: str
     dimension: int
@@ -72,12 +70,11 @@ class ModelInfo:
     precision: Precision
     precision_reason: str
     shape: ModelShape
-    path: str = "padded"
-    """How it is computed, for `doctor` and benchmarks: padded, packed, sentence-transformers, hashing."""
+    path: str  # how it is computed: packed, padded, sentence-transformers, hashing
 
 
 class Backend(Protocol):
-    """One loaded model. All methods may be called from several threads; `forward` never from two at once."""
+    """One loaded model. Methods may be called from several threads, `forward` never from two at once."""
 
     info: ModelInfo
     profile: DeviceProfile
@@ -98,8 +95,6 @@ class Backend(Protocol):
         """Pooled vectors (len(batch), dimension), not normalised. `exact` computes in fp32. Raises OutOfMemory."""
         ...
 
-    def free_bytes(self) -> int:
-        """Device memory free now; 0 where that means nothing."""
-        ...
+    def free_bytes(self) -> int: ...  # of the device, now; 0 where that means nothing
 
     def close(self) -> None: ...

@@ -1,0 +1,134 @@
+"""The sample tables as SQL: SAP's names, types and key order, with comments; and a view over a material's texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column: its SQL type and what SAP's data dictionary calls it."""
+
+    type: str
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table; the first `key` fields are its primary key."""
+
+    name: str
+    comment: str
+    key: int
+    fields: Mapping[str, Field]
+
+    def statements(self) -> Iterator[str]:
+        """CREATE and COMMENT ON, for the current schema."""
+        keys = list(self.fields)[: self.key]
+        lines = [f'"{name}" {field.type}{" NOT NULL" if name in keys else ""}' for name, field in self.fields.items()]
+        lines.append("PRIMARY KEY (" + ", ".join(f'"{name}"' for name in keys) + ")")
+        yield f'CREATE COLUMN TABLE "{self.name}" ({", ".join(lines)})'
+        yield f"COMMENT ON TABLE \"{self.name}\" IS '{self.comment}'"
+        for name, field in self.fields.items():
+            yield f'COMMENT ON COLUMN "{self.name}"."{name}" IS \'{field.comment}\''
+
+    def insert(self) -> str:
+        columns = ", ".join(f'"{name}"' for name in self.fields)
+        return f'INSERT INTO "{self.name}" ({columns}) VALUES ({", ".join("?" * len(self.fields))})'
+
+
+_CLIENT = Field("NVARCHAR(3)", "Client")
+_MATERIAL = Field("NVARCHAR(40)", "Material number")
+_LANGUAGE = Field("NVARCHAR(1)", "Language key")
+
+MARA = Table(
+    "MARA",
+    "General material data",
+    2,
+    {
+        "MANDT": _CLIENT,
+        "MATNR": _MATERIAL,
+        "MTART": Field("NVARCHAR(4)", "Material type"),
+        "MATKL": Field("NVARCHAR(9)", "Material group"),
+        "MEINS": Field("NVARCHAR(3)", "Base unit of measure"),
+        "BRGEW": Field("DECIMAL(13,3)", "Gross weight"),
+        "NTGEW": Field("DECIMAL(13,3)", "Net weight"),
+        "GEWEI": Field("NVARCHAR(3)", "Weight unit"),
+        "STPRS": Field("DECIMAL(11,2)", "Standard price"),
+        "WAERS": Field("NVARCHAR(5)", "Currency key"),
+        "ERSDA": Field("NVARCHAR(8)", "Created on"),
+        "LAEDA": Field("NVARCHAR(8)", "Date of last change"),
+        "ERNAM": Field("NVARCHAR(12)", "Name of person who created the object"),
+        "LVORM": Field("NVARCHAR(1)", "Flag for deletion at client level"),
+    },
+)
+MAKT = Table(
+    "MAKT",
+    "Material descriptions",
+    3,
+    {
+        "MANDT": _CLIENT,
+        "MATNR": _MATERIAL,
+        "SPRAS": _LANGUAGE,
+        "MAKTX": Field("NVARCHAR(40)", "Material description"),
+    },
+)
+MATERIAL_TEXT = Table(
+    "MATERIAL_TEXT",
+    "Long texts of materials, unpacked from STXL",
+    3,
+    {
+        "MANDT": _CLIENT,
+        "MATNR": _MATERIAL,
+        "SPRAS": _LANGUAGE,
+        "LTEXT": Field("NCLOB", "Basic data text"),
+    },
+)
+QMEL = Table(
+    "QMEL",
+    "Quality and maintenance notifications",
+    2,
+    {
+        "MANDT": _CLIENT,
+        "QMNUM": Field("NVARCHAR(12)", "Notification number"),
+        "QMART": Field("NVARCHAR(2)", "Notification type"),
+        "QMTXT": Field("NVARCHAR(40)", "Short text"),
+        "LTEXT": Field("NCLOB", "Long text"),
+        "PRIOK": Field("NVARCHAR(1)", "Priority"),
+        "EQUNR": Field("NVARCHAR(18)", "Equipment number"),
+        "TPLNR": Field("NVARCHAR(30)", "Functional location"),
+        "QMDAT": Field("NVARCHAR(8)", "Date of notification"),
+        "MZEIT": Field("NVARCHAR(6)", "Time of notification"),
+        "LTRMN": Field("NVARCHAR(8)", "Required end date"),
+        "QMNAM": Field("NVARCHAR(12)", "Name of person reporting notification"),
+    },
+)
+KNA1 = Table(
+    "KNA1",
+    "General data in customer master",
+    2,
+    {
+        "MANDT": _CLIENT,
+        "KUNNR": Field("NVARCHAR(10)", "Customer number"),
+        "NAME1": Field("NVARCHAR(35)", "Name 1"),
+        "NAME2": Field("NVARCHAR(35)", "Name 2"),
+        "STRAS": Field("NVARCHAR(35)", "Street and house number"),
+        "PSTLZ": Field("NVARCHAR(10)", "Postal code"),
+        "ORT01": Field("NVARCHAR(35)", "City"),
+        "LAND1": Field("NVARCHAR(3)", "Country key"),
+        "TELF1": Field("NVARCHAR(16)", "First telephone number"),
+        "SPRAS": _LANGUAGE,
+        "ERDAT": Field("NVARCHAR(8)", "Date on which the record was created"),
+    },
+)
+TABLES = (MARA, MAKT, MATERIAL_TEXT, QMEL, KNA1)
+
+VIEW = "V_MATERIALS"
+VIEW_STATEMENTS = (
+    f'CREATE VIEW "{VIEW}" AS SELECT m."MANDT", m."MATNR", t."SPRAS", m."MTART", m."MATKL", m."MEINS", m."BRGEW", '
+    'm."GEWEI", m."STPRS", m."WAERS", m."ERSDA", m."LAEDA", t."MAKTX", x."LTEXT" FROM "MARA" m '
+    'INNER JOIN "MAKT" t ON t."MANDT" = m."MANDT" AND t."MATNR" = m."MATNR" '
+    'LEFT OUTER JOIN "MATERIAL_TEXT" x ON x."MANDT" = t."MANDT" AND x."MATNR" = t."MATNR" AND x."SPRAS" = t."SPRAS"',
+    f"COMMENT ON VIEW \"{VIEW}\" IS 'Materials with their texts, one row per language'",
+)

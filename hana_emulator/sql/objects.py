@@ -1,0 +1,293 @@
+"""Definitions other than tables: indexes, views, comments, schemas, users. Parsed here, run on a `Workbench`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hana_emulator.errors import HanaError, duplicate_table, not_supported
+from hana_emulator.sql import catalog as catalogue
+from hana_emulator.sql import dialect, queries
+from hana_emulator.sql.catalog import Index, Relation, TableColumn
+from hana_emulator.sql.hnsw import parse_hnsw
+from hana_emulator.sql.names import encode, hana_identifier, quoted, quoted_table
+from hana_emulator.sql.reader import Name, TokenReader
+from hana_emulator.sql.workbench import Definition, Workbench, drop_table
+from hana_emulator.types import LOBS, VECTORS
+
+# --- indexes ----------------------------------------------------------------------------------------------------------
+
+
+def _create_index(unique: bool) -> Callable[[TokenReader], Definition]:
+    def parser(reader: TokenReader) -> Definition:
+        name = reader.name()
+        reader.expect("ON")
+        table = reader.name()
+        columns = _index_columns(reader)
+        return lambda bench: _add_index(bench, name, table, columns, unique)
+
+    return parser
+
+
+def _index_columns(reader: TokenReader) -> list[tuple[str, bool]]:
+    reader.expect("(")
+    columns = []
+    while True:
+        name = reader.identifier()
+        descending = reader.take("DESC")
+        columns.append((name, descending or (reader.take("ASC") and False)))
+        if not reader.take(","):
+            break
+    reader.expect(")")
+    return columns
+
+
+def _add_index(bench: Workbench, name: Name, table: Name, columns: list[tuple[str, bool]], unique: bool) -> None:
+    relation = bench.table(table)
+    schema = bench.catalog.require_schema(name.schema or relation.schema)
+    refuse_taken_index(bench, schema, name.name)
+    for column, _ in columns:
+        if relation.column(column).type.code in LOBS | VECTORS:
+            raise HanaError(264, f"invalid datatype: {column} cannot be indexed")
+    keys = ", ".join(f"{quoted(column)}{' DESC' if descending else ''}" for column, descending in columns)
+    word = "UNIQUE INDEX" if unique else "INDEX"
+    bench.connection.execute(f"CREATE {word} {quoted_table(schema, name.name)} ON {relation.sqlite_name} ({keys})")
+    kind = "INVERTED VALUE" + (" UNIQUE" if unique else "")
+    index = Index(schema, name.name, relation.id, kind, tuple(column for column, _ in columns), unique)
+    catalogue.add_index(bench.connection, index, None)
+
+
+def refuse_taken_index(bench: Workbench, schema: str, name: str) -> None:
+    encode(name)
+    if (schema, name) in bench.catalog.indexes:
+        raise HanaError(289, f"cannot use duplicate index name: {hana_identifier(name)}")
+
+
+def _create_hnsw(reader: TokenReader) -> Definition:
+    index = parse_hnsw(reader)
+
+    def run(bench: Workbench) -> None:
+        relation = bench.table(index.table)
+        schema = bench.catalog.require_schema(index.name.schema or relation.schema)
+        refuse_taken_index(bench, schema, index.name.name)
+        kind = relation.column(index.column).type
+        if kind.code not in VECTORS:
+            raise HanaError(
+                264, f"invalid datatype: {index.column} is {kind.name}, an HNSW index needs a vector column"
+            )
+        known = bench.catalog.indexes_of(relation)
+        if any(other.kind.startswith("HNSW") and other.columns == (index.column,) for other in known):
+            raise HanaError(289, f"cannot use duplicate index: {index.column} has a vector index already")
+        found = Index(schema, index.name.name, relation.id, "HNSW VECTOR", (index.column,))
+        catalogue.add_index(bench.connection, found, index.options)
+
+    return run
+
+
+def _drop_index(reader: TokenReader) -> Definition:
+    name = reader.name()
+    reader.take("ONLINE")
+
+    def run(bench: Workbench) -> None:
+        schema, index_name = bench.place(name)
+        index = bench.catalog.indexes.get((schema, index_name))
+        if index is None:
+            raise HanaError(261, f"invalid index name: {hana_identifier(index_name)}")
+        if not index.kind.startswith("HNSW"):
+            bench.connection.execute(f"DROP INDEX {quoted_table(schema, index_name)}")
+        bench.connection.execute("DELETE FROM owl_indexes WHERE schema = ? AND name = ?", (schema, index_name))
+
+    return run
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+def _create_view(replacing: bool) -> Callable[[TokenReader], Definition]:
+    def parser(reader: TokenReader) -> Definition:
+        name = reader.name()
+        columns = _view_columns(reader) if reader.peek("(") else []
+        comment = reader.string() if reader.take("COMMENT") else None
+        reader.expect("AS")
+        text = reader.rest()
+        return lambda bench: _add_view(bench, name, replacing, _ViewDraft(text, columns, comment))
+
+    return parser
+
+
+@dataclass(frozen=True, slots=True)
+class _ViewDraft:
+    text: str
+    columns: list[tuple[str, str | None]]
+    comment: str | None
+
+
+def _view_columns(reader: TokenReader) -> list[tuple[str, str | None]]:
+    reader.expect("(")
+    columns = []
+    while True:
+        name = reader.identifier()
+        columns.append((name, reader.string() if reader.take("COMMENT") else None))
+        if not reader.take(","):
+            break
+    reader.expect(")")
+    return columns
+
+
+def _add_view(bench: Workbench, name: Name, replacing: bool, draft: _ViewDraft) -> None:
+    schema, view = bench.place(name)
+    known = bench.catalog.find(schema, view)
+    if known is not None and not (replacing and known.is_view):
+        raise duplicate_table(hana_identifier(view))
+    query = queries.bind_query(bench.binding(), dialect.parse(draft.text), None)
+    named = draft.columns or [(column.name, None) for column in query.columns]
+    if len(named) != len(query.columns):
+        raise HanaError(269, "the column list of a view must name every column of its query")
+    if len({column for column, _ in named}) != len(named):
+        raise HanaError(268, "column ambiguously defined: two columns of the view have one name")
+    columns = tuple(
+        TableColumn(column, result.type, result.nullable, comment=comment)
+        for (column, comment), result in zip(named, query.columns, strict=True)
+    )
+    if known is not None:
+        bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (known.id,))
+    relation = Relation(0, schema, view, columns, draft.text, bench.schema)
+    catalogue.add_relation(bench.connection, relation, "ROW", draft.comment)
+
+
+def _drop_view(reader: TokenReader) -> Definition:
+    name = reader.name()
+    _ = reader.take("CASCADE") or reader.take("RESTRICT")
+
+    def run(bench: Workbench) -> None:
+        schema, view = bench.place(name)
+        relation = bench.catalog.relation(schema, view)
+        if not relation.is_view:
+            raise HanaError(321, f"invalid view name: {hana_identifier(view)} is a table")
+        bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
+
+    return run
+
+
+# --- comments, schemas, users -----------------------------------------------------------------------------------------
+
+
+def _comment_on(reader: TokenReader) -> Definition:
+    kind = reader.identifier()
+    parts = [reader.identifier()]
+    while reader.take("."):
+        parts.append(reader.identifier())
+    reader.expect("IS")
+    text = None if reader.take("NULL") else reader.string()
+    if kind == "COLUMN" and len(parts) > 1:
+        return lambda bench: _comment_column(bench, parts, text)
+    if kind not in ("TABLE", "VIEW") or len(parts) > 2:
+        raise not_supported(f"COMMENT ON {kind}")
+    return lambda bench: _comment_relation(bench, parts, text)
+
+
+def _named_relation(bench: Workbench, parts: Sequence[str]) -> Relation:
+    return bench.catalog.relation(*bench.place(Name(parts[0] if len(parts) == 2 else "", parts[-1])))
+
+
+def _comment_relation(bench: Workbench, parts: Sequence[str], text: str | None) -> None:
+    relation = _named_relation(bench, parts)
+    bench.connection.execute("UPDATE owl_relations SET comment = ? WHERE id = ?", (text, relation.id))
+
+
+def _comment_column(bench: Workbench, parts: Sequence[str], text: str | None) -> None:
+    relation = _named_relation(bench, parts[:-1])
+    values = (text, relation.id, relation.column(parts[-1]).name)
+    bench.connection.execute("UPDATE owl_columns SET comment = ? WHERE relation = ? AND name = ?", values)
+
+
+def _create_schema(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+    owner = reader.identifier() if reader.take("OWNED", "BY") else ""
+
+    def run(bench: Workbench) -> None:
+        encode(name)
+        if name in bench.catalog.schemas or name in catalogue.SYSTEM_SCHEMAS:
+            raise HanaError(386, f"cannot use duplicate schema name: {hana_identifier(name)}")
+        add_schema(bench.connection, name, owner or bench.user)
+
+    return run
+
+
+def add_schema(connection: sqlite3.Connection, name: str, owner: str) -> None:
+    connection.execute(
+        "INSERT INTO owl_schemas(name, owner, created) VALUES (?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
+        (name, owner),
+    )
+
+
+def _drop_schema(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+    cascade = reader.take("CASCADE")
+    reader.take("RESTRICT")
+
+    def run(bench: Workbench) -> None:
+        schema, _ = bench.place(Name(name, ""))
+        inside = [relation for relation in bench.catalog.relations.values() if relation.schema == schema]
+        if inside and not cascade:
+            raise HanaError(419, f"cannot drop: schema {hana_identifier(schema)} is not empty (use CASCADE)")
+        for relation in inside:
+            if relation.is_view:
+                bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
+            else:
+                drop_table(bench, relation)
+        bench.connection.execute("DELETE FROM owl_schemas WHERE name = ?", (schema,))
+
+    return run
+
+
+def _create_user(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+    reader.expect("PASSWORD")
+    password = reader.password()
+    reader.take("NO", "FORCE_FIRST_PASSWORD_CHANGE")
+
+    def run(bench: Workbench) -> None:
+        if name in bench.catalog.users:
+            raise HanaError(331, f"user name already exists: {hana_identifier(name)}")
+        add_user(bench.connection, name, password)
+        if name not in bench.catalog.schemas:
+            add_schema(bench.connection, name, name)
+
+    return run
+
+
+def add_user(connection: sqlite3.Connection, name: str, password: str) -> None:
+    connection.execute(
+        "INSERT INTO owl_users(name, password, created) VALUES (?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
+        (name, password),
+    )
+
+
+def _drop_user(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+    _ = reader.take("CASCADE") or reader.take("RESTRICT")
+
+    def run(bench: Workbench) -> None:
+        if name not in bench.catalog.users or name == bench.user:
+            raise HanaError(332, f"invalid user name: {hana_identifier(name)}")
+        bench.connection.execute("DELETE FROM owl_users WHERE name = ?", (name,))
+
+    return run
+
+
+PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+    ("CREATE", "INDEX"): _create_index(False),
+    ("CREATE", "UNIQUE", "INDEX"): _create_index(True),
+    ("CREATE", "HNSW", "VECTOR", "INDEX"): _create_hnsw,
+    ("DROP", "INDEX"): _drop_index,
+    ("CREATE", "VIEW"): _create_view(False),
+    ("CREATE", "OR", "REPLACE", "VIEW"): _create_view(True),
+    ("DROP", "VIEW"): _drop_view,
+    ("COMMENT", "ON"): _comment_on,
+    ("CREATE", "SCHEMA"): _create_schema,
+    ("DROP", "SCHEMA"): _drop_schema,
+    ("CREATE", "USER"): _create_user,
+    ("DROP", "USER"): _drop_user,
+}

@@ -1,0 +1,53 @@
+"""Where a data definition runs: a connection inside a write transaction, and the catalogue it starts from."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hana_emulator.errors import HanaError, duplicate_table
+from hana_emulator.sql import catalog as catalogue
+from hana_emulator.sql import queries
+from hana_emulator.sql.catalog import Catalog, Relation
+from hana_emulator.sql.names import encode, hana_identifier
+from hana_emulator.sql.reader import Name
+from hana_emulator.sql.scope import Binding
+
+
+@dataclass(slots=True)
+class Workbench:
+    """Where a definition runs: inside a write transaction that holds the only write lock."""
+
+    connection: sqlite3.Connection
+    catalog: Catalog
+    schema: str
+    user: str
+
+    def place(self, name: Name) -> tuple[str, str]:
+        """Schema and name of an object, in the current schema unless told otherwise; the schema must exist."""
+        schema = name.schema or self.schema
+        if schema in catalogue.SYSTEM_SCHEMAS:
+            raise HanaError(258, f"insufficient privilege: nothing can be changed in {schema}")
+        return self.catalog.require_schema(schema), name.name
+
+    def table(self, name: Name) -> Relation:
+        return self.catalog.table(*self.place(name))
+
+    def binding(self) -> Binding:
+        return Binding(self.catalog, self.schema, queries.bind_query)
+
+
+Definition = Callable[[Workbench], None]
+
+
+def refuse_taken(bench: Workbench, schema: str, name: str) -> None:
+    """Tables and views share one name space."""
+    encode(name)
+    if bench.catalog.find(schema, name) is not None:
+        raise duplicate_table(hana_identifier(name))
+
+
+def drop_table(bench: Workbench, relation: Relation) -> None:
+    bench.connection.execute(f"DROP TABLE {relation.sqlite_name}")
+    bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))

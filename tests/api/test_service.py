@@ -1,0 +1,194 @@
+"""The joint: parts built when needed, the engine's errors translated, status, search results with keys by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.src.core.backends import NonFinite
+from app.src.service import EngineEmbedder, Service, SyncRequest, unit_vector
+from app.src.settings import Settings
+from connector.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    ModelMismatch,
+    TextsNotEmbeddable,
+    UnknownCollection,
+    UnknownTable,
+)
+from connector.model import Observer
+
+
+def test_nothing_is_opened_before_it_is_needed(make_service: Callable[[], Service], settings: Settings) -> None:
+    make_service()
+    assert settings.store.path is not None
+    assert not settings.store.path.exists()
+
+
+def test_sync_accounts_for_every_row_and_counts(service: Service) -> None:
+    report = service.sync("materials")
+    assert (report.read, report.upserted, report.embedded_texts) == (4, 4, 4)
+    again = service.sync("materials")
+    assert (again.unchanged, again.embedded_texts) == (4, 0)
+    assert 'rows_synced_total{collection="materials",outcome="unchanged"} 4.0' in service.metrics.render().decode()
+
+
+def test_sync_hands_on_its_request(service: Service, source: Any) -> None:
+    service.sync("materials")
+    for key in ("2", "3", "4"):
+        del source.rows_by_key[key]
+    paused = service.sync("materials")
+    assert (paused.paused, paused.deleted) == ("max_deletes", 0)
+    done = service.sync("materials", SyncRequest(max_deletes=1.0))
+    assert (done.paused, done.deleted) == (None, 3)
+
+
+def test_sync_stops_on_request_and_reports_progress(service: Service) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watch:
+        def stage(self, name: str, seconds: float, items: int) -> None: ...
+
+        def progress(self, done: int, total: int) -> None:
+            seen.append((done, total))
+
+        def event(self, name: str, **fields: str | int | float) -> None: ...
+
+    observer: Observer = Watch()
+    report = service.sync("materials", None, observer, stop=lambda: len(seen) == 2)
+    assert report.stopped
+    assert seen == [(1, 4), (2, 4)]
+
+
+def test_verify_finds_a_row_that_is_missing_and_mends_it(synced: Service, source: Any) -> None:
+    assert synced.verify("materials").ok
+    source.rows_by_key["5"] = {"MATNR": "5", "MAKTX": "new", "MTART": "ROH"}
+    report = synced.verify("materials")
+    assert (report.missing, report.ok) == (1, False)
+    assert synced.verify("materials", repair=True).ok
+
+
+def test_unknown_names(service: Service) -> None:
+    with pytest.raises(UnknownCollection, match='did you mean "materials"'):
+        service.spec("materals")
+    with pytest.raises(UnknownCollection, match="materials, never"):
+        service.status(["xyz"])
+
+
+def test_search_works_from_the_local_store_while_hana_is_away(
+    synced: Service, make_service: Callable[[], Service], source: Any
+) -> None:
+    source.failure = ConnectionLost("gone")
+    (hit,) = make_service().search("materials", "office chair", 1).hits
+    assert hit.key == {"0": "4"}, "the names of the key columns were never read"
+    source.failure = None
+    (hit,) = make_service().search("materials", "office chair", 1).hits
+    assert hit.key == {"MATNR": "4"}
+
+
+def test_search_with_another_model_is_refused(synced: Service, settings: Settings, source: Any) -> None:
+    other = settings.embedding.model_copy(update={"model": "hash:128"})
+    service = Service(settings.model_copy(update={"embedding": other}), source=source)
+    try:
+        with pytest.raises(ModelMismatch, match="hash:128"):
+            service.search("materials", "a")
+        with pytest.raises(ModelMismatch):
+            service.sync("materials")
+    finally:
+        service.close()
+
+
+def test_a_connection_that_is_not_configured_names_the_setting() -> None:
+    service = Service(Settings.model_validate({"embedding": {"model": "hash:8"}}))
+    with pytest.raises(ConfigurationError, match="HANA_HOST"):
+        _ = service.source
+    with pytest.raises(ConfigurationError, match="HANA_HOST"):
+        _ = service.store
+    service.close()
+
+
+def test_two_hanas_have_a_pool_each() -> None:
+    document = {"hana": {"host": "a"}, "store": {"hana": {"host": "b"}}}
+    service = Service(Settings.model_validate(document))
+    source_pool = service._pool("hana", service.settings.hana)
+    assert service._store_pool() is not source_pool
+    assert service._pool("hana", service.settings.hana) is source_pool
+    service.close()
+
+
+class OneBadText:
+    """An engine that cannot embed the text "bad"."""
+
+    dimension, max_tokens, model, fingerprint = 2, 8, "one-bad", "1"
+
+    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> np.ndarray:
+        bad = [index for index, text in enumerate(texts) if text == "bad"]
+        if bad:
+            raise NonFinite(bad)
+        return np.ones((len(texts), 2), dtype=np.float32)
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [1 for _ in texts]
+
+    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
+        return [text]
+
+
+def test_the_embedder_translates_the_engines_error() -> None:
+    embedder = EngineEmbedder(OneBadText())  # type: ignore[arg-type]
+    assert embedder.embed_query("good").shape == (2,)
+    with pytest.raises(TextsNotEmbeddable) as caught:
+        embedder.embed_documents(["a", "bad", "b", "bad"])
+    assert caught.value.indices == (1, 3)
+    assert "bad" not in str(caught.value)
+    assert (embedder.count_tokens(["a"]), embedder.split("a b", 1, 0)) == ([1], ["a b"])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [([1.0], "has 1 numbers"), ([0.0, 0.0], "zeros"), ([float("nan"), 1.0], "finite"), ([float("inf"), 1], "finite")],
+)
+def test_vectors_that_are_no_direction(numbers: list[float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        unit_vector(numbers, 2)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_a_vector_of_any_length_is_a_direction(scale: float) -> None:
+    np.testing.assert_allclose(unit_vector([3 * scale, 4 * scale], 2), [0.6, 0.8], rtol=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------------------- doctor
+
+
+def checks(service: Service) -> dict[str, tuple[bool, str, str]]:
+    return {check.check: (check.ok, check.detail, check.fix) for check in service.doctor()}
+
+
+def test_doctor_on_a_service_that_is_well(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "probe_login", lambda hana: "logged in")
+    found = checks(service)
+    assert found["python"][0]
+    assert found["model"] == (True, found["model"][1], "")
+    assert "64 finite numbers" in found["model"][1]
+    assert found["store"][:2] == (True, "local store answers")
+    assert found["disk"][0]
+
+
+def test_doctor_names_the_prerequisite_of_what_it_skips(service: Service) -> None:
+    found = checks(service)
+    ok, _, fix = found["hana address"]
+    assert not ok
+    assert "HANA_HOST" in fix
+    assert found["hana login"][:2] == (False, 'not checked: "hana tls" failed')
+    assert found["table of materials"][:2] == (False, 'not checked: "hana login" failed')
+
+
+def test_doctor_says_what_is_wrong_with_a_table(service: Service, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert service.probe_table("materials") == "S.MARA: 4 rows readable"
+    source.failure = UnknownTable("there is no table S.MARA")
+    with pytest.raises(UnknownTable):
+        service.probe_table("materials")

@@ -1,0 +1,42 @@
+"""Fixtures that several test folders share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.emulator.process import Emulator, running
+
+_schemas = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    """One stand-in for HANA for the whole run, with a data folder of its own and the empty schema SAPDEMO."""
+    with running("--data", str(tmp_path_factory.mktemp("stand-in"))) as emulator:
+        yield emulator
+        assert emulator.process.poll() is None, "the stand-in died during the tests"
+        assert emulator.stop() == 0
+
+
+@pytest.fixture
+def hana_schema(emulator: Emulator) -> Iterator[str]:
+    """The name of a new, empty schema in the stand-in, dropped afterwards."""
+    name = f"TEST_{next(_schemas)}"
+    connection = emulator.connect(autocommit=True)
+    cursor = connection.cursor()
+    cursor.execute(f'CREATE SCHEMA "{name}"')
+    yield name
+    cursor.execute(f'DROP SCHEMA "{name}" CASCADE')
+    connection.close()
+
+
+@pytest.fixture
+def hana(emulator: Emulator, hana_schema: str) -> Iterator[Any]:
+    """A new hdbcli connection (autocommit off, no reconnecting) whose current schema is `hana_schema`."""
+    connection = emulator.connect(currentSchema=hana_schema)
+    yield connection
+    connection.close()

@@ -1,0 +1,143 @@
+"""The template language, and what stays of the text around empty columns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.errors import ConfigurationError
+from connector.template import Template
+
+
+def render(template: str, *values: str) -> str:
+    return Template.parse(template).render(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "slots", "literals"),
+    [
+        ("{MAKTX}", ("MAKTX",), ("", "")),
+        ("{ MAKTX }", ("MAKTX",), ("", "")),
+        ("{MAKTX}. {LTEXT}", ("MAKTX", "LTEXT"), ("", ". ", "")),
+        ('{"/BIC/TXT"}!', ("/BIC/TXT",), ("", "!")),
+        ("{/BIC/TXT}", ("/BIC/TXT",), ("", "")),
+        ('{"a""b}c"}', ('a"b}c',), ("", "")),
+        ('{" A "}', (" A ",), ("", "")),
+        ("{two words}", ("two words",), ("", "")),
+        ("a {{b}} {C}", ("C",), ("a {b} ", "")),
+        ("{{{A}}}", ("A",), ("{", "}")),
+        ("{A}{A}", ("A", "A"), ("", "", "")),
+        ("50 %s {A} 100%", ("A",), ("50 %s ", " 100%")),
+    ],
+)
+def test_parsing(text, slots, literals):
+    template = Template.parse(text)
+    assert template.slots == slots
+    assert template.literals == literals
+    assert template.columns == tuple(dict.fromkeys(slots))
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "hint"),
+    [
+        ("ab {MAKTX", 4, "never closed"),
+        ("ab } {A}", 4, "literal brace"),
+        ("{} {A}", 1, "no column name"),
+        ("{  } {A}", 1, "no column name"),
+        ('{A"B}', 1, "double quotes"),
+        ("{A}{B{C}", 4, "no column name"),
+    ],
+)
+def test_mistakes_are_told_with_their_position(text, position, hint):
+    with pytest.raises(ConfigurationError, match=rf"position {position}\b.*{hint}"):
+        Template.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "only text", "{{A}}"])
+def test_a_template_without_a_column_is_refused(text):
+    with pytest.raises(ConfigurationError, match="names no column"):
+        Template.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "expected"),
+    [
+        ("{A}. {B}", ("x", "y"), "x. y"),
+        ("{A}. {B}", ("x", ""), "x"),
+        ("{A}. {B}", ("", "y"), "y"),
+        ("{A}. {B}", ("", ""), ""),
+        ("Material: {A}. {B}", ("", ""), ""),
+        ("{A}. {B}. {C}", ("a", "", "c"), "a. c"),
+        ("{A}. {B}.", ("a", ""), "a."),
+        ("{A} - {B}.", ("a", ""), "a."),
+        ("{A}\n{B}\n{C}", ("a", "", "c"), "a\nc"),
+        ("{A}, {B}\n{C}", ("a", "", "c"), "a\nc"),
+        ("{A}, {B}. {C}", ("a", "", "c"), "a. c"),
+        ("{A} {B} {C}", ("a", "", "c"), "a c"),
+        ("{A}: {B}", ("", "b"), "b"),
+        ("Material {A}: {B}", ("", "b"), "Material: b"),
+        ("{A} ({B})", ("a", ""), "a"),
+        ("{A} ({B}), {C}", ("a", "", "c"), "a, c"),
+        ("{A} ({B}, {C})", ("a", "", "c"), "a (c)"),
+        ("{A} ({B}, {C})", ("a", "b", ""), "a (b)"),
+        ("{A} ({B}, {C})", ("a", "", ""), "a"),
+        ("[{A}] {B}", ("", "b"), "b"),
+        ("{A}. Colour: {B}. Size: {C}", ("a", "", ""), "a"),
+        ("{A}. Colour: {B}. Size: {C}", ("a", "", "XL"), "a. Size: XL"),
+        ("{A}. Weight: {B} kg. {C}", ("a", "", "c"), "a. c"),
+        ("{A}. Weight: {B} kg", ("a", ""), "a"),
+        ("Weight: {B} kg. {C}", ("", "c"), "c"),
+        ("100% {A} %s {B}", ("a", "b"), "100% a %s b"),
+        ("{A} | {B} | {C} | {D}", ("a", "", "", "d"), "a | d"),
+    ],
+)
+def test_what_stays_around_empty_columns(template, values, expected):
+    assert render(template, *values) == expected
+
+
+def test_punctuation_inside_values_is_left_alone():
+    assert render("{A}. {B}", "etc. . .", "(, )") == "etc. . .. (, )"
+    assert render("{A}. {B}", "wait ...", "") == "wait ..."
+
+
+VALUES = st.lists(st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), max_size=5), min_size=4, max_size=4)
+
+
+@given(VALUES)
+def test_every_value_appears_in_order_and_nothing_is_left_of_none(values):
+    template = Template.parse("Name: {A}. {B} ({C}), weight {D} kg")
+    text = template.render(values)
+    at = 0
+    for value in values:
+        at = text.index(value, at) + len(value)
+    assert bool(text) == any(values)
+    assert text == text.strip()
+
+
+@given(st.lists(st.booleans(), min_size=3, max_size=3))
+def test_no_doubled_separators(filled):
+    text = Template.parse("{A}. {B}. {C}").render([word if on else "" for word, on in zip("xyz", filled, strict=True)])
+    assert text == ". ".join(word for word, on in zip("xyz", filled, strict=True) if on)
+
+
+@given(st.text(max_size=30))
+def test_parsing_never_fails_otherwise(text):
+    try:
+        template = Template.parse(text)
+    except ConfigurationError:
+        return
+    assert len(template.literals) == len(template.slots) + 1
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
+def test_any_name_can_be_written_in_quotes(name):
+    quoted = name.replace('"', '""')
+    assert Template.parse('{"' + quoted + '"}').slots == (name,)
+
+
+def test_memory_for_combinations_is_bounded():
+    template = Template.parse("".join(f"{{C{n}}} " for n in range(12)))
+    for mask in range(4096):
+        template.render(["x" if mask >> bit & 1 else "" for bit in range(12)])
+    assert len(template._plans) <= 1024

@@ -1,0 +1,165 @@
+"""Engines and model folders for the tests of the core."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.src.core.backends import ModelInfo, OutOfMemory, TokenIds, Vectors
+from app.src.core.backends.folder import find_folder
+from app.src.core.backends.hashing import HashingBackend
+from app.src.core.device import DeviceProfile
+from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+
+MINILM = "all-MiniLM-L6-v2"
+TINY = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 64,
+    "vocab_size": 30522,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _needs_gpu(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
+
+
+class ScriptedBackend:
+    """A hashing backend that records its batches and fails as told."""
+
+    def __init__(self, most_tokens: int | None = None) -> None:
+        self._inner = HashingBackend("hash:32")
+        self.most_tokens = most_tokens
+        self.info: ModelInfo = self._inner.info
+        self.profile: DeviceProfile = self._inner.profile
+        self.batches: list[list[TokenIds]] = []
+        self.exact_batches = 0
+        self.closed = 0
+        self.spoil: Callable[[TokenIds, bool], float | None] = lambda _tokens, _exact: None
+
+    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
+        return self._inner.tokenize(texts)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        return self._inner.count(texts)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        return self._inner.offsets(text)
+
+    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+        if self.most_tokens is not None and max(map(len, batch)) * len(batch) > self.most_tokens:
+            raise OutOfMemory("scripted")
+        self.batches.append(list(batch))
+        self.exact_batches += exact
+        vectors = np.array(self._inner.forward(batch))
+        for row, tokens in enumerate(batch):
+            value = self.spoil(tokens, exact)
+            if value is not None:
+                vectors[row] = value
+        return vectors
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def scripted() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest.fixture
+def engine(scripted: ScriptedBackend) -> Iterator[EmbeddingEngine]:
+    with EmbeddingEngine(scripted) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Iterator[EmbeddingEngine]:
+    """The packaged model, as it is used on a CPU."""
+    with load_engine(EngineOptions(MINILM, device="cpu", precision="fp32")) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    return find_folder(MINILM)
+
+
+@pytest.fixture(scope="session")
+def sentence_transformer(minilm_folder: Path) -> Any:
+    """The reference for all vectors."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(minilm_folder), device="cpu")
+
+
+MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path, minilm_folder: Path) -> MakeFolder:
+    """Write a small random BERT as a sentence-transformers folder, with a real tokenizer."""
+
+    def make(
+        name: str = "tiny",
+        *,
+        pooling: str = "mean",
+        stack: Sequence[str] = ("Transformer", "Pooling", "Normalize"),
+        **config: Any,
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+            shutil.copy(minilm_folder / file, folder / file)
+        write(folder / "config.json", TINY | config)
+        write(folder / "sentence_bert_config.json", {"max_seq_length": 48, "do_lower_case": False})
+        write(folder / "modules.json", [module(number, kind) for number, kind in enumerate(stack)])
+        (folder / "1_Pooling").mkdir()
+        write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode": pooling})
+        random_weights(folder, TINY | config)
+        return folder
+
+    return make
+
+
+def module(number: int, kind: str) -> dict[str, Any]:
+    path = "" if kind == "Transformer" else f"{number}_{kind}"
+    return {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+def write(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def random_weights(folder: Path, config: dict[str, Any]) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(3)
+    settings = {key: value for key, value in config.items() if key not in ("architectures", "model_type", "auto_map")}
+    model = BertModel(BertConfig(**settings, initializer_range=0.3))
+    tensors = {name: value.contiguous() for name, value in model.state_dict().items() if "position_ids" not in name}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

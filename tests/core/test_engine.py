@@ -1,0 +1,357 @@
+"""Planning, order, failures and threads of the engine, over a scripted backend without torch."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.src.core import engine as engine_module
+from app.src.core.backends import EngineClosed, EngineError, ModelNotFound, NonFinite, OutOfMemory, TokenIds
+from app.src.core.engine import (
+    EmbeddingEngine,
+    EngineOptions,
+    load_engine,
+    padded,
+    plan_batches,
+    usable,
+    windows_of,
+)
+
+WORDS = [
+    *("pump", "valve", "seal", "bearing", "leak", "oil", "filter", "pressure"),
+    *("hydraulic", "bolt", "gasket", "screw", "steel", "gear", "housing"),
+]
+
+
+def text(number: int, length: int) -> str:
+    return " ".join(WORDS[(number * 7 + place * place) % len(WORDS)] for place in range(length))
+
+
+TEXTS = [text(number, 1 + number * 5 % 37) for number in range(60)]
+
+
+# ------------------------------------------------------------------------------------------------------------- planning
+
+
+@given(st.lists(st.integers(0, 300), max_size=200), st.integers(1, 2000), st.sampled_from([1, 4, 8, 16]))
+def test_plan_has_every_text_once_within_the_budget(lengths: list[int], budget: int, multiple: int) -> None:
+    plan = plan_batches(lengths, budget, multiple)
+    assert sorted(position for batch in plan for position in batch) == list(range(len(lengths)))
+    for batch in plan:
+        cost = padded(max(lengths[position] for position in batch), multiple) * len(batch)
+        assert cost <= budget or len(batch) == 1
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=100), st.integers(1, 2000))
+def test_plan_is_longest_first(lengths: list[int], budget: int) -> None:
+    planned = [lengths[position] for batch in plan_batches(lengths, budget) for position in batch]
+    assert planned == sorted(lengths, reverse=True)
+
+
+def test_plan_by_example() -> None:
+    assert plan_batches([3, 20, 4, 17, 100], 48) == [[4], [1, 3], [2, 0]]
+    assert plan_batches([3, 20, 4, 17, 100], 48, multiple=1) == [[4], [1, 3], [2, 0]]
+    assert plan_batches([9, 9, 9], 32, multiple=8) == [[0, 1], [2]]
+    assert plan_batches([9, 9, 9], 32, multiple=1) == [[0, 1, 2]]
+    assert plan_batches([], 32) == []
+
+
+@given(st.lists(st.text(max_size=30), max_size=50))
+def test_windows_cut_the_call_in_order(texts: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "WINDOW_TEXTS", 7)
+        patch.setattr(engine_module, "WINDOW_CHARACTERS", 50)
+        windows = list(windows_of(texts))
+    assert [position for window in windows for position in window] == list(range(len(texts)))
+    assert all(len(window) <= 7 for window in windows)
+    assert all(sum(len(texts[place]) for place in window[:-1]) < 50 for window in windows)
+
+
+# ------------------------------------------------------------------------------------------------------------ embedding
+
+
+def test_rows_follow_the_texts(engine: EmbeddingEngine) -> None:
+    vectors = engine.embed(TEXTS)
+    assert vectors.shape == (len(TEXTS), engine.dimension)
+    assert vectors.dtype == np.float32
+    assert vectors.flags.c_contiguous
+    for number, single in enumerate(TEXTS):
+        np.testing.assert_allclose(engine.embed([single])[0], vectors[number], atol=1e-6)
+
+
+def test_vectors_are_of_length_one_unless_asked_otherwise(engine: EmbeddingEngine) -> None:
+    np.testing.assert_allclose(np.linalg.norm(engine.embed(TEXTS), axis=1), 1, atol=1e-6)
+    raw = engine.embed(TEXTS, normalize=False)
+    assert (np.linalg.norm(raw, axis=1) > 1.01).any()
+    np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), engine.embed(TEXTS), atol=1e-6)
+
+
+def test_nothing_in_nothing_out(engine: EmbeddingEngine) -> None:
+    assert engine.embed([]).shape == (0, engine.dimension)
+    assert engine.count_tokens([]) == []
+
+
+def test_identical_texts_are_computed_once(engine: EmbeddingEngine, scripted: Any) -> None:
+    vectors = engine.embed(["oil leak", "pump", "oil leak", "oil leak"])
+    assert Counter(len(batch) for batch in scripted.batches) == {2: 1}
+    np.testing.assert_array_equal(vectors[0], vectors[2])
+    np.testing.assert_array_equal(vectors[0], vectors[3])
+    assert engine.stats().texts == 4
+    assert engine.stats().computed_texts == 2
+
+
+def test_batches_keep_the_budget(engine: EmbeddingEngine, scripted: Any) -> None:
+    engine.memory.shrink(256)
+    engine.embed(TEXTS)
+    assert len(scripted.batches) > 5
+    assert all(max(map(len, batch)) * len(batch) <= 128 for batch in scripted.batches)
+
+
+@pytest.mark.parametrize("wrong", ["one text", [1], ["a", None], [b"bytes"]])
+def test_what_is_no_list_of_texts_is_refused(engine: EmbeddingEngine, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="text"):
+        engine.embed(wrong)
+
+
+def test_several_windows_give_the_same_vectors(engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = engine.embed(TEXTS)
+    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 7)
+    np.testing.assert_allclose(engine.embed(TEXTS), whole, atol=1e-6)
+
+
+def test_the_next_window_is_tokenised_while_this_one_computes(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 10)
+    tokenized = threading.Semaphore(0)
+    tokenize, forward = scripted.tokenize, scripted.forward
+    overlapped: list[bool] = []
+
+    def counted(texts: list[str]) -> list[TokenIds]:
+        ids: list[TokenIds] = tokenize(texts)
+        tokenized.release()
+        return ids
+
+    def waiting(batch: list[TokenIds], *, exact: bool = False) -> Any:
+        if not overlapped:  # the first batch of the first window: its own tokens, then those of the next window
+            overlapped.append(tokenized.acquire(timeout=10) and tokenized.acquire(timeout=10))
+        return forward(batch, exact=exact)
+
+    scripted.tokenize, scripted.forward = counted, waiting
+    EmbeddingEngine(scripted).embed(TEXTS)
+    assert overlapped == [True]
+
+
+def test_a_failure_in_tokenising_comes_out(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 10)
+
+    def broken(_texts: list[str]) -> list[TokenIds]:
+        raise ZeroDivisionError("planted")
+
+    scripted.tokenize = broken
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        EmbeddingEngine(scripted).embed(TEXTS)
+    assert not [thread for thread in threading.enumerate() if thread.name == "owl-sap-tokenize"]
+
+
+def test_a_failure_in_computing_stops_the_tokenising_thread(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 1)
+    scripted.most_tokens = 0
+    with pytest.raises(OutOfMemory):
+        EmbeddingEngine(scripted).embed(TEXTS)
+    assert not [thread for thread in threading.enumerate() if thread.name == "owl-sap-tokenize"]
+
+
+# ------------------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("most_tokens", [40, 64, 300])
+def test_out_of_memory_halves_and_changes_nothing(engine: EmbeddingEngine, scripted: Any, most_tokens: int) -> None:
+    undisturbed = engine.embed(TEXTS)
+    scripted.most_tokens = most_tokens
+    before = engine.memory.token_budget
+    np.testing.assert_allclose(engine.embed(TEXTS), undisturbed, atol=1e-6)
+    assert engine.memory.token_budget < before
+    assert engine.stats().out_of_memory > 0
+
+
+def test_a_single_text_that_does_not_fit_is_out_of_memory(engine: EmbeddingEngine, scripted: Any) -> None:
+    scripted.most_tokens = 5
+    with pytest.raises(OutOfMemory) as caught:
+        engine.embed([text(1, 9)])
+    assert caught.value.retryable
+    assert engine.embed(["oil"]).shape == (1, 32)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+def test_rows_that_overflow_are_computed_again_exactly(engine: EmbeddingEngine, scripted: Any, value: float) -> None:
+    wanted = engine.embed(TEXTS)
+    scripted.spoil = lambda tokens, exact: value if len(tokens) == 6 and not exact else None
+    np.testing.assert_allclose(engine.embed(TEXTS), wanted, atol=1e-6)
+    assert engine.stats().recomputed == scripted.exact_batches > 0
+
+
+def test_rows_that_stay_bad_are_named_all_and_only_they(engine: EmbeddingEngine, scripted: Any) -> None:
+    scripted.spoil = lambda tokens, _exact: np.nan if len(tokens) == 2 else None
+    with pytest.raises(NonFinite) as caught:
+        engine.embed(["oil", "oil leak", "pump", "gear screw", "oil leak"])
+    assert caught.value.indices == (1, 3, 4)
+    assert isinstance(caught.value, EngineError)
+    assert "leak" not in str(caught.value)
+    assert engine.embed(["oil", "pump"]).shape == (2, 32)
+
+
+def test_huge_finite_vectors_are_normalised(engine: EmbeddingEngine, scripted: Any) -> None:
+    scripted.spoil = lambda _tokens, _exact: 3e38
+    np.testing.assert_allclose(np.linalg.norm(engine.embed(["oil"]), axis=1), 1, atol=1e-6)
+
+
+def test_usable_rows() -> None:
+    rows = np.array([[1, 0], [0, 0], [np.nan, 1], [np.inf, 1], [3e38, 3e38], [1e-38, 0]], dtype=np.float32)
+    assert usable(rows).tolist() == [True, False, False, False, True, True]
+
+
+def test_closed_engine_says_so(scripted: Any) -> None:
+    engine = EmbeddingEngine(scripted)
+    engine.close()
+    engine.close()
+    assert scripted.closed == 1
+    with pytest.raises(EngineClosed, match="hash:32"):
+        engine.embed(["oil"])
+
+
+# -------------------------------------------------------------------------------------------------------------- threads
+
+
+def test_callers_on_many_threads_get_their_own_rows(engine: EmbeddingEngine) -> None:
+    wanted = {number: engine.embed([TEXTS[number]])[0] for number in range(16)}
+    wrong: list[int] = []
+
+    def caller(number: int) -> None:
+        for _ in range(10):
+            found = engine.embed([TEXTS[number], *TEXTS[20:50]])[0]
+            if not np.allclose(found, wanted[number], atol=1e-6):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=caller, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    assert engine.stats().texts == 16 + 16 * 10 * 31
+
+
+def test_forward_is_never_entered_twice(scripted: Any) -> None:
+    inside, most = [0], [0]
+    forward = scripted.forward
+
+    def counted(batch: list[TokenIds], *, exact: bool = False) -> Any:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        found = forward(batch, exact=exact)
+        inside[0] -= 1
+        return found
+
+    scripted.forward = counted
+    engine = EmbeddingEngine(scripted)
+    threads = [threading.Thread(target=engine.embed, args=(TEXTS,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert most == [1]
+
+
+# ------------------------------------------------------------------------------------------------------------ splitting
+
+
+texts_to_split = st.text(st.sampled_from("ab é漢🦉.-\n\t "), max_size=200) | st.lists(
+    st.sampled_from([*WORDS, "end-to-end", "  ", "🦉", "x" * 60, "Ölpumpe,"]), max_size=60
+).map(" ".join)
+
+
+@given(texts_to_split, st.integers(1, 20), st.integers(0, 19))
+def test_pieces_cover_the_text_and_fit(whole: str, most: int, overlap: int) -> None:
+    engine = load_engine(EngineOptions("hash:32"))
+    overlap = min(overlap, most - 1)
+    spans = list(engine.piece_spans(whole, most, overlap))
+    pieces = engine.split(whole, most, overlap)
+    assert pieces == [whole[begin:stop] for begin, stop in spans]
+    assert spans[0][0] == 0
+    assert spans[-1][1] == len(whole)
+    assert all(one[0] < other[0] <= one[1] <= other[1] for one, other in pairwise(spans))
+    assert all(count <= most for count in engine.count_tokens(pieces))
+    shared = [whole[other[0] : one[1]] for one, other in pairwise(spans)]
+    assert all(count <= overlap for count in engine.count_tokens(shared))
+
+
+def test_pieces_are_cut_at_blanks_and_overlap(engine: EmbeddingEngine) -> None:
+    whole = " ".join(WORDS)
+    pieces = engine.split(whole, 6, 2)
+    assert pieces[0] == "pump valve seal bearing leak oil "
+    assert pieces[1].startswith("leak oil filter")
+    assert all(piece.split()[0] in WORDS and piece.split()[-1] in WORDS for piece in pieces)
+    for one, other in pairwise(pieces):
+        assert one.split()[-2:] == other.split()[:2]
+
+
+def test_short_text_stays_whole(engine: EmbeddingEngine) -> None:
+    assert engine.split("  oil leak ", 2, 1) == ["  oil leak "]
+    assert engine.split("", 5, 0) == [""]
+
+
+def test_cut_prefers_blanks_to_hyphens(engine: EmbeddingEngine) -> None:
+    assert engine.split("aa bb end-to-end", 5, 0) == ["aa bb ", "end-to-end"]
+
+
+@pytest.mark.parametrize(("most", "overlap"), [(0, 0), (5, 5), (5, -1), (-1, 0)])
+def test_impossible_splits(engine: EmbeddingEngine, most: int, overlap: int) -> None:
+    with pytest.raises(ValueError, match="cannot split"):
+        engine.split("oil", most, overlap)
+
+
+# ------------------------------------------------------------------------------------------------------------- identity
+
+
+def test_fingerprint_changes_with_what_changes_vectors(scripted: Any) -> None:
+    from dataclasses import replace
+
+    info = scripted.info
+
+    def fingerprint(**changed: Any) -> str:
+        scripted.info = replace(info, **changed)
+        return EmbeddingEngine(scripted).fingerprint
+
+    same = {fingerprint(), fingerprint(precision="fp16"), fingerprint(path="packed"), fingerprint(precision_reason="x")}
+    others = [
+        fingerprint(name="other"),
+        fingerprint(weights_sha256="0" * 64),
+        fingerprint(tokenizer_sha256="0" * 64),
+        fingerprint(pooling="cls"),
+        fingerprint(max_tokens=17),
+        fingerprint(precision="int8"),
+    ]
+    assert len(same) == 1
+    assert len({*same, *others}) == 7
+    assert all(len(each) < 200 for each in others)
+
+
+def test_stats_count_tokens_and_padding(engine: EmbeddingEngine, scripted: Any) -> None:
+    assert engine.stats().padding_ratio == 1.0
+    engine.embed(["oil leak", "pump"])
+    stats = engine.stats()
+    assert (stats.tokens, stats.batches, stats.padding_ratio) == (3, 1, 1.0)
+    assert stats.compute_seconds > 0
+    assert stats.tokenize_seconds > 0
+
+
+@pytest.mark.parametrize("model", ["hash:", "hash:x", "hash:7", "hash:5000", "hash:-8"])
+def test_impossible_hashing_models(model: str) -> None:
+    with pytest.raises(ModelNotFound, match="hash:N with N from 8 to 4096"):
+        load_engine(EngineOptions(model))

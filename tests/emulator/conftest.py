@@ -1,0 +1,28 @@
+"""Fixtures for the stand-in's SQL side: a fresh database and one session on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hana_emulator.sql.database import Database
+from tests.emulator.sql_session import USER, Sql, open_database
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    opened = open_database(lock_timeout=0.3)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sql(database: Database) -> Sql:
+    return Sql(database.connect(USER))
+
+
+@pytest.fixture
+def other(database: Database) -> Sql:
+    """A second session on the same database."""
+    return Sql(database.connect(USER))

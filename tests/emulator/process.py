@@ -1,0 +1,74 @@
+"""The stand-in as tests start it: always a child process, never a thread of the client's process (both would hang)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """A running stand-in and how to log in to it."""
+
+    process: subprocess.Popen[str]
+    host: str
+    port: int
+    user: str
+    password: str
+    schema: str
+
+    def connect(self, **options: Any) -> Any:
+        """A new hdbcli connection: autocommit off, no reconnecting, timeouts set; `options` override."""
+        from hdbcli import dbapi
+
+        settings = {
+            "address": self.host,
+            "port": self.port,
+            "user": self.user,
+            "password": self.password,
+            "autocommit": False,
+            "reconnect": "false",
+            "connectTimeout": 5_000,
+            "communicationTimeout": 60_000,
+            **options,
+        }
+        return dbapi.connect(**settings)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Exit code after the signal; killed when it does not end within 15 s."""
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+def launch(*arguments: str) -> subprocess.Popen[str]:
+    """`python -m hana_emulator ARGUMENTS`; it ends with this process at the latest."""
+    command = [sys.executable, "-m", "hana_emulator", "--parent-pid", str(os.getpid()), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[Emulator]:
+    process = launch("--port", "0", *arguments)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:  # closes its pipes
+        try:
+            line = process.stdout.readline()
+            assert line, f"the stand-in did not start: {process.stderr.read()}"
+            yield Emulator(process, **json.loads(line))
+        finally:
+            process.kill()

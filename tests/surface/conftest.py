@@ -1,0 +1,61 @@
+"""The command line as a person meets it: a child process with an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CLEAN = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("OWL_SAP_", "HANA_", "T4_GPU_")) and name not in ("USE_GPU", "GPU_DEVICE_ID")
+}
+
+
+class Run:
+    """How a command ended."""
+
+    def __init__(self, completed: subprocess.CompletedProcess[str]) -> None:
+        self.code = completed.returncode
+        self.out = completed.stdout
+        self.err = completed.stderr
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Run]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return CLEAN | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"} | more
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """`cli("verb", ..., NAME="value")` runs owl-sap in an empty folder; keyword arguments are its environment."""
+
+    def run(*arguments: str, stdin: str = "", traceback: bool = False, **variables: str) -> Run:
+        completed = subprocess.run(
+            [sys.executable, "-m", "app", *arguments],
+            cwd=tmp_path,
+            env=environment(**variables),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert traceback or "Traceback" not in completed.stderr, completed.stderr
+        return Run(completed)
+
+    return run

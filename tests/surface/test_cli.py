@@ -1,0 +1,216 @@
+"""Every verb that needs no database, through a process: output, messages and exit codes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+HASH = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}
+LOCAL = HASH | {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
+COLLECTION = '[[collections]]\nname = "materials"\nsource = "S.T"\ntemplate = "{X}"\n'
+VERBS = ["demo", "emulator", "doctor", "sync", "verify", "search", "embed", "status", "serve", "config"]
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> None:
+    (tmp_path / "owl-sap.toml").write_text(COLLECTION)
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+def one_message(run: Any, code: int, *words: str) -> None:
+    """It ended with `code`, nothing on stdout, and one line on stderr that has these words."""
+    assert run.code == code, run.err
+    assert run.out == ""
+    assert len(run.err.strip().splitlines()) == 1, run.err
+    assert all(word in run.err for word in words), run.err
+
+
+def test_help_and_version(cli: Cli) -> None:
+    whole = cli("--help")
+    assert whole.code == 0
+    assert all(verb in whole.out for verb in VERBS)
+    version = cli("--version").out.strip()
+    assert version == "unknown" or version[0].isdigit()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(cli: Cli, verb: str) -> None:
+    run = cli(verb, "--help")
+    assert run.code == 0
+    assert "Usage" in run.out
+
+
+# --------------------------------------------------------------------------------------------------------------- embed
+
+
+def test_embed_writes_json_lines_in_order(cli: Cli) -> None:
+    run = cli("embed", stdin="steel\noil\n\nsteel\n", **HASH)
+    assert run.code == 0
+    vectors = [json.loads(line) for line in run.out.splitlines()]
+    assert [len(vector) for vector in vectors] == [16] * 4
+    assert vectors[0] == vectors[3] != vectors[1]
+
+
+def test_embed_as_one_document_and_as_a_file(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("a b\nÄpfel 🦉\n", encoding="utf-8")
+    document = cli("embed", "texts", "--json", **HASH).json
+    run = cli("embed", "texts", "--out", "vectors.npy", **HASH)
+    stored = np.load(tmp_path / "vectors.npy")
+    assert run.out == ""
+    assert (stored.dtype, stored.shape) == (np.float32, (2, 16))
+    np.testing.assert_allclose(document, stored, atol=1e-7)
+
+
+def test_embed_of_nothing(cli: Cli, tmp_path: Path) -> None:
+    assert cli("embed", "--json", **HASH).json == []
+    assert cli("embed", "--out", "none.npy", **HASH).code == 0
+    assert np.load(tmp_path / "none.npy").shape == (0, 16)
+
+
+def test_embed_says_what_it_cut(cli: Cli) -> None:
+    run = cli("embed", stdin="word " * 2000 + "\n", **HASH)
+    assert "1 texts are longer" in run.err
+
+
+def test_embed_refuses_what_is_no_text(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    one_message(cli("embed", "binary", **HASH), 2, "binary", "UTF-8")
+    one_message(cli("embed", "nowhere", **HASH), 2, "nowhere", "No such file")
+    one_message(cli("embed", "binary", "--out", "x.csv", **HASH), 2, ".npy")
+
+
+def test_a_wrong_model_is_one_message(cli: Cli) -> None:
+    one_message(cli("embed", OWL_SAP_EMBEDDING__MODEL="no/such-model"), 2, "no/such-model")
+    one_message(cli("embed", OWL_SAP_EMBEDDING__MODEL="hash:x"), 2, "hash:x")
+
+
+# -------------------------------------------------------------------------------------------------------------- config
+
+
+def test_a_misspelt_setting_is_one_message(cli: Cli, tmp_path: Path) -> None:
+    one_message(cli("status", OWL_SAP_STORE__KNID="local"), 2, "OWL_SAP_STORE__KNID", "OWL_SAP_STORE__KIND")
+    (tmp_path / "owl-sap.toml").write_text("[store]\nknid = 'local'\n")
+    one_message(cli("status"), 2, "owl-sap.toml", "store.knid", '"kind"')
+
+
+def test_a_configuration_file_that_is_not_there(cli: Cli) -> None:
+    one_message(cli("--config", "nowhere.toml", "status"), 2, "nowhere.toml")
+
+
+def test_config_show(cli: Cli, configured: None) -> None:
+    shown = cli("config", "show", "--json", HANA_PASSWORD="canary-77", HANA_PORT="30015").json
+    assert shown["hana.port"] == 30015
+    assert shown["collections"][0]["name"] == "materials"
+    run = cli("config", "show", "--origin", HANA_PASSWORD="canary-77", HANA_PORT="30015", PYTORCH_JIT="1")
+    assert "environment HANA_PORT" in run.out
+    assert "TorchScript" in run.err
+    assert "canary-77" not in run.out + run.err + json.dumps(shown)
+    assert shown["hana.password"] == "**********"
+
+
+def test_config_schema_knows_every_section(cli: Cli) -> None:
+    schema = cli("config", "schema").json
+    assert {"hana", "store", "embedding", "sync", "api", "collections"} == set(schema["properties"])
+    assert "schema" in schema["$defs"]["HanaSettings"]["properties"]
+
+
+# --------------------------------------------------------------------------------------------------------- collections
+
+
+def test_status(cli: Cli, tmp_path: Path) -> None:
+    assert cli("status", "--json", **LOCAL).json == []
+    (tmp_path / "owl-sap.toml").write_text(COLLECTION)
+    (row,) = cli("status", "--json", **LOCAL).json
+    assert {"collection", "store", "schema", "table", "generation", "model", "dimension", "rows", "chunks", "empty",
+            "last_sync", "lag_seconds", "quarantined", "job"} <= set(row)  # fmt: skip
+    assert (row["collection"], row["store"], row["rows"]) == ("materials", "local", 0)
+    assert "materials" in cli("status", **LOCAL).out
+
+
+@pytest.mark.usefixtures("configured")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["status", "materals"], ['did you mean "materials"']),
+        (["sync", "materals"], ['did you mean "materials"']),
+        (["sync"], ["--all"]),
+        (["sync", "materials", "--all"], ["not both"]),
+        (["search", "materials", "x"], ["owl-sap sync materials"]),
+        (["search", "materials", " "], ["empty"]),
+        (["search", "materials", "x", "--mode", "hybrid"], ["hybrid", "later version"]),
+        (["search", "materials", "x", "--filter", "{"], ["--filter", "JSON"]),
+        (["search", "materials", "x", "--filter", "[]"], ["--filter", "object"]),
+        (["sync", "materials"], ["HANA_HOST"]),
+        (["verify", "materials"], ["HANA_HOST"]),
+    ],
+)
+def test_what_cannot_be_done_is_one_message_and_exit_2(cli: Cli, arguments: list[str], words: list[str]) -> None:
+    run = cli(*arguments, **LOCAL)
+    assert run.code == 2, run.err
+    assert [line for line in run.err.splitlines() if line.startswith("owl-sap:")] == run.err.strip().splitlines()
+    assert all(word in run.err for word in words), run.err
+
+
+@pytest.mark.parametrize("arguments", [["sync", "--max-deletes", "2", "x"], ["search", "a", "b", "-k", "0"], ["nope"]])
+def test_usage_errors_are_exit_2(cli: Cli, arguments: list[str]) -> None:
+    assert cli(*arguments).code == 2
+
+
+def test_a_host_that_is_not_there(cli: Cli, configured: None) -> None:
+    port = closed_port()
+    run = cli("status", HANA_HOST="127.0.0.1", HANA_PORT=port, HANA_USER="U", HANA_PASSWORD="canary-78", **HASH)
+    one_message(run, 3, f"127.0.0.1:{port}", "refused")
+    assert "canary-78" not in run.err
+
+
+def test_a_failed_sync_still_gives_its_json(cli: Cli, configured: None) -> None:
+    run = cli("sync", "--all", "--json", **LOCAL)
+    assert run.code == 2
+    (report,) = run.json
+    assert (report["collection"], report["read"]) == ("materials", 0)
+    assert "HANA_HOST" in report["error"]
+
+
+def test_doctor_tells_all_and_fails_on_a_fault(cli: Cli) -> None:
+    port = closed_port()
+    run = cli(
+        "doctor", "--json", HANA_HOST="127.0.0.1", HANA_PORT=port, HANA_USER="U", HANA_PASSWORD="canary-79", **HASH
+    )
+    assert run.code == 1
+    checks = {check["check"]: check for check in run.json}
+    assert checks["model"]["ok"]
+    assert not checks["hana tcp"]["ok"]
+    assert all(check["fix"] for check in run.json if not check["ok"])
+    assert "canary-79" not in run.out + run.err
+    assert cli("doctor", **LOCAL).code == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+def test_emulator_has_no_tls_yet(cli: Cli) -> None:
+    one_message(cli("emulator", "--tls"), 2, "--tls", "later version")
+
+
+def test_demo_refuses_the_test_embedder(cli: Cli) -> None:
+    one_message(cli("demo", **HASH), 2, "hash:16", "real model")
+
+
+def test_a_store_that_cannot_be_opened_is_one_message_and_debug_says_where(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "vectors").write_text("a file where a folder should be")
+    (tmp_path / "owl-sap.toml").write_text(COLLECTION)
+    run = cli("status", **LOCAL)
+    one_message(run, 3, "vectors.sqlite")
+    assert "Traceback" in cli("--debug", "status", traceback=True, **LOCAL).err

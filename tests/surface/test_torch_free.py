@@ -1,0 +1,76 @@
+"""What must run where torch cannot be imported: help, status, config and everything with the test embedder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "sentence_transformers", "tokenizers"}:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def without_torch(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    (folder / "blocked").mkdir(exist_ok=True)
+    (folder / "blocked" / "sitecustomize.py").write_text(BLOCK)
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments],
+        cwd=folder,
+        env={
+            "PYTHONPATH": f"{folder / 'blocked'}:{ROOT}",
+            "OWL_SAP_EMBEDDING__MODEL": "hash:16",
+            "OWL_SAP_STORE__KIND": "local",
+            "OWL_SAP_STORE__PATH": "vectors",
+        },
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_block_works(tmp_path: Path) -> None:
+    without_torch(tmp_path, "--version")
+    code = "import importlib.util, sys; sys.exit(0 if 'Blocked' in str(sys.meta_path[0]) else 1)"
+    environ = {"PYTHONPATH": str(tmp_path / "blocked")}
+    assert subprocess.run([sys.executable, "-c", code], env=environ, check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["status", "--json"], ["embed", "--json"], ["config", "show"]])
+def test_runs_without_torch(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "owl-sap.toml").write_text('[[collections]]\nname = "a"\nsource = "S.T"\ntemplate = "{X}"\n')
+    run = without_torch(tmp_path, *arguments, stdin="steel\n")
+    assert run.returncode == 0, run.stderr
+
+
+def test_without_torch_a_real_model_is_refused_clearly(tmp_path: Path) -> None:
+    run = without_torch(tmp_path, "doctor", "--json")
+    assert "Traceback" not in run.stderr
+
+
+def test_help_is_quick_because_it_imports_no_heavy_package(tmp_path: Path) -> None:
+    code = (
+        "import sys, app.src.cli; "
+        "print(sorted({'torch', 'fastapi', 'uvicorn', 'hdbcli', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert run.stdout.strip() in ("[]", "['numpy']")
