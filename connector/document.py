@@ -352,9 +352,10 @@ def _chunking(spec: CollectionSpec, embedder: Embedder) -> tuple[int, int]:
         raise ConfigurationError(
             f"`chunk.max_tokens` is {wanted}, but {embedder.model} takes {most}: the rest would be cut off unseen"
         )
-    if not 0 <= spec.chunk.overlap < wanted:
-        raise ConfigurationError(f"`chunk.overlap` is {spec.chunk.overlap}; it must be less than {wanted} max_tokens")
-    return wanted, spec.chunk.overlap
+    if spec.chunk.overlap < 0:
+        raise ConfigurationError(f"`chunk.overlap` is {spec.chunk.overlap}; it must not be negative")
+    # The default overlap is meant for the usual models; with few tokens more than half would go in circles.
+    return wanted, min(spec.chunk.overlap, wanted // 2)
 
 
 def _amounts(template: Template, table: Table) -> list[tuple[int, Column]]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from hana_emulator.errors import HanaError, authentication_failed, not_supported
 from hana_emulator.protocol import authentication, cesu8, lobs, metadata, packet, replies
-from hana_emulator.protocol.codes import MessageType, PartKind, ProtocolError, ReplyCode, TransactionFlag
+from hana_emulator.protocol.codes import MessageType, PartAttribute, PartKind, ProtocolError, ReplyCode, TransactionFlag
 from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
 from hana_emulator.protocol.options import Option, option_part
 from hana_emulator.protocol.output import ResultSet
@@ -46,12 +46,16 @@ class _Prepared:
 
 @dataclass(slots=True)
 class _PendingExecution:
-    """An EXECUTE whose LOB parameters are still arriving; it runs when the last piece is in."""
+    """An EXECUTE whose LOB parameters are still arriving; it runs when the last piece is in.
+
+    `batch`: hdbcli adds up the counts of a batch's replies, but takes a single row's count from the last reply.
+    """
 
     prepared: _Prepared
     rows: list[ParameterRow]
-    open_lobs: int
     autocommit: bool
+    batch: bool
+    open_lobs: int = 0
 
 
 @dataclass(slots=True)
@@ -275,7 +279,8 @@ class Session:
         rows: list[Any] = [()] if parameters is None else prepared.decoder.rows(parameters.data, parameters.count)
         if not _has_open_lob(rows):
             return self._run(prepared.statement, rows, request.autocommit, describe=False)
-        return self._await_lobs(prepared, rows, request.autocommit)
+        batch = parameters is not None and parameters.attributes != PartAttribute.NONE
+        return self._await_lobs(_PendingExecution(prepared, rows, request.autocommit, batch))
 
     def _run(self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool) -> Reply:
         in_transaction = self._sql.in_transaction
@@ -337,17 +342,17 @@ class Session:
     def _find_in_lob(self, request: Request) -> Reply:
         return Reply(ReplyCode.READLOB, (self._lobs.find(request.part(PartKind.FINDLOBREQUEST)),))
 
-    def _await_lobs(self, prepared: _Prepared, rows: list[ParameterRow], autocommit: bool) -> Reply:
-        execution = _PendingExecution(prepared, rows, 0, autocommit)
+    def _await_lobs(self, execution: _PendingExecution) -> Reply:
         locators = []
-        for row_number, row in enumerate(rows):
+        for row_number, row in enumerate(execution.rows):
             for column, value in enumerate(row):
                 if isinstance(value, lobs.LobInput):
                     locators.append(self._lobs.new_locator())
                     self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
         execution.open_lobs = len(locators)
-        counts = replies.rows_affected([replies.NO_INFORMATION] * len(rows))
-        return Reply(prepared.statement.function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
+        guess = replies.rows_affected([1] * len(execution.rows))  # hdbcli wants a number before it can be known
+        function = execution.prepared.statement.function
+        return Reply(function, (guess, lobs.write_reply(locators), replies.transaction_flags()))
 
     def _write_lobs(self, part: Part) -> Reply:
         finished = []
@@ -359,21 +364,22 @@ class Session:
             if piece.last:
                 finished.append(open_lob)
                 del self._open_lobs[piece.locator]
-        flags = [flag for open_lob in finished if (flag := self._finish_lob(open_lob)) is not None]
+        outcome = [part for open_lob in finished for part in self._finish_lob(open_lob)]
         still_open = lobs.write_reply(list(self._open_lobs))
-        return Reply(ReplyCode.WRITELOB, (still_open, *flags))
+        return Reply(ReplyCode.WRITELOB, (still_open, *outcome))
 
-    def _finish_lob(self, lob: _OpenLob) -> Part | None:
-        """Puts the whole value into its row; runs the statement when it was the last. Gives its transaction flags."""
+    def _finish_lob(self, lob: _OpenLob) -> tuple[Part, ...]:
+        """Puts the whole value into its row; runs the statement when it was the last. Gives the statement's parts."""
         execution = lob.execution
         execution.rows[lob.row][lob.column] = execution.prepared.decoder.lob_value(lob.column, lob.value)
         execution.open_lobs -= 1
         if execution.open_lobs:
-            return None
+            return ()
         statement = execution.prepared.statement
         if statement.columns:
             raise not_supported("a query with a LOB parameter longer than one packet")
-        return self._run(statement, execution.rows, execution.autocommit, describe=False).parts[0]
+        parts = self._run(statement, execution.rows, execution.autocommit, describe=False).parts
+        return tuple(part for part in parts if not (execution.batch and part.kind == PartKind.ROWSAFFECTED))
 
     # --- transactions
 

@@ -215,7 +215,11 @@ class Service:
         from connector.stores.hana import HanaStore
 
         pool = self._store_pool()
-        return HanaStore(pool, self.settings.store_schema)
+        if not self.settings.store_schema:
+            raise ConfigurationError(
+                "no schema for the vectors: set [store] schema (or [hana] schema) in owl-sap.toml, or HANA_SCHEMA"
+            )
+        return HanaStore(pool, self.settings.store_schema, names=self._metadata_names())
 
     def _metadata_names(self) -> dict[str, dict[str, str]]:
         """Per collection, column -> its name in the stored metadata: filters may use either."""

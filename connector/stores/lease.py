@@ -38,7 +38,9 @@ class LeaseTable(Protocol):
         """False when another worker has taken it over."""
         ...
 
-    def release_lease(self, lease: Lease) -> None: ...
+    def release_lease(self, lease: Lease) -> None:
+        """Free it, and let no write follow under the old epoch."""
+        ...
 
 
 @contextmanager

@@ -166,7 +166,8 @@ class LocalStore:
     def release_lease(self, lease: Lease) -> None:
         with self._file.write() as db:
             db.execute(
-                "UPDATE collections SET lease_until = NULL, lease_owner = NULL WHERE name = ? AND lease_epoch = ?",
+                "UPDATE collections SET lease_until = NULL, lease_owner = NULL, lease_epoch = lease_epoch + 1 "
+                "WHERE name = ? AND lease_epoch = ?",
                 (lease.collection, lease.epoch),
             )
 

@@ -320,7 +320,10 @@ class ParameterDecoder:
         if type_.code in CHARACTER_LOBS and looks_like_vector(data):
             return data
         _direct, convert = _converter(type_)
-        return convert(data if lob.code == TypeCode.BLOB else cesu8.decode(data))
+        try:
+            return convert(data if lob.code == TypeCode.BLOB else cesu8.decode(data))
+        except UnicodeDecodeError:
+            raise ProtocolError("a character LOB is not CESU-8") from None
 
 
 def looks_like_vector(data: bytes) -> bool:

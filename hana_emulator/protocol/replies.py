@@ -12,9 +12,6 @@ from hana_emulator.protocol.options import option_part
 from hana_emulator.protocol.output import ResultSet
 from hana_emulator.protocol.packet import Part, Reply
 
-NO_INFORMATION = -2
-"""Row count of an input row whose effect is not known yet."""
-
 _ERROR = struct.Struct("<iiib5s")
 _LEVEL_ERROR = 1
 _SQL_STATES = {301: b"23000", 287: b"23000", 131: b"40001", 133: b"40001", 10: b"28000", 257: b"42000"}

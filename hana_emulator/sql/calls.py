@@ -329,6 +329,22 @@ def _to_boolean(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -
     return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), BOOLEAN)
 
 
+def _rounded(function: str, most: int) -> Special:
+    """ROUND, FLOOR, CEIL and ABS keep the kind of number they get; decimals stay exact."""
+
+    def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+        if not 1 <= len(arguments) <= most:
+            raise _wrong_arguments(function.upper())
+        value = _numeric(function.upper(), expressions.bind(binding, scope, arguments[0], DOUBLE))
+        digits = expressions.bind(binding, scope, arguments[1], INTEGER).sql if len(arguments) > 1 else "0"
+        assert value.type is not None
+        kind = datatypes.FLOATING_DECIMAL if value.type.code is TypeCode.DECIMAL else value.type
+        flavour = "integer" if kind.code in INTEGERS else "decimal" if kind.code is TypeCode.DECIMAL else "double"
+        return Bound(f"owl_{function}('{flavour}', {value.sql}, {digits})", kind, value.nullable, constant=value.constant)
+
+    return bind
+
+
 def _mod(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise _wrong_arguments("MOD")
@@ -346,5 +362,10 @@ _SPECIAL: dict[str, Special] = {
     "CONCAT": _concat,
     "TO_DECIMAL": _to_decimal,
     "TO_BOOLEAN": _to_boolean,
+    "ROUND": _rounded("round", 2),
+    "ABS": _rounded("abs", 1),
+    "FLOOR": _rounded("floor", 1),
+    "CEIL": _rounded("ceil", 1),
+    "CEILING": _rounded("ceil", 1),
     "MOD": _mod,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import statistics
 from collections.abc import Callable
-from decimal import Context, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any, cast
 
 from hana_emulator.errors import HanaError
@@ -74,6 +74,27 @@ def _modulo(left: Any, right: Any) -> Any:
     return float(_WIDE.remainder(Decimal(left), Decimal(right)))
 
 
+_ROUNDINGS = {"round": ROUND_HALF_UP, "floor": ROUND_FLOOR, "ceil": ROUND_CEILING}
+
+
+def _rounding(mode: str) -> Callable[[str, Storage, int], Storage]:
+    """`flavour` is the kind of number the argument has and the result gets."""
+
+    def apply(flavour: str, value: Storage, digits: int) -> Storage:
+        number = _decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=_ROUNDINGS[mode], context=_WIDE)
+        if flavour == "decimal":
+            return store.plain_decimal(number, 38)
+        return int(number) if flavour == "integer" else float(number)
+
+    return apply
+
+
+def _absolute(flavour: str, value: Any, digits: int) -> Storage:
+    if flavour == "decimal":
+        return store.plain_decimal(abs(_decimal(value)), 38)
+    return _bigint(abs(value)) if flavour == "integer" else float(abs(value))
+
+
 def _stored(value: Storage, code: int, length: int, scale: int, column: str) -> Storage:
     return store.converter(HanaType(TypeCode(code), length, scale), column)(value)
 
@@ -100,6 +121,10 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Storage]]] = {
     "owl_bigint": (1, _bigint),
     "owl_divide_double": (2, _divide_double),
     "owl_remainder": (2, _modulo),
+    "owl_round": (3, _rounding("round")),
+    "owl_floor": (3, _rounding("floor")),
+    "owl_ceil": (3, _rounding("ceil")),
+    "owl_abs": (3, _absolute),
 }
 """All of them give NULL as soon as an argument is NULL."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -50,12 +50,11 @@ class Matrix:
 
 @dataclass(slots=True)
 class Column:
-    """A column's vectors by dimension, and the rows that have none. `positions` is made when first asked for."""
+    """A column's vectors by dimension, and the rows that have none (ascending)."""
 
     version: Hashable
     matrices: dict[int, Matrix]
     nulls: Rowids
-    positions: dict[int, int] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -80,32 +79,11 @@ class VectorCache:
         self._builders: dict[Key, threading.Lock] = {}
 
     def scores(self, key: Key, version: Hashable, load: Load, query: bytes, metric: Metric) -> tuple[Rowids, Scores]:
-        """Rowids (ascending) and their scores; rows without a vector are left out. Never NaN."""
+        """Rowids (ascending) and their scores; rows without a vector are left out. Never NaN.
+
+        Raises 8 when any row of the column has another dimension than the query, whether a filter keeps it or not.
+        """
         return _scores(self.column(key, version, load), query, metric)
-
-    def lookup(
-        self, key: Key, version: Hashable, load: Load, query: bytes, metric: Metric
-    ) -> Callable[[int], float | None]:
-        """A function from rowid to score; None for a row without a vector."""
-        column = self.column(key, version, load)
-        rowids, scores = _scores(column, query, metric)
-        if len(column.positions) != len(rowids):
-            column.positions = {rowid: position for position, rowid in enumerate(rowids.tolist())}
-        positions, values = column.positions, scores.tolist()
-
-        def score(rowid: int) -> float | None:
-            position = positions.get(rowid)
-            return None if position is None else values[position]
-
-        return score
-
-    def top(self, column: Column, query: bytes, metric: Metric, k: int, *, descending: bool) -> list[Ranked]:
-        """The first `k` rows in score order, ties by rowid. NULL scores come last descending and first ascending, as
-        HANA sorts them. `column` is what `column()` gave."""
-        rowids, scores = _scores(column, query, metric)
-        nulls: list[Ranked] = [(rowid, None) for rowid in column.nulls[:k].tolist()]
-        ranked = _first(rowids, scores, k, descending=descending)
-        return (ranked + nulls if descending else nulls + ranked)[:k]
 
     def column(self, key: Key, version: Hashable, load: Load) -> Column:
         """The vectors of `key` at `version`, from the cache or loaded; only one thread loads a key at a time."""
@@ -115,11 +93,6 @@ class VectorCache:
                 found = build(version, load())
                 self._keep(key, found)
         return found
-
-    def forget(self, key: Key) -> None:
-        """After a table is dropped."""
-        with self._lock:
-            self._columns.pop(key, None)
 
     @property
     def nbytes(self) -> int:
@@ -146,10 +119,6 @@ class VectorCache:
             self._columns[key] = column
             while sum(kept.nbytes for kept in self._columns.values()) > self.max_bytes:
                 self._columns.popitem(last=False)
-
-
-Ranked = tuple[int, float | None]
-"""(rowid, score)"""
 
 
 def build(version: Hashable, rows: Iterable[tuple[int, bytes | None]]) -> Column:
@@ -224,14 +193,3 @@ def _distance(matrix: Matrix, vector: NDArray[np.float32]) -> Scores:
     blocks = [_block_norms(matrix.values[start : start + _BLOCK_ROWS] - exact) for start in _starts(len(matrix.rowids))]
     limit = float(np.finfo(np.float32).max)
     return np.minimum(np.concatenate(blocks), limit).astype(np.float32)
-
-
-def _first(rowids: Rowids, scores: Scores, k: int, *, descending: bool) -> list[Ranked]:
-    if k <= 0 or not len(scores):
-        return []
-    keys = -scores if descending else scores
-    candidates = np.arange(len(keys))
-    if k < len(keys):
-        candidates = np.flatnonzero(keys <= np.partition(keys, k - 1)[k - 1])
-    order = candidates[np.lexsort((rowids[candidates], keys[candidates]))][:k]
-    return list(zip(rowids[order].tolist(), scores[order].tolist(), strict=True))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from fastapi.testclient import TestClient
+import uvicorn
 
 from app.src.api.server import create_app
 from app.src.service import Service
@@ -99,9 +101,18 @@ def service(make_service: Callable[[], Service]) -> Service:
 
 
 @pytest.fixture
-def client(service: Service) -> Iterator[TestClient]:
-    with TestClient(create_app(service), raise_server_exceptions=False) as client:
-        yield client
+def client(service: Service) -> Iterator[httpx.Client]:
+    """The application behind a real HTTP server, in a thread so that tests can reach into the service."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(service), log_level="critical", access_log=False))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=30) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @pytest.fixture

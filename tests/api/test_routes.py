@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
-from httpx import Response
+from httpx import Client, Response
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.src.service import Service
@@ -31,7 +30,7 @@ def problem(response: Response, status: int) -> dict[str, Any]:
     return document
 
 
-def finished(client: TestClient, job: str) -> dict[str, Any]:
+def finished(client: Client, job: str) -> dict[str, Any]:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         shown: dict[str, Any] = client.get(f"/v1/jobs/{job}").json()
@@ -44,19 +43,17 @@ def finished(client: TestClient, job: str) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- health
 
 
-def test_live(client: TestClient) -> None:
+def test_live(client: Client) -> None:
     assert client.get("/health/live").json() == {"status": "ok", "checks": {}}
 
 
-def test_ready(client: TestClient) -> None:
+def test_ready(client: Client) -> None:
     response = client.get("/health/ready")
     assert response.status_code == 200
     assert response.json() == {"status": "ok", "checks": {"engine": True, "store": True}}
 
 
-def test_not_ready_while_the_store_is_away(
-    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_ready_while_the_store_is_away(client: Client, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(collection: str) -> CollectionStatus | None:
         raise Unavailable("HANA is down for maintenance")
 
@@ -70,7 +67,7 @@ def test_not_ready_while_the_store_is_away(
     assert client.get("/health/live").status_code == 200
 
 
-def test_not_ready_without_a_model(client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_ready_without_a_model(client: Client, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(texts: list[str]) -> np.ndarray:
         raise RuntimeError("secret detail")
 
@@ -82,7 +79,7 @@ def test_not_ready_without_a_model(client: TestClient, service: Service, monkeyp
 
 
 def test_live_answers_while_the_engine_is_busy(
-    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
     embed = service.engine.embed
@@ -102,14 +99,14 @@ def test_live_answers_while_the_engine_is_busy(
     assert answers == [200]
 
 
-def test_info(client: TestClient) -> None:
+def test_info(client: Client) -> None:
     info = client.get("/v1/info").json()
     assert (info["model"], info["dimension"], info["device"]["kind"]) == ("hash:64", 64, "cpu")
     assert info["limits"]["max_inputs"] == 4
     assert info["collections"] == ["materials", "never"]
 
 
-def test_openapi_lists_the_routes(client: TestClient) -> None:
+def test_openapi_lists_the_routes(client: Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/embed", "/v1/collections/{name}/search", "/v1/jobs/{job_id}", "/health/ready"} <= set(paths)
 
@@ -117,7 +114,7 @@ def test_openapi_lists_the_routes(client: TestClient) -> None:
 # --------------------------------------------------------------------------------------------------------------- embed
 
 
-def test_embed_always_gives_a_list(client: TestClient, service: Service) -> None:
+def test_embed_always_gives_a_list(client: Client, service: Service) -> None:
     expected = service.engine.embed(["steel"])
     one = client.post("/embed", json={"inputs": "steel"}).json()
     np.testing.assert_allclose(one, expected, atol=1e-7)
@@ -125,19 +122,19 @@ def test_embed_always_gives_a_list(client: TestClient, service: Service) -> None
     np.testing.assert_allclose(two[1], expected[0], atol=1e-7)
 
 
-def test_embed_raw(client: TestClient, service: Service) -> None:
+def test_embed_raw(client: Client, service: Service) -> None:
     response = client.post("/embed", json={"inputs": ["a", "b"]}, headers={"Accept": "application/octet-stream"})
     assert response.headers["content-type"] == "application/octet-stream"
     vectors = np.frombuffer(response.content, dtype="<f4").reshape(2, int(response.headers["x-embedding-dimension"]))
     np.testing.assert_array_equal(vectors, service.engine.embed(["a", "b"]))
 
 
-def test_embed_without_normalising(client: TestClient, service: Service) -> None:
+def test_embed_without_normalising(client: Client, service: Service) -> None:
     vector = client.post("/embed", json={"inputs": "steel oil pump", "normalize": False}).json()
     np.testing.assert_allclose(vector, service.engine.embed(["steel oil pump"], normalize=False), rtol=1e-6)
 
 
-def test_embed_refuses_what_it_would_cut(client: TestClient, service: Service) -> None:
+def test_embed_refuses_what_it_would_cut(client: Client, service: Service) -> None:
     long = "word " * (service.engine.max_tokens + 1)
     detail = problem(client.post("/embed", json={"inputs": ["a", long]}), 422)["detail"]
     assert "inputs[1]" in detail
@@ -159,7 +156,7 @@ def test_embed_refuses_what_it_would_cut(client: TestClient, service: Service) -
         ({"inputs": "\ud83d"}, 422, "surrogate"),
     ],
 )
-def test_embed_refuses(client: TestClient, body: dict[str, Any], status: int, words: str) -> None:
+def test_embed_refuses(client: Client, body: dict[str, Any], status: int, words: str) -> None:
     import json
 
     response = client.post("/embed", content=json.dumps(body), headers={"Content-Type": "application/json"})
@@ -167,13 +164,13 @@ def test_embed_refuses(client: TestClient, body: dict[str, Any], status: int, wo
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[" * 10_000])
-def test_a_body_that_is_no_json(client: TestClient, content: bytes) -> None:
+def test_a_body_that_is_no_json(client: Client, content: bytes) -> None:
     response = client.post("/embed", content=content, headers={"Content-Type": "application/json"})
     problem(response, response.status_code)
     assert response.status_code in (400, 422)
 
 
-def test_a_large_body_is_refused_by_its_length_and_while_it_comes(client: TestClient) -> None:
+def test_a_large_body_is_refused_by_its_length_and_while_it_comes(client: Client) -> None:
     problem(client.post("/embed", content=b" " * 20_001), 413)
 
     def chunks() -> Iterator[bytes]:
@@ -187,7 +184,7 @@ def test_a_large_body_is_refused_by_its_length_and_while_it_comes(client: TestCl
 # --------------------------------------------------------------------------------------------------------- collections
 
 
-def test_collections(client: TestClient, synced: Service) -> None:
+def test_collections(client: Client, synced: Service) -> None:
     materials, never = client.get("/v1/collections").json()
     assert (materials["collection"], materials["rows"], materials["dimension"]) == ("materials", 4, 64)
     assert materials["lag_seconds"] >= 0
@@ -196,7 +193,7 @@ def test_collections(client: TestClient, synced: Service) -> None:
     assert 'did you mean "materials"' in problem(client.get("/v1/collections/material"), 404)["detail"]
 
 
-def test_search_by_text(client: TestClient, synced: Service) -> None:
+def test_search_by_text(client: Client, synced: Service) -> None:
     answer = client.post("/v1/collections/materials/search", json={"query": "gearbox bearing", "k": 2}).json()
     assert answer["hits"][0]["key"] == {"MATNR": "1"}
     assert len(answer["hits"]) == 2
@@ -207,14 +204,14 @@ def test_search_by_text(client: TestClient, synced: Service) -> None:
     assert set(answer["took_ms"]) == {"embed", "store"}
 
 
-def test_search_by_vector_of_any_length(client: TestClient, synced: Service) -> None:
+def test_search_by_vector_of_any_length(client: Client, synced: Service) -> None:
     vector = (synced.engine.embed(["hydraulic oil pump"])[0] * 7).tolist()
     hits = client.post("/v1/collections/materials/search", json={"vector": vector, "k": 1}).json()["hits"]
     assert hits[0]["key"] == {"MATNR": "3"}
     assert hits[0]["score"] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_search_with_a_filter(client: TestClient, synced: Service) -> None:
+def test_search_with_a_filter(client: Client, synced: Service) -> None:
     body = {"query": "gearbox", "filter": {"MTART": "ROH"}}
     hits = client.post("/v1/collections/materials/search", json=body).json()["hits"]
     assert {hit["key"]["MATNR"] for hit in hits} == {"3", "4"}
@@ -239,14 +236,14 @@ def test_search_with_a_filter(client: TestClient, synced: Service) -> None:
         ('{"vector": ["1"]}', "body.vector"),
     ],
 )
-def test_search_refuses(client: TestClient, synced: Service, body: str, words: str) -> None:
+def test_search_refuses(client: Client, synced: Service, body: str, words: str) -> None:
     response = client.post(
         "/v1/collections/materials/search", content=body, headers={"Content-Type": "application/json"}
     )
     assert words in problem(response, 422)["detail"]
 
 
-def test_search_before_the_first_sync(client: TestClient) -> None:
+def test_search_before_the_first_sync(client: Client) -> None:
     detail = problem(client.post("/v1/collections/never/search", json={"query": "a"}), 404)["detail"]
     assert "owl-sap sync never" in detail
 
@@ -254,7 +251,7 @@ def test_search_before_the_first_sync(client: TestClient) -> None:
 # ---------------------------------------------------------------------------------------------------------------- jobs
 
 
-def test_a_sync_runs_as_a_job(client: TestClient) -> None:
+def test_a_sync_runs_as_a_job(client: Client) -> None:
     started = client.post("/v1/collections/materials/sync")
     assert started.status_code == 202
     job = finished(client, started.json()["job"])
@@ -265,7 +262,7 @@ def test_a_sync_runs_as_a_job(client: TestClient) -> None:
     assert client.get("/v1/collections/materials").json()["rows"] == 4
 
 
-def test_one_sync_of_a_collection_at_a_time(client: TestClient, source: Any) -> None:
+def test_one_sync_of_a_collection_at_a_time(client: Client, source: Any) -> None:
     source.gate.clear()
     first = client.post("/v1/collections/materials/sync").json()["job"]
     assert first in problem(client.post("/v1/collections/materials/sync", json={"full": True}), 409)["detail"]
@@ -275,14 +272,14 @@ def test_one_sync_of_a_collection_at_a_time(client: TestClient, source: Any) -> 
     assert client.post("/v1/collections/materials/sync").status_code == 202
 
 
-def test_a_failed_sync_says_why(client: TestClient, source: Any) -> None:
+def test_a_failed_sync_says_why(client: Client, source: Any) -> None:
     source.failure = ConnectionLost("reading S.MARA: the session is gone", code=-10807)
     job = finished(client, client.post("/v1/collections/materials/sync").json()["job"])
     assert (job["state"], job["error"]) == ("failed", "reading S.MARA: the session is gone")
     assert 'owl_sap_hana_errors_total{code="-10807"} 1.0' in client.get("/metrics").text
 
 
-def test_sync_and_jobs_that_do_not_exist(client: TestClient) -> None:
+def test_sync_and_jobs_that_do_not_exist(client: Client) -> None:
     problem(client.post("/v1/collections/nope/sync"), 404)
     problem(client.get("/v1/jobs/nope"), 404)
     problem(client.post("/v1/collections/materials/sync", json={"max_deletes": 2}), 422)
@@ -291,13 +288,13 @@ def test_sync_and_jobs_that_do_not_exist(client: TestClient) -> None:
 # ------------------------------------------------------------------------------------------------- errors and metrics
 
 
-def test_routing_errors_are_problems_too(client: TestClient) -> None:
+def test_routing_errors_are_problems_too(client: Client) -> None:
     problem(client.get("/nope"), 404)
     problem(client.get("/embed"), 405)
 
 
 def test_an_unexpected_error_shows_nothing_of_itself(
-    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Any:
         raise RuntimeError("row text")
@@ -310,14 +307,14 @@ def test_an_unexpected_error_shows_nothing_of_itself(
     assert problem(response, 500)["request_id"]
 
 
-def test_the_callers_request_id_is_kept_when_it_is_harmless(client: TestClient) -> None:
+def test_the_callers_request_id_is_kept_when_it_is_harmless(client: Client) -> None:
     assert client.get("/health/live", headers={"X-Request-Id": "abc-1.2"}).headers["x-request-id"] == "abc-1.2"
     odd = client.get("/health/live", headers={"X-Request-Id": "a b<script>"}).headers["x-request-id"]
     assert odd != "a b<script>"
     assert len(odd) == 32
 
 
-def test_metrics(client: TestClient, synced: Service) -> None:
+def test_metrics(client: Client, synced: Service) -> None:
     client.post("/v1/collections/materials/search", json={"query": "steel"})
     client.get("/nope/at/all")
     text = client.get("/metrics").text

@@ -21,7 +21,9 @@ MATERIALS = TableRef("S", "MARA")
 class MemorySource:
     """A table as a dict from key to values, read in key order. `before_page` is called before each page is cut."""
 
-    def __init__(self, key: tuple[str, ...] = ("MANDT", "MATNR"), columns: tuple[str, ...] = ("MAKTX", "MTART")) -> None:
+    def __init__(
+        self, key: tuple[str, ...] = ("MANDT", "MATNR"), columns: tuple[str, ...] = ("MAKTX", "MTART")
+    ) -> None:
         self.table = Table(
             MATERIALS,
             tuple(Column(name, "NVARCHAR", 40) for name in key + columns),
@@ -51,7 +53,10 @@ class MemorySource:
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         return [
-            Row(key, dict(zip(self.table.primary_key, key, strict=True)) | {n: None for n in query.columns} | self.data[key])
+            Row(
+                key,
+                dict(zip(self.table.primary_key, key, strict=True)) | {n: None for n in query.columns} | self.data[key],
+            )
             for key in keys
             if key in self.data
         ]

@@ -21,9 +21,7 @@ MANY_DELETES = replace(OPTIONS, max_deletes=1.0)
 
 
 def add_up(report: SyncReport) -> bool:
-    return report.read == (
-        report.upserted + report.unchanged + report.empty + report.quarantined + report.superseded
-    )
+    return report.read == (report.upserted + report.unchanged + report.empty + report.quarantined + report.superseded)
 
 
 def fill(source, count: int = 10) -> None:

@@ -119,7 +119,7 @@ def test_different_dimensions_are_named(call: Call) -> None:
         "[NaN]",
         "[1e39]",
         b"",
-        b"\x02\0\0\0\0\0\0\0",
+        b"\x02\0\0\0\0\0",
         b"\0\0\0\0",
         5,
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +126,7 @@ def test_validation_follows_the_settings() -> None:
 
 def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GiB free" in doctor._disk(tmp_path / "not" / "yet")
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
     with pytest.raises(Fault, match="5 MiB"):
         doctor._disk(tmp_path)
 
@@ -153,7 +155,7 @@ def test_errors_are_told_with_a_fix_and_unexpected_ones_without_their_text() -> 
 
 
 def test_a_missing_package_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Fault) as caught:
         doctor._torch()
     assert "[engine]" in caught.value.fix

@@ -21,7 +21,9 @@ sys.meta_path.insert(0, Blocked())
 """
 
 
-def without_torch(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def without_torch(
+    folder: Path, *arguments: str, stdin: str = "", model: str = "hash:16"
+) -> subprocess.CompletedProcess[str]:
     (folder / "blocked").mkdir(exist_ok=True)
     (folder / "blocked" / "sitecustomize.py").write_text(BLOCK)
     return subprocess.run(
@@ -29,7 +31,7 @@ def without_torch(folder: Path, *arguments: str, stdin: str = "") -> subprocess.
         cwd=folder,
         env={
             "PYTHONPATH": f"{folder / 'blocked'}:{ROOT}",
-            "OWL_SAP_EMBEDDING__MODEL": "hash:16",
+            "OWL_SAP_EMBEDDING__MODEL": model,
             "OWL_SAP_STORE__KIND": "local",
             "OWL_SAP_STORE__PATH": "vectors",
         },
@@ -56,8 +58,11 @@ def test_runs_without_torch(tmp_path: Path, arguments: list[str]) -> None:
 
 
 def test_without_torch_a_real_model_is_refused_clearly(tmp_path: Path) -> None:
-    run = without_torch(tmp_path, "doctor", "--json")
-    assert "Traceback" not in run.stderr
+    (tmp_path / "owl-sap.toml").write_text('[embedding]\nmodel = "all-MiniLM-L6-v2"\n')
+    run = without_torch(tmp_path, "embed", stdin="steel\n", model="")
+    assert run.returncode == 2, run.stderr
+    assert len(run.stderr.strip().splitlines()) == 1
+    assert "torch" in run.stderr or "engine" in run.stderr
 
 
 def test_help_is_quick_because_it_imports_no_heavy_package(tmp_path: Path) -> None:

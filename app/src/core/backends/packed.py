@@ -173,10 +173,14 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool = False) -> 
     return fused if fused is not None and _same(fused, plain, weight) else plain
 
 
+def _operators() -> Any:
+    return torch.ops.mkldnn
+
+
 def _onednn_linear(weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool) -> Linear | None:
     """torch's operators behind its compiler; private, hence tried and compared before they are trusted."""
-    operators: Any = torch.ops.mkldnn
     try:
+        operators = _operators()
         packed = operators._reorder_linear_weight(weight, None)
         apply = operators._linear_pointwise
         activation, algorithm = ("gelu", "none") if gelu else ("none", "")

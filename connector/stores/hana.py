@@ -1,0 +1,414 @@
+"""The store in HANA itself: REAL_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB reads too.
+Rows that others wrote there are searched and never touched. Knows the pool, not the driver; not the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.errors import (
+    ConfigurationError,
+    DatabaseError,
+    RowRejected,
+    StatementFailed,
+    UnknownCollection,
+    UnknownTable,
+)
+from connector.hana import HanaFeatures, HanaPool, Rows, Session
+from connector.model import (
+    ChangeSet,
+    Checkpoint,
+    Chunk,
+    CollectionStatus,
+    Embedder,
+    Filter,
+    Hit,
+    Lease,
+    QuarantinedRow,
+    StoredChunk,
+    StoredRecord,
+)
+from connector.stores import filters, hana_tables, records
+from connector.stores.hana_tables import StateSql, VectorSql, table_name
+from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
+from connector.stores.records import ModelStamp
+
+STORED_PAGE = 10_000
+RECORDS_PAGE = 1_000
+INDEX_FROM = 10_000
+"""Records above which an HNSW index is made; below it HANA's exact search is fast enough, and exact."""
+REMEMBERED = 2.0
+"""Seconds for which a search trusts what it knows of a collection before it reads the state table again."""
+_EXISTS = frozenset({288, 289})
+_INCONSISTENT = 266
+_TIE_STEPS = 3
+"""How often a result is enlarged only because more rows share the last score."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Collection:
+    """A row of OWL_STATE."""
+
+    name: str
+    table: VectorSql
+    generation: int
+    stamp: ModelStamp
+    names: Mapping[str, str]
+    checkpoint: Checkpoint
+
+
+class HanaStore:
+    """A `VectorStore` in `schema` of the HANA behind `pool`, which stays the caller's to close.
+
+    `features`: what the server can do, asked of it when not given. `index_from`: see INDEX_FROM. `names`: per
+    collection, source column to metadata name where they differ, for filters.
+    """
+
+    def __init__(
+        self,
+        pool: HanaPool,
+        schema: str,
+        *,
+        features: HanaFeatures | None = None,
+        index_from: int = INDEX_FROM,
+        names: Mapping[str, Mapping[str, str]] | None = None,
+        lease_times: LeaseTimes = DEFAULT_TIMES,
+    ) -> None:
+        self._pool = pool
+        self._schema = schema
+        self._features = features
+        self._index_from = index_from
+        self._names = names or {}
+        self._times = lease_times
+        self._sql = StateSql(schema)
+        self._remembered: dict[str, tuple[float, _Collection]] = {}
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
+        self._remembered.clear()
+
+    # ---------------------------------------------------------------------------------------------------- opening
+
+    def open(self, collection: str, embedder: Embedder) -> Checkpoint:
+        stamp = ModelStamp.of(embedder)
+        self._remembered.pop(collection, None)
+        found = self._find(collection)
+        if found is None:
+            self._check_features()
+            self._create_state()
+            found = self._find(collection) or self._add(collection, stamp)
+        if found.stamp != stamp:
+            self._change_model(found, stamp)
+            return Checkpoint()
+        self._ensure_table(found.table, stamp.dimension)
+        names = self._names.get(collection)
+        if names is not None and dict(names) != dict(found.names):
+            self._pool.execute(self._sql.change_names(), (json.dumps(dict(names)), collection))
+        return found.checkpoint
+
+    def _check_features(self) -> None:
+        self._features = self._features or HanaFeatures.probe(self._pool)
+        if not self._features.real_vector:
+            raise ConfigurationError(
+                f"this HANA (version {self._features.version or 'unknown'}) has no REAL_VECTOR type; it came with HANA "
+                'Cloud 2024.2 and is not on-premise: keep the vectors in the local store, [store] kind = "local"'
+            )
+        if not self._pool.read(hana_tables.FIND_SCHEMA, (self._schema,), doing="looking for the store's schema"):
+            raise UnknownTable(
+                f"the store's schema {self._schema!r} does not exist (names are case-sensitive): create it, "
+                "or change [store] schema"
+            )
+
+    def _create_state(self) -> None:
+        for name, sql in self._sql.create().items():
+            if not self._exists(name):
+                self._create([sql])
+
+    def _exists(self, table: str) -> bool:
+        return bool(
+            self._pool.read(hana_tables.FIND_TABLE, (self._schema, table), doing="looking for the store's tables")
+        )
+
+    def _create(self, statements: Sequence[str]) -> None:
+        """What another worker creates at the same moment is as good."""
+        for sql in statements:
+            try:
+                self._pool.execute(sql, doing="creating the store's tables")
+            except DatabaseError as error:
+                if error.code not in _EXISTS:
+                    raise
+
+    def _add(self, collection: str, stamp: ModelStamp) -> _Collection:
+        table = VectorSql(self._schema, table_name(collection, 1))
+        taken = self._pool.read(self._sql.find_by_table(), (table.name,))
+        if taken:
+            raise ConfigurationError(
+                f"collections {collection!r} and {taken[0][0]!r} would both be kept in table {table.name}: "
+                "rename one of them"
+            )
+        self._ensure_table(table, stamp.dimension)
+        names = json.dumps(dict(self._names.get(collection, {})))
+        row = (collection, table.name, 1, stamp.id, stamp.fingerprint, stamp.dimension, names)
+        with suppress(RowRejected):  # another worker was first
+            self._pool.execute(self._sql.insert(), row, doing=f"registering collection {collection!r}")
+        return self._known(collection)
+
+    def _ensure_table(self, table: VectorSql, dimension: int) -> None:
+        """The table with vectors of `dimension`: created, or made anew when it is empty and of another shape."""
+        columns = self._pool.read(
+            hana_tables.FIND_COLUMNS, (self._schema, table.name), doing="looking at a vector table"
+        )
+        if columns:
+            lengths = {row[0]: row[2] for row in columns}
+            if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
+                return
+            if self._pool.read(f"SELECT COUNT(*) FROM {table.table}")[0][0]:  # noqa: S608 - quoted
+                raise ConfigurationError(
+                    f"table {self._schema}.{table.name} exists with another layout and is not empty: it is not ours to "
+                    "change. Rename the collection, or drop the table"
+                )
+            self._pool.execute(table.drop(), doing="replacing an empty vector table")
+        self._create(table.create(dimension))
+
+    def _change_model(self, found: _Collection, stamp: ModelStamp) -> None:
+        """Only for a collection that holds nothing and that nobody is writing to."""
+        total = self._counts(found)[0] if self._exists(found.table.name) else 0
+        values = (stamp.id, stamp.fingerprint, stamp.dimension, found.name)
+        if total or not self._pool.execute(self._sql.change_model(), values):
+            raise found.stamp.mismatch(found.name, stamp)
+        self._ensure_table(found.table, stamp.dimension)
+
+    def _find(self, collection: str) -> _Collection | None:
+        try:
+            rows = self._pool.read(self._sql.find(), (collection,), doing=f"opening collection {collection!r}")
+        except UnknownTable:
+            return None
+        if not rows:
+            return None
+        table, generation, model, fingerprint, dimension, names, checkpoint, last_sync = rows[0]
+        return _Collection(
+            collection,
+            VectorSql(self._schema, table),
+            generation,
+            ModelStamp(model, fingerprint, dimension),
+            json.loads(names or "{}"),
+            records.checkpoint_of(checkpoint, records.in_utc(last_sync)),
+        )
+
+    def _known(self, collection: str) -> _Collection:
+        found = self._find(collection)
+        if found is None:
+            raise UnknownCollection(f"schema {self._schema} has no collection {collection!r}; `sync` creates it")
+        self._remembered[collection] = (time.monotonic(), found)
+        return found
+
+    def _recent(self, collection: str) -> _Collection:
+        at, found = self._remembered.get(collection, (-REMEMBERED, None))
+        return found if found is not None and time.monotonic() - at < REMEMBERED else self._known(collection)
+
+    # ---------------------------------------------------------------------------------------------------- leases
+
+    def lease(self, collection: str, owner: str, wait: float) -> AbstractContextManager[Lease]:
+        return held(self, collection, owner, wait, self._times)
+
+    def take_lease(self, collection: str, owner: str, ttl: float) -> int | str:
+        self._recent(collection)
+
+        def take(session: Session) -> int | str:
+            values = (owner[:200], round(ttl), collection)
+            taken = session.execute(self._sql.take_lease(), values, doing="taking a lease")
+            holder, epoch = session.query(self._sql.read_lease(), (collection,))[0]
+            return int(epoch) if taken else str(holder)
+
+        return self._pool.in_transaction(take, doing="taking a lease")
+
+    def renew_lease(self, lease: Lease, ttl: float) -> bool:
+        values = (round(ttl), lease.collection, lease.epoch)
+        return self._pool.execute(self._sql.renew_lease(), values, doing="renewing a lease") == 1
+
+    def release_lease(self, lease: Lease) -> None:
+        self._pool.execute(self._sql.release_lease(), (lease.collection, lease.epoch), doing="releasing a lease")
+
+    # --------------------------------------------------------------------------------------------------- writing
+
+    def apply(self, lease: Lease, changes: ChangeSet) -> None:
+        found = self._known(lease.collection)
+        writer = _Writer(self._sql, found, changes)
+
+        def write(session: Session) -> None:
+            values = (round(self._times.ttl), lease.collection, lease.epoch)
+            if session.execute(self._sql.renew_lease(), values, doing="checking the lease") != 1:
+                raise lost(lease)
+            writer.write(session)
+            if changes.checkpoint is not None:
+                checkpoint = records.checkpoint_text(changes.checkpoint)
+                session.execute(self._sql.set_checkpoint(), (checkpoint, lease.collection, lease.epoch))
+
+        self._pool.in_transaction(write, doing=f"writing to collection {lease.collection!r}")
+
+    def optimise(self, collection: str) -> None:
+        """Make the HNSW index once the table is large enough and has none, whoever made it. HANA keeps it current."""
+        found = self._known(collection)
+        if self._counts(found)[0] < self._index_from:
+            return
+        place = (self._schema, found.table.name)
+        indexes = self._pool.read(hana_tables.FIND_INDEXES, place, doing="looking for a vector index")
+        if not any("HNSW" in str(kind).upper() for _, kind in indexes):
+            self._create([found.table.create_hnsw()])
+
+    # --------------------------------------------------------------------------------------------------- reading
+
+    def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
+        for rows in self._pages(collection, VectorSql.stored, STORED_PAGE):
+            yield [StoredChunk(id_, key, number, bytes(digest or b"")) for id_, key, number, digest in rows]
+
+    def records(self, collection: str) -> Iterator[list[StoredRecord]]:
+        dimension = self._known(collection).stamp.dimension
+        for rows in self._pages(collection, VectorSql.records, RECORDS_PAGE):
+            yield [_record(row, dimension) for row in rows]
+
+    def _pages(self, collection: str, statement: Any, size: int) -> Iterator[Rows]:
+        sql = statement(self._known(collection).table)
+        after = -1
+        while rows := self._pool.read(sql, (after, size), doing=f"reading collection {collection!r}"):
+            yield rows
+            after = rows[-1][0]
+
+    def quarantine(self, collection: str) -> list[QuarantinedRow]:
+        self._recent(collection)
+        rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing="reading the quarantine")
+        return [QuarantinedRow(*row) for row in rows]
+
+    def status(self, collection: str) -> CollectionStatus | None:
+        found = self._find(collection)
+        if found is None:
+            return None
+        total, ours, rows = self._counts(found) if self._exists(found.table.name) else (0, 0, 0)
+        return CollectionStatus(
+            collection=collection,
+            store="hana",
+            schema=self._schema,
+            table=found.table.name,
+            generation=found.generation,
+            model=found.stamp.id,
+            dimension=found.stamp.dimension,
+            rows=rows,
+            chunks=ours,
+            foreign=total - ours,
+            empty=found.checkpoint.empty,
+            quarantined=self._pool.read(self._sql.count_quarantine(), (collection,))[0][0],
+            last_sync=found.checkpoint.last_sync,
+        )
+
+    def _counts(self, found: _Collection) -> tuple[int, int, int]:
+        """Records, records of ours, documents of ours."""
+        total, ours, rows = self._pool.read(found.table.count(), doing=f"counting collection {found.name!r}")[0]
+        return int(total), int(ours), int(rows)
+
+    # -------------------------------------------------------------------------------------------------- searching
+
+    def search(self, collection: str, vector: NDArray[np.float32], k: int, where: Filter | None) -> list[Hit]:
+        """By HANA: exact below the size that gets an HNSW index, approximate above it. Rows without a vector are never
+        found. Of rows with equal scores at the end of a long run of them, HANA chooses."""
+        found = self._recent(collection)
+        condition = filters.parse(where, self._names.get(collection, found.names))
+        query = records.fvecs(records.unit_query(vector, found.stamp.dimension)[None, :])[0]
+        if k < 1:
+            return []
+        try:
+            return self._best(found.table, query, k, condition)
+        except (RowRejected, StatementFailed) as error:
+            if condition is not None and (isinstance(error, RowRejected) or error.code == _INCONSISTENT):
+                raise filters.not_comparable(condition) from None
+            raise
+
+    def _best(self, table: VectorSql, query: bytes, k: int, condition: filters.Condition | None) -> list[Hit]:
+        """Several chunks of one document count once, so more rows are read until there are `k` documents."""
+        compiled = filters.Compiled("", ()) if condition is None else filters.to_hana(condition)
+        sql = table.search(compiled.sql, compiled.projection)
+        count, ties = k + min(k, 50), 0
+        while True:
+            rows = self._pool.read(sql, (count, query, *compiled.parameters), doing="searching")
+            scored = [row for row in rows if row[5] is not None]
+            best = records.best_per_document(map(_hit, scored), k)
+            exhausted = len(rows) < count or len(scored) < len(rows)
+            full = len(best) == k
+            if exhausted or (full and (best[-1].score > scored[-1][5] or ties == _TIE_STEPS)):
+                return best
+            ties += full
+            count *= 4
+
+
+def _hit(row: Sequence[Any]) -> Hit:
+    id_, key, number, text, meta, score = row
+    return Hit(
+        id=f"record:{id_}" if key is None else key,
+        score=float(score),
+        text=text or "",
+        metadata=records.metadata_of(meta),
+        number=number or 0,
+    )
+
+
+def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
+    id_, key, number, digest, model, text, meta, vector = row
+    return StoredRecord(
+        record=id_,
+        id=key,
+        number=number,
+        content_hash=None if digest is None else bytes(digest),
+        model=model,
+        text=text,
+        metadata=records.metadata_of(meta),
+        vector=records.from_fvecs(vector, dimension),
+    )
+
+
+class _Writer:
+    """A change set turned into rows of parameters, once; written in whichever transaction succeeds."""
+
+    def __init__(self, sql: StateSql, collection: _Collection, changes: ChangeSet) -> None:
+        self._sql = sql
+        self._collection = collection
+        self._changes = changes
+        vectors = records.fvecs(records.checked_vectors(changes, collection.stamp.dimension))
+        self._rows = [self._row(chunk, vector) for chunk, vector in zip(changes.chunks, vectors, strict=True)]
+        self._metadata = [
+            (records.metadata_text(chunk.metadata), chunk.content_hash, chunk.id, chunk.number)
+            for chunk in changes.metadata_only
+        ]
+        # In key order, so that two transactions never wait for each other in a circle.
+        ids = {*changes.deleted, *(chunk.id for chunk in changes.chunks)}
+        self._deleted = [(id_,) for id_ in sorted(ids)]
+
+    def _row(self, chunk: Chunk, vector: bytes) -> tuple[Any, ...]:
+        meta = records.metadata_text(chunk.metadata)
+        return (chunk.text, meta, vector, chunk.id, chunk.number, chunk.content_hash, self._collection.stamp.id)
+
+    def write(self, session: Session) -> None:
+        table = self._collection.table
+        session.execute_many(table.delete(), self._deleted, doing="removing what is replaced")
+        session.execute_many(table.insert(), self._rows, doing="writing vectors")
+        session.execute_many(table.update_metadata(), self._metadata, doing="replacing metadata")
+        self._write_quarantine(session)
+
+    def _write_quarantine(self, session: Session) -> None:
+        name, changes = self._collection.name, self._changes
+        released = [(name, id_) for id_ in sorted(changes.released)]
+        session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
+        if not changes.quarantined:
+            return
+        known = {row[0]: row[3] for row in session.query(self._sql.read_quarantine(), (name,))}
+        rows = [
+            (name, row.id, row.stage[:100], row.reason[:2000], row.attempts + known.get(row.id, 0))
+            for row in changes.quarantined
+        ]
+        session.execute_many(self._sql.put_quarantine(), rows, doing="writing the quarantine")

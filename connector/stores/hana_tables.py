@@ -1,0 +1,211 @@
+"""The tables of a HANA store and every statement it sends about them: vector tables as langchain-hana's HanaDB reads
+them, and two state tables beside them. Builds text only; sends nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from connector.errors import ConfigurationError
+from connector.hana import quote
+
+STATE = "OWL_STATE"
+QUARANTINE = "OWL_QUARANTINE"
+LONGEST_NAME = 100
+"""Of a collection; leaves room in an identifier for what is added."""
+
+FIND_TABLE = "SELECT TABLE_NAME, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
+FIND_SCHEMA = "SELECT SCHEMA_NAME FROM SYS.SCHEMAS WHERE SCHEMA_NAME = ?"
+FIND_COLUMNS = (
+    "SELECT COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION "
+    "FROM SYS.TABLE_COLUMNS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? ORDER BY POSITION"
+)
+FIND_INDEXES = "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
+
+_STATE_COLUMNS = """(
+"COLLECTION" NVARCHAR(200) PRIMARY KEY, "TABLE_NAME" NVARCHAR(127) NOT NULL, "GENERATION" INTEGER NOT NULL,
+"MODEL_ID" NVARCHAR(200) NOT NULL, "FINGERPRINT" NVARCHAR(200) NOT NULL, "DIMENSION" INTEGER NOT NULL,
+"META_NAMES" NCLOB, "CHECKPOINT" NVARCHAR(1000), "LAST_SYNC" TIMESTAMP, "LEASE_OWNER" NVARCHAR(200),
+"LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP)"""
+_QUARANTINE_COLUMNS = """(
+"COLLECTION" NVARCHAR(200) NOT NULL, "SRC_KEY" NVARCHAR(2000) NOT NULL, "STAGE" NVARCHAR(100) NOT NULL,
+"REASON" NVARCHAR(2000) NOT NULL, "ATTEMPTS" INTEGER NOT NULL, "LAST_SEEN" TIMESTAMP,
+PRIMARY KEY ("COLLECTION", "SRC_KEY"))"""
+
+
+def table_name(collection: str, generation: int) -> str:
+    """OWL_<NAME>_G<n>: upper case, anything but A-Z 0-9 _ becomes _ (two names may meet: `HanaStore` refuses that)."""
+    if not 1 <= len(collection) <= LONGEST_NAME:
+        raise ConfigurationError(f"a collection's name has 1 to {LONGEST_NAME} characters, this one {len(collection)}")
+    return f"OWL_{re.sub('[^A-Z0-9_]', '_', collection.upper())}_G{generation}"
+
+
+# The parts put together below are quoted identifiers and constants; values are always bound.
+# ruff: noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class StateSql:
+    """Statements about the state tables of a schema."""
+
+    schema: str
+
+    @property
+    def state(self) -> str:
+        return f"{quote(self.schema)}.{quote(STATE)}"
+
+    @property
+    def quarantine(self) -> str:
+        return f"{quote(self.schema)}.{quote(QUARANTINE)}"
+
+    def create(self) -> dict[str, str]:
+        """By table name."""
+        return {
+            STATE: f"CREATE COLUMN TABLE {self.state} {_STATE_COLUMNS}",
+            QUARANTINE: f"CREATE COLUMN TABLE {self.quarantine} {_QUARANTINE_COLUMNS}",
+        }
+
+    def find(self) -> str:
+        return (
+            'SELECT "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "META_NAMES", "CHECKPOINT", '
+            f'"LAST_SYNC" FROM {self.state} WHERE "COLLECTION" = ?'
+        )
+
+    def find_by_table(self) -> str:
+        return f'SELECT "COLLECTION" FROM {self.state} WHERE "TABLE_NAME" = ?'
+
+    def insert(self) -> str:
+        return (
+            f'INSERT INTO {self.state} ("COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", '
+            '"DIMENSION", "META_NAMES") VALUES (?, ?, ?, ?, ?, ?, ?)'
+        )
+
+    def change_model(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "MODEL_ID" = ?, "FINGERPRINT" = ?, "DIMENSION" = ?, "CHECKPOINT" = NULL, '
+            '"LAST_SYNC" = NULL, "LEASE_EPOCH" = "LEASE_EPOCH" + 1 '
+            'WHERE "COLLECTION" = ? AND ("LEASE_UNTIL" IS NULL OR "LEASE_UNTIL" < CURRENT_UTCTIMESTAMP)'
+        )
+
+    def change_names(self) -> str:
+        return f'UPDATE {self.state} SET "META_NAMES" = ? WHERE "COLLECTION" = ?'
+
+    def take_lease(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "LEASE_OWNER" = ?, "LEASE_EPOCH" = "LEASE_EPOCH" + 1, '
+            '"LEASE_UNTIL" = ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?) '
+            'WHERE "COLLECTION" = ? AND ("LEASE_UNTIL" IS NULL OR "LEASE_UNTIL" < CURRENT_UTCTIMESTAMP)'
+        )
+
+    def read_lease(self) -> str:
+        return f'SELECT "LEASE_OWNER", "LEASE_EPOCH" FROM {self.state} WHERE "COLLECTION" = ?'
+
+    def renew_lease(self) -> str:
+        """Also the first statement of every write: it locks the row, so that nobody takes over before the commit."""
+        return (
+            f'UPDATE {self.state} SET "LEASE_UNTIL" = ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?) '
+            'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+
+    def release_lease(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "LEASE_UNTIL" = NULL, "LEASE_OWNER" = NULL, "LEASE_EPOCH" = "LEASE_EPOCH" + 1 '
+            'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+
+    def set_checkpoint(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "CHECKPOINT" = ?, "LAST_SYNC" = CURRENT_UTCTIMESTAMP '
+            'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+
+    def read_quarantine(self) -> str:
+        return (
+            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS" FROM {self.quarantine} '
+            'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
+        )
+
+    def put_quarantine(self) -> str:
+        return (
+            f'UPSERT {self.quarantine} ("COLLECTION", "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN") '
+            "VALUES (?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP) WITH PRIMARY KEY"
+        )
+
+    def release_quarantine(self) -> str:
+        return f'DELETE FROM {self.quarantine} WHERE "COLLECTION" = ? AND "SRC_KEY" = ?'
+
+    def count_quarantine(self) -> str:
+        return f'SELECT COUNT(*) FROM {self.quarantine} WHERE "COLLECTION" = ?'
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSql:
+    """Statements about one vector table."""
+
+    schema: str
+    name: str
+
+    @property
+    def table(self) -> str:
+        return f"{quote(self.schema)}.{quote(self.name)}"
+
+    def create(self, dimension: int) -> list[str]:
+        return [
+            f'CREATE COLUMN TABLE {self.table} ("ID" BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, '
+            f'"VEC_TEXT" NCLOB, "VEC_META" NCLOB, "VEC_VECTOR" REAL_VECTOR({dimension:d}), "SRC_KEY" NVARCHAR(2000), '
+            '"CHUNK_NO" INTEGER, "CONTENT_HASH" VARBINARY(32), "MODEL_ID" NVARCHAR(200), "SYNCED_AT" TIMESTAMP)',
+            f'CREATE INDEX {quote(self.schema)}.{quote(self.name + "_KEY")} ON {self.table} ("SRC_KEY")',
+        ]
+
+    def drop(self) -> str:
+        return f"DROP TABLE {self.table}"
+
+    def create_hnsw(self) -> str:
+        """ONLINE: only a shared lock while it is built."""
+        return (
+            f"CREATE HNSW VECTOR INDEX {quote(self.schema)}.{quote(self.name + '_HNSW')} ON {self.table} "
+            '("VEC_VECTOR") SIMILARITY FUNCTION COSINE_SIMILARITY ONLINE'
+        )
+
+    def insert(self) -> str:
+        return (
+            f'INSERT INTO {self.table} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '
+            '"MODEL_ID", "SYNCED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP)'
+        )
+
+    def delete(self) -> str:
+        return f'DELETE FROM {self.table} WHERE "SRC_KEY" = ?'
+
+    def update_metadata(self) -> str:
+        return (
+            f'UPDATE {self.table} SET "VEC_META" = ?, "CONTENT_HASH" = ?, "SYNCED_AT" = CURRENT_UTCTIMESTAMP '
+            'WHERE "SRC_KEY" = ? AND "CHUNK_NO" = ?'
+        )
+
+    def stored(self) -> str:
+        return (
+            f'SELECT "ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH" FROM {self.table} '
+            'WHERE "SRC_KEY" IS NOT NULL AND "ID" > ? ORDER BY "ID" LIMIT ?'
+        )
+
+    def records(self) -> str:
+        return (
+            'SELECT "ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", "MODEL_ID", "VEC_TEXT", "VEC_META", "VEC_VECTOR" '
+            f'FROM {self.table} WHERE "ID" > ? ORDER BY "ID" LIMIT ?'
+        )
+
+    def count(self) -> str:
+        """Records, records of ours, documents of ours."""
+        return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.table}'
+
+    def search(self, condition: str = "", projection: str = "") -> str:
+        """Parameters: how many, the query as fvecs bytes, then those of the condition. `projection` (full-text search
+        in metadata) makes the condition range over named metadata fields."""
+        source = "intermediate_result" if projection else self.table
+        head = f"WITH intermediate_result AS (SELECT *, {projection} FROM {self.table}) " if projection else ""
+        where = f" WHERE {condition}" if condition else ""
+        return (
+            f'{head}SELECT TOP ? "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
+            f'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" FROM {source}{where} ORDER BY "SCORE" DESC'
+        )

