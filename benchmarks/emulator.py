@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from hdbcli import dbapi
 
+ROOT = Path(__file__).resolve().parents[1]
 ROWS = 100_000
 DIMENSION = 384
 BATCH = 10_000
@@ -38,20 +39,13 @@ TARGETS = {
 @contextmanager
 def emulator() -> Iterator[Any]:
     """A connection to a fresh stand-in with an empty data folder."""
-    root = Path(__file__).resolve().parents[1]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "hana_emulator", "--data", folder, "--parent-pid", str(os.getpid())]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
             assert process.stdout is not None
             info = json.loads(process.stdout.readline())
-            connection = dbapi.connect(
-                address=info["host"],
-                port=info["port"],
-                user=info["user"],
-                password=info["password"],
-                autocommit=False,
-                reconnect="false",
-            )
+            login: dict[str, Any] = {key: info[key] for key in ("port", "user", "password")} | {"reconnect": "false"}
+            connection = dbapi.connect(address=info["host"], autocommit=False, **login)
             try:
                 yield connection
             finally:
@@ -60,78 +54,97 @@ def emulator() -> Iterator[Any]:
                 process.wait(30)
 
 
-def per_second(count: int, action: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Median and extremes of `count` things per second over `repeats` runs."""
+def per_second(
+    action: Callable[[], object], repeats: int, prepare: Callable[[], object] | None = None
+) -> dict[str, int]:
+    """Median and extremes of ROWS things per second over `repeats` runs; `prepare` runs before each, untimed."""
     rates = []
     for _ in range(repeats):
+        if prepare is not None:
+            prepare()
         began = time.perf_counter()
         action()
-        rates.append(count / (time.perf_counter() - began))
+        rates.append(ROWS / (time.perf_counter() - began))
     return {"median": round(statistics.median(rates)), "min": round(min(rates)), "max": round(max(rates))}
 
 
-def insert(connection: Any, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Into the emptied table, in one transaction."""
+def insert(connection: Any, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """By `executemany`, in one transaction."""
     cursor = connection.cursor()
     for start in range(0, len(rows), BATCH):
-        cursor.executemany(f'INSERT INTO "{table}" VALUES (?, ?)', rows[start : start + BATCH])
+        cursor.executemany(sql, rows[start : start + BATCH])
+    connection.commit()
+
+
+def emptied(connection: Any, sql: str) -> None:
+    connection.cursor().execute(sql)
     connection.commit()
 
 
 def measure_rows(connection: Any, repeats: int) -> dict[str, Any]:
     """(BIGINT, NVARCHAR of 200 characters), in and out."""
     cursor = connection.cursor()
+    cursor.execute('CREATE COLUMN TABLE "R" (ID BIGINT PRIMARY KEY, S NVARCHAR(200))')
     rows = [(n, f"{n:08}" * 25) for n in range(ROWS)]
-
-    def write() -> None:
-        cursor.execute('CREATE COLUMN TABLE "R" (ID BIGINT PRIMARY KEY, S NVARCHAR(200))')
-        insert(connection, "R", rows)
 
     def read() -> None:
         cursor.execute('SELECT ID, S FROM "R"')
         assert len(cursor.fetchall()) == ROWS
 
-    writes = []
-    for turn in range(repeats):
-        if turn:
-            cursor.execute('DROP TABLE "R"')
-        writes.append(per_second(ROWS, write, 1)["median"])
-    rates = {"median": statistics.median(writes), "min": min(writes), "max": max(writes)}
-    return {"insert_rows_per_second": rates, "fetch_rows_per_second": per_second(ROWS, read, repeats)}
+    sql = 'INSERT INTO "R" VALUES (?, ?)'
+    inserts = per_second(lambda: insert(connection, sql, rows), repeats, lambda: emptied(connection, 'DELETE FROM "R"'))
+    return {"insert_rows_per_second": inserts, "fetch_rows_per_second": per_second(read, repeats)}
 
 
-def measure_vectors(connection: Any, queries: int) -> dict[str, Any]:
-    """REAL_VECTOR(384) as fvecs in; exact top 10 with a bound query vector."""
-    cursor = connection.cursor()
+def unit_vectors() -> np.ndarray[Any, np.dtype[np.float32]]:
     random = np.random.default_rng(7)
     matrix = random.standard_normal((ROWS, DIMENSION), dtype=np.float32)
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    return matrix
+
+
+def measure_vectors(connection: Any, repeats: int, queries: int) -> dict[str, Any]:
+    """REAL_VECTOR(384) as fvecs in; exact top 10 with a bound query vector."""
+    matrix = unit_vectors()
     prefix = DIMENSION.to_bytes(4, "little")
     rows = [(n, prefix + vector.tobytes()) for n, vector in enumerate(matrix)]
-    cursor.execute(f'CREATE COLUMN TABLE "V" (ID BIGINT PRIMARY KEY, V REAL_VECTOR({DIMENSION}))')
-    rates = per_second(ROWS, lambda: insert(connection, "V", rows), 1)
+    connection.cursor().execute(f'CREATE COLUMN TABLE "V" (ID BIGINT PRIMARY KEY, V REAL_VECTOR({DIMENSION}))')
+    sql = 'INSERT INTO "V" VALUES (?, ?)'
+    rates = per_second(lambda: insert(connection, sql, rows), repeats, lambda: emptied(connection, 'DELETE FROM "V"'))
+    return {"insert_vectors_per_second": rates, "search": measure_search(connection, matrix, prefix, queries)}
+
+
+def measure_search(
+    connection: Any, matrix: np.ndarray[Any, np.dtype[np.float32]], prefix: bytes, queries: int
+) -> dict[str, Any]:
+    """Times of the first query (it fills the cache) and of `queries` more; every result is checked."""
+    cursor = connection.cursor()
     sql = 'SELECT TOP ? ID, COSINE_SIMILARITY(V, TO_REAL_VECTOR(?)) AS SCORE FROM "V" ORDER BY SCORE DESC'
     times, right = [], 0
-    for wanted in random.integers(ROWS, size=queries + 1):
+    for wanted in range(0, ROWS, ROWS // (queries + 1))[: queries + 1]:
         began = time.perf_counter()
         cursor.execute(sql, (10, prefix + matrix[wanted].tobytes()))
-        found = [row[0] for row in cursor.fetchall()]
+        found = {row[0] for row in cursor.fetchall()}
         times.append(1000 * (time.perf_counter() - began))
-        exact = np.argsort(-(matrix @ matrix[wanted]))[:10]
-        right += set(found) == set(exact.tolist())
+        right += found == set(np.argsort(-(matrix @ matrix[wanted]))[:10].tolist())
     return {
-        "insert_vectors_per_second": rates,
-        "search": {
-            "rows": ROWS,
-            "dimension": DIMENSION,
-            "k": 10,
-            "queries": queries,
-            "first_ms": round(times[0], 1),
-            "p50_ms": round(statistics.median(times[1:]), 1),
-            "max_ms": round(max(times[1:]), 1),
-            "exact_results": right == queries + 1,
-        },
+        "rows": ROWS,
+        "dimension": DIMENSION,
+        "k": 10,
+        "queries": queries,
+        "first_ms": round(times[0], 1),
+        "p50_ms": round(statistics.median(times[1:]), 1),
+        "max_ms": round(max(times[1:]), 1),
+        "exact_results": right == queries + 1,
     }
+
+
+def commit() -> str | None:
+    """The commit measured, None outside git."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def machine() -> dict[str, Any]:
@@ -152,8 +165,16 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=20)
     options = parser.parse_args()
     with emulator() as connection:
-        figures = measure_rows(connection, options.repeats) | measure_vectors(connection, options.queries)
-    document = {"what": "the stand-in through hdbcli", "targets": TARGETS, **figures, "machine": machine()}
+        figures = measure_rows(connection, options.repeats) | measure_vectors(
+            connection, options.repeats, options.queries
+        )
+    document = {
+        "what": "the stand-in through hdbcli",
+        "commit": commit(),
+        "targets": TARGETS,
+        **figures,
+        "machine": machine(),
+    }
     text = json.dumps(document, indent=2)
     print(text)
     if options.out:

@@ -9,11 +9,13 @@ import select
 import socket
 import sys
 import threading
+import time
 
 from hana_emulator.seam import SqlDatabase
 from hana_emulator.session import Session
 
 _JOIN_SECONDS = 5.0
+_HANGUP_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +36,10 @@ def check_loopback(host: str) -> None:
 
 
 class HangupWatch:
-    """Tells a session that its client is gone while it is busy, when nobody reads its socket (Linux only)."""
+    """Tells a session that its client is gone while it is busy, when nobody reads its socket (Linux only).
+
+    It says so again and again until the session ends: the first time may be just before a statement begins to wait.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[int, Session] = {}
@@ -49,7 +54,7 @@ class HangupWatch:
         if self._poll is not None:
             with self._lock:
                 self._sessions[sock.fileno()] = session
-                self._poll.register(sock.fileno(), select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLONESHOT)
+                self._poll.register(sock.fileno(), select.EPOLLRDHUP | select.EPOLLHUP)
 
     def remove(self, sock: socket.socket) -> None:
         """Must come before the socket is closed: its number is free for another connection afterwards."""
@@ -65,6 +70,7 @@ class HangupWatch:
                     session = self._sessions.get(descriptor)
                 if session is not None:
                     session.peer_gone()
+            time.sleep(_HANGUP_SECONDS)
 
 
 class Server:

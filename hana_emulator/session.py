@@ -31,9 +31,13 @@ _log = logging.getLogger(__name__)
 class Host(Protocol):
     """What a session needs of the server it belongs to."""
 
-    database: SqlDatabase
-    name: str
-    """Database name told to clients."""
+    @property
+    def database(self) -> SqlDatabase: ...
+
+    @property
+    def name(self) -> str:
+        """Database name told to clients."""
+        ...
 
     def find(self, session_id: int) -> Session | None: ...
 

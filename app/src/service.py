@@ -188,18 +188,23 @@ class Service:
         from app.src.core.engine import EngineOptions, load_engine
 
         wanted = self.settings.embedding
-        return load_engine(
-            EngineOptions(
-                model=wanted.model,
-                precision=wanted.precision,
-                device=wanted.device,
-                memory_fraction=wanted.memory_fraction,
-                reserve_mb=wanted.reserve_mb,
-                weights_sha256=wanted.weights_sha256,
-                revision=wanted.revision,
-                threads=wanted.threads,
-            )
+        options = EngineOptions(
+            model=wanted.model,
+            precision=wanted.precision,
+            device=wanted.device,
+            memory_fraction=wanted.memory_fraction,
+            reserve_mb=wanted.reserve_mb,
+            weights_sha256=wanted.weights_sha256,
+            revision=wanted.revision,
+            threads=wanted.threads,
         )
+        try:
+            return load_engine(options)
+        except ImportError as error:
+            raise ConfigurationError(
+                f'the model "{wanted.model}" needs the package {error.name or "torch"}, which cannot be imported: '
+                "pip install 'owl-sap-connector[engine]'"
+            ) from error
 
     def _open_source(self) -> Source:
         from connector.source import HanaSource

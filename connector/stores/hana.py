@@ -36,7 +36,7 @@ from connector.model import (
     StoredChunk,
     StoredRecord,
 )
-from connector.stores import filters, hana_tables, records
+from connector.stores import filter_sql, filters, hana_tables, records
 from connector.stores.hana_tables import StateSql, VectorSql, table_name
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
@@ -179,12 +179,23 @@ class HanaStore:
         self._create(table.create(dimension))
 
     def _change_model(self, found: _Collection, stamp: ModelStamp) -> None:
-        """Only for a collection that holds nothing and that nobody is writing to."""
-        total = self._counts(found)[0] if self._exists(found.table.name) else 0
-        values = (stamp.id, stamp.fingerprint, stamp.dimension, found.name)
-        if total or not self._pool.execute(self._sql.change_model(), values):
+        """Only for a collection that holds nothing and that nobody is writing to. It gets another table, because other
+        sessions hold statements prepared for vectors of the old dimension."""
+        exists = self._exists(found.table.name)
+        if exists and self._counts(found)[0]:
             raise found.stamp.mismatch(found.name, stamp)
-        self._ensure_table(found.table, stamp.dimension)
+        epoch = self.take_lease(found.name, "change of model", self._times.ttl)
+        if isinstance(epoch, str):
+            raise found.stamp.mismatch(found.name, stamp)
+        if exists and self._counts(found)[0]:  # somebody wrote before we had the lease
+            self.release_lease(Lease(found.name, "", epoch))
+            raise found.stamp.mismatch(found.name, stamp)
+        generation = found.generation + 1
+        table = VectorSql(self._schema, table_name(found.name, generation))
+        self._ensure_table(table, stamp.dimension)
+        values = (table.name, generation, stamp.id, stamp.fingerprint, stamp.dimension, found.name, epoch)
+        if self._pool.execute(self._sql.change_model(), values) and exists:
+            self._pool.execute(found.table.drop(), doing="dropping an empty vector table")
 
     def _find(self, collection: str) -> _Collection | None:
         try:
@@ -332,7 +343,7 @@ class HanaStore:
 
     def _best(self, table: VectorSql, query: bytes, k: int, condition: filters.Condition | None) -> list[Hit]:
         """Several chunks of one document count once, so more rows are read until there are `k` documents."""
-        compiled = filters.Compiled("", ()) if condition is None else filters.to_hana(condition)
+        compiled = filter_sql.Compiled("", ()) if condition is None else filter_sql.to_hana(condition)
         sql = table.search(compiled.sql, compiled.projection)
         count, ties = k + min(k, 50), 0
         while True:

@@ -83,9 +83,9 @@ class StateSql:
 
     def change_model(self) -> str:
         return (
-            f'UPDATE {self.state} SET "MODEL_ID" = ?, "FINGERPRINT" = ?, "DIMENSION" = ?, "CHECKPOINT" = NULL, '
-            '"LAST_SYNC" = NULL, "LEASE_EPOCH" = "LEASE_EPOCH" + 1 '
-            'WHERE "COLLECTION" = ? AND ("LEASE_UNTIL" IS NULL OR "LEASE_UNTIL" < CURRENT_UTCTIMESTAMP)'
+            f'UPDATE {self.state} SET "TABLE_NAME" = ?, "GENERATION" = ?, "MODEL_ID" = ?, "FINGERPRINT" = ?, '
+            '"DIMENSION" = ?, "CHECKPOINT" = NULL, "LAST_SYNC" = NULL, "LEASE_OWNER" = NULL, "LEASE_UNTIL" = NULL, '
+            '"LEASE_EPOCH" = "LEASE_EPOCH" + 1 WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
         )
 
     def change_names(self) -> str:

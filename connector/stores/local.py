@@ -34,7 +34,7 @@ from connector.model import (
     Vectors,
     VectorScan,
 )
-from connector.stores import filters, records
+from connector.stores import filter_sql, filters, records
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.local_schema import SCHEMA
 from connector.stores.local_search import CollectionIndex, Search
@@ -279,7 +279,7 @@ def _filter_errors(condition: filters.Condition | None) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if condition is not None and filters.is_unreadable(error):
+        if condition is not None and filter_sql.is_unreadable(error):
             raise filters.not_comparable(condition) from None
         raise
 

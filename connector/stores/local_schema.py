@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from connector.stores.filters import register
+from connector.stores.filter_sql import register
 from connector.stores.sqlite_file import Schema
 
 # Statements are separated by an empty line. A migration that has been released never changes.
+# A tombstone of record 0 buries nothing; it tells readers that metadata, and so the answers to filters, have changed.
 _LAYOUT_1 = """
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -53,6 +54,10 @@ CREATE TABLE tombstones (
 CREATE TRIGGER records_deleted AFTER DELETE ON records BEGIN
     DELETE FROM vectors WHERE record = old.id;
     INSERT INTO tombstones (collection, record) VALUES (old.collection, old.id);
+END;
+
+CREATE TRIGGER records_described_anew AFTER UPDATE OF meta ON records BEGIN
+    INSERT INTO tombstones (collection, record) VALUES (old.collection, 0);
 END;
 
 CREATE INDEX tombstones_in_order ON tombstones (collection, seq);

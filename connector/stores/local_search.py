@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Hit, VectorScan
-from connector.stores import filters, records
+from connector.stores import filter_sql, filters, records
 from connector.stores.scan import exact_scores, scan_error, shortlist
 from connector.stores.snapshot import Buffer, Snapshot, read_mark
 
@@ -23,6 +23,8 @@ IN_LIMIT = 500
 SELECTIVE_SHARE = 10
 """A filter that keeps less than one row in this many is answered from the rows it keeps."""
 SELECTIVE_ROWS = 2000
+REMEMBERED = 16
+"""Filters whose rows a snapshot remembers; each may keep up to 8 bytes a row."""
 
 Positions = NDArray[np.int64]
 
@@ -139,15 +141,25 @@ class Search:
         sql = "SELECT document, number, id FROM records WHERE id IN ({})"
         parameters: tuple[Any, ...] = ()
         if condition is not None:
-            compiled = filters.to_sqlite(condition)
+            compiled = filter_sql.to_sqlite(condition)
             sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
         return [_Candidate(by_id[row[2]], *row) for row in self._rows(sql, list(by_id), parameters)]
 
     # ------------------------------------------------------------------------------------------------------ reading
 
     def _matching(self, condition: filters.Condition, limit: int) -> Positions:
-        """Places of the rows that fit, at most `limit` (-1: all)."""
-        compiled = filters.to_sqlite(condition)
+        """Places of the rows that fit, at most `limit` (-1: all). Remembered: the same filters come again and again."""
+        compiled = filter_sql.to_sqlite(condition)
+        remembered, key = self._snapshot.filtered, (compiled.sql, compiled.parameters, limit)
+        found = remembered.get(key)
+        if found is None:
+            found = self._select(compiled, limit)
+            if len(remembered) >= REMEMBERED:
+                remembered.clear()
+            remembered[key] = found
+        return found
+
+    def _select(self, compiled: filter_sql.Compiled, limit: int) -> Positions:
         sql = f"SELECT id FROM records WHERE collection = ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
         rows = self._db.execute(sql, (self._collection, *compiled.parameters, limit))
         ids = np.array([id_ for (id_,) in rows], dtype=np.int64)

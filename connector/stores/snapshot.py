@@ -5,8 +5,8 @@ gained. A cache: SQLite stays the truth, and a snapshot can be thrown away at an
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ class Snapshot:
     vectors: Vectors
     alive: NDArray[np.bool_]
     live: int
+    filtered: dict[Hashable, NDArray[np.int64]] = field(default_factory=dict, compare=False)
+    """Positions that filters kept, by filter: as true as the snapshot, because every change makes a new one."""
 
     def is_newer(self, mark: Mark) -> bool:
         """Whether it shows changes that a transaction with `mark` cannot see."""

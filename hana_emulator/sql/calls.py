@@ -138,7 +138,9 @@ def _count(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Ex
 def _numeric(name: str, bound: Bound) -> Bound:
     if bound.type is not None and datatypes.is_text(bound.type):
         return coerce(bound, datatypes.FLOATING_DECIMAL)
-    if bound.type is None or bound.type.code not in NUMBERS:
+    if bound.type is None:
+        return bound.typed(DOUBLE)
+    if bound.type.code not in NUMBERS:
         raise HanaError(266, f"inconsistent datatype: {name} takes a number")
     return bound
 

@@ -70,6 +70,8 @@ class Index:
     kind: str
     columns: tuple[str, ...]
     unique: bool = False
+    descending: frozenset[str] = frozenset()
+    """Written with the index; a snapshot of the catalogue does not read it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +251,8 @@ def add_column(connection: sqlite3.Connection, relation: int, position: int, col
 
 def add_index(connection: sqlite3.Connection, index: Index, options: str | None) -> None:
     connection.executemany(
-        "INSERT INTO owl_indexes(schema, name, relation, kind, uniqueness, options, position, column_name)"
-        " VALUES (?,?,?,?,?,?,?,?)",
+        "INSERT INTO owl_indexes(schema, name, relation, kind, uniqueness, options, position, column_name, descending)"
+        " VALUES (?,?,?,?,?,?,?,?,?)",
         [
             (
                 index.schema,
@@ -261,6 +263,7 @@ def add_index(connection: sqlite3.Connection, index: Index, options: str | None)
                 options,
                 position,
                 column,
+                column in index.descending,
             )
             for position, column in enumerate(index.columns, 1)
         ],

@@ -49,6 +49,8 @@ class Hana(Dialect):
     NORMALIZATION_STRATEGY = NormalizationStrategy.UPPERCASE
 
     class Tokenizer(tokens.Tokenizer):
+        COMMANDS: ClassVar[set[TokenType]] = set()
+        """sqlglot would take what follows RENAME, CALL and the like as one string."""
         HEX_STRINGS: ClassVar[list[Any]] = [("x'", "'"), ("X'", "'")]
         KEYWORDS: ClassVar[dict[str, TokenType]] = _plain_keywords(tokens.Tokenizer.KEYWORDS)
 

@@ -38,6 +38,11 @@ def quoted_table(schema: str, table: str) -> str:
     return '"' + table_key(schema, table).replace('"', '""') + '"'
 
 
+def quoted_index(schema: str, index: str) -> str:
+    """In SQLite, indexes share one name space with tables; in HANA they do not."""
+    return '"#' + table_key(schema, index).replace('"', '""') + '"'
+
+
 def table_key(schema: str, table: str) -> str:
     return f"~{encode(schema)}.{encode(table)}"
 

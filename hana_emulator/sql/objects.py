@@ -11,7 +11,7 @@ from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql import dialect, queries
 from hana_emulator.sql.catalog import Index, Relation, TableColumn
 from hana_emulator.sql.hnsw import parse_hnsw
-from hana_emulator.sql.names import encode, hana_identifier, quoted, quoted_table
+from hana_emulator.sql.names import encode, hana_identifier, quoted, quoted_index
 from hana_emulator.sql.reader import Name, TokenReader
 from hana_emulator.sql.workbench import Definition, Workbench, drop_table
 from hana_emulator.types import LOBS, VECTORS
@@ -52,9 +52,10 @@ def _add_index(bench: Workbench, name: Name, table: Name, columns: list[tuple[st
             raise HanaError(264, f"invalid datatype: {column} cannot be indexed")
     keys = ", ".join(f"{quoted(column)}{' DESC' if descending else ''}" for column, descending in columns)
     word = "UNIQUE INDEX" if unique else "INDEX"
-    bench.connection.execute(f"CREATE {word} {quoted_table(schema, name.name)} ON {relation.sqlite_name} ({keys})")
+    bench.connection.execute(f"CREATE {word} {quoted_index(schema, name.name)} ON {relation.sqlite_name} ({keys})")
     kind = "INVERTED VALUE" + (" UNIQUE" if unique else "")
-    index = Index(schema, name.name, relation.id, kind, tuple(column for column, _ in columns), unique)
+    falling = frozenset(column for column, descending in columns if descending)
+    index = Index(schema, name.name, relation.id, kind, tuple(column for column, _ in columns), unique, falling)
     catalogue.add_index(bench.connection, index, None)
 
 
@@ -95,7 +96,7 @@ def _drop_index(reader: TokenReader) -> Definition:
         if index is None:
             raise HanaError(261, f"invalid index name: {hana_identifier(index_name)}")
         if not index.kind.startswith("HNSW"):
-            bench.connection.execute(f"DROP INDEX {quoted_table(schema, index_name)}")
+            bench.connection.execute(f"DROP INDEX {quoted_index(schema, index_name)}")
         bench.connection.execute("DELETE FROM owl_indexes WHERE schema = ? AND name = ?", (schema, index_name))
 
     return run

@@ -71,6 +71,8 @@ def bind_query(binding: Binding, node: exp.Expr, parent: Scope | None) -> BoundQ
 def bind_select(binding: Binding, node: exp.Select, parent: Scope | None) -> SelectParts:
     scope = Scope(parent)
     parts = SelectParts(scope, with_=_bind_with(binding, scope, node))
+    if not node.expressions:
+        raise syntax_error("SELECT needs at least one expression")
     if node.args.get("from_") is None:
         raise syntax_error("SELECT needs a FROM clause (FROM DUMMY where no table is read)")
     parts.source = bind_sources(binding, scope, node)

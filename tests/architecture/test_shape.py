@@ -81,9 +81,7 @@ def test_readme_map_names_only_what_is_there() -> None:
     assert {path for path in readme_map() if not (ROOT / path).exists()} == set()
 
 
-@pytest.mark.parametrize(
-    "folder", ["connector", "connector/stores", "app/src", "app/src/core", "app/src/core/backends"]
-)
+@pytest.mark.parametrize("folder", ["connector", "app/src", "app/src/core"])
 def test_readme_map_is_complete(folder: str) -> None:
     here = {
         f"{folder}/{path.name}" + ("/" if path.is_dir() else "")

@@ -92,7 +92,7 @@ def test_an_unknown_schema_is_told_as_such(pool, schema):
 @pytest.mark.parametrize(
     ("name", "known", "hint"),
     [
-        ("MAKTX", ["MAKT", "MATNR"], " Did you mean 'MAKT'?"),
+        ("MAKTX", ["MAKT", "EQUNR"], " Did you mean 'MAKT'?"),
         ("maktx", ["MAKTX"], " Did you mean 'MAKTX'? Names are case-sensitive."),
         ("X", ["ABCDEF"], ""),
         ("X", [], ""),

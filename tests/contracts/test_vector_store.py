@@ -182,7 +182,9 @@ def test_a_document_is_replaced_whole(store, name):
 
 
 def test_deletion_takes_all_chunks_and_nothing_else(store, name):
-    write(store, name, changes(chunk("a", 0), chunk("a", 1), chunk("a2"), chunk("b")), ChangeSet(deleted=["a", "never"]))
+    write(
+        store, name, changes(chunk("a", 0), chunk("a", 1), chunk("a2"), chunk("b")), ChangeSet(deleted=["a", "never"])
+    )
     assert set(stored(store, name)) == {("a2", 0), ("b", 0)}
     assert ids(store, name) == {"a2", "b"}
 
@@ -287,7 +289,7 @@ def test_vectors_that_are_no_unit_vectors_are_refused(store, name, vectors):
 @pytest.mark.parametrize(
     "bad",
     [
-        Chunk("bad", 0, "half \ud800 a character", {}, b"h" * 32),
+        Chunk("bad", 0, "secret \ud800 word", {}, b"h" * 32),
         Chunk("bad", 0, "text", {"N": float("nan")}, b"h" * 32),
         Chunk("bad", 0, "text", {"S": "\udfff"}, b"h" * 32),
     ],
@@ -296,11 +298,15 @@ def test_vectors_that_are_no_unit_vectors_are_refused(store, name, vectors):
 def test_a_refused_row_leaves_nothing_of_its_change_set(store, name, bad):
     write(store, name, changes(chunk("kept")))
     everything = changes(
-        chunk("good"), bad, deleted=["kept"], checkpoint=Checkpoint(rows_read=5), quarantined=[QuarantinedRow("q", "s", "r")]
+        chunk("good"),
+        bad,
+        deleted=["kept"],
+        checkpoint=Checkpoint(rows_read=5),
+        quarantined=[QuarantinedRow("q", "s", "r")],
     )
     with pytest.raises(RowRejected) as raised:
         write(store, name, everything)
-    assert "half" not in str(raised.value)
+    assert "secret" not in str(raised.value)
     assert set(stored(store, name)) == {("kept", 0)}
     assert store.quarantine(name) == []
     assert store.open(name, Model()) == Checkpoint()
@@ -443,7 +449,9 @@ def test_hits_carry_everything(store, name):
     assert type(hit.score) is float
 
 
-@pytest.mark.parametrize("bad", [np.full(DIMENSION, np.nan), np.zeros(DIMENSION), unit(DIMENSION + 1), unit(1, DIMENSION)])
+@pytest.mark.parametrize(
+    "bad", [np.full(DIMENSION, np.nan), np.zeros(DIMENSION), unit(DIMENSION + 1), unit(1, DIMENSION)]
+)
 def test_a_query_without_direction_is_refused(store, name, bad):
     with pytest.raises(ConfigurationError, match="query vector"):
         store.search(name, bad, 1, None)
@@ -502,7 +510,11 @@ def test_search_is_exact_through_churn(store, data):
 def test_reading_while_another_writes(store, name, another):
     """Readers always see whole change sets: every generation of a document has all its chunks alike."""
     chunks, generations = 4, 12
-    write(store, name, changes(*(chunk("doc", n, G=0) for n in range(chunks)), *(chunk(f"o{n}", 0, G=0) for n in range(40))))
+    write(
+        store,
+        name,
+        changes(*(chunk("doc", n, G=0) for n in range(chunks)), *(chunk(f"o{n}", 0, G=0) for n in range(40))),
+    )
     reader, done, seen = another(), threading.Event(), []
 
     def read() -> None:
@@ -543,14 +555,16 @@ ROWS: list[dict[str, Any]] = [
         ("", None, True, "2024-02-29"),
         (None, 10, False, "2025-06-30"),
         ("Überdruckventil 漢字", 10.0, True, "2024-01-30"),
-        ("O'Brien \"quoted\" ; --", 3, False, "2024-01-31"),
+        ('O\'Brien "quoted" ; --', 3, False, "2024-01-31"),
     ]
 ]
 
 
 @pytest.fixture
 def filled(store: VectorStore, name: str) -> str:
-    rows = [{key: value for key, value in row.items() if value is not None or place % 2} for place, row in enumerate(ROWS)]
+    rows = [
+        {key: value for key, value in row.items() if value is not None or place % 2} for place, row in enumerate(ROWS)
+    ]
     write(store, name, changes(*(chunk(f"r{place}", 0, **row) for place, row in enumerate(rows))))
     return name
 
@@ -561,12 +575,14 @@ def expected(where: dict[str, Any]) -> set[str]:
     return {f"r{place}" for place, row in enumerate(ROWS) if filters.matches(condition, row)}
 
 
-texts = st.sampled_from(["Pump A-100", "pump a-100", "100%", "a_b", "", "10", "true", "O'Brien \"quoted\" ; --", "zzz"])
+texts = st.sampled_from(["Pump A-100", "pump a-100", "100%", "a_b", "", "10", "true", 'O\'Brien "quoted" ; --', "zzz"])
 numbers = st.sampled_from([1, 2.5, -3, 0, 10, 1e6, 99, -0.5])
 days = st.sampled_from(["2024-01-31", "2024-02-01", "1999-01-01", "2030-01-01"]).map(
     lambda day: {"type": "date", "date": day}
 )
-phrases = st.sampled_from(["pump", "A-100", "ball bearing", "bearing", "BALL", "überdruckventil", "100", "brien", "!!", "漢字"])
+phrases = st.sampled_from(
+    ["pump", "A-100", "ball bearing", "bearing", "BALL", "überdruckventil", "100", "brien", "!!", "漢字"]
+)
 patterns = st.sampled_from(["P%", "%100%", "a_b", "_", "%", "%bearing%", "p_mp%", "", "%'%", "[P]%", "*", "%漢_", "?%"])
 
 
@@ -574,7 +590,9 @@ def _compare(field_: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[d
     several = st.lists(values, min_size=1, max_size=4)
     return st.one_of(
         values.map(lambda value: {field_: value}),
-        st.tuples(st.sampled_from(["$eq", "$ne", "$lt", "$lte", "$gt", "$gte"]), values).map(lambda p: {field_: {p[0]: p[1]}}),
+        st.tuples(st.sampled_from(["$eq", "$ne", "$lt", "$lte", "$gt", "$gte"]), values).map(
+            lambda p: {field_: {p[0]: p[1]}}
+        ),
         st.tuples(st.sampled_from(["$in", "$nin"]), several).map(lambda p: {field_: {p[0]: p[1]}}),
         st.tuples(values, values).map(lambda p: {field_: {"$between": list(p)}}),
     )
@@ -585,7 +603,9 @@ leaves = st.one_of(
     _compare("N", numbers),
     _compare("D", days),
     st.tuples(st.sampled_from(["$eq", "$ne"]), st.booleans()).map(lambda p: {"B": {p[0]: p[1]}}),
-    st.tuples(st.sampled_from("TNBDX"), st.sampled_from([None, {"$eq": None}, {"$ne": None}])).map(lambda p: {p[0]: p[1]}),
+    st.tuples(st.sampled_from("TNBDX"), st.sampled_from([None, {"$eq": None}, {"$ne": None}])).map(
+        lambda p: {p[0]: p[1]}
+    ),
     patterns.map(lambda pattern: {"T": {"$like": pattern}}),
     phrases.map(lambda phrase: {"T": {"$contains": phrase}}),
 )
@@ -646,10 +666,18 @@ def test_filter_and_ranking_agree(store, name):
     count = 3000
     vectors = unit(count, DIMENSION, seed=5)
     chunks = [chunk(f"k{number:04}", 0, S=number % 100, H=number % 2) for number in range(count)]
-    write(store, name, *(changes(*chunks[at : at + 1000], vectors=vectors[at : at + 1000]) for at in range(0, count, 1000)))
+    write(
+        store,
+        name,
+        *(changes(*chunks[at : at + 1000], vectors=vectors[at : at + 1000]) for at in range(0, count, 1000)),
+    )
     query = unit(DIMENSION, seed=6)
     scores = vectors.astype(np.float64) @ query.astype(np.float64)
-    for where, keep in (({"S": 7}, range(7, count, 100)), ({"H": 1}, range(1, count, 2)), ({"H": {"$gte": 0}}, range(count))):
+    for where, keep in (
+        ({"S": 7}, range(7, count, 100)),
+        ({"H": 1}, range(1, count, 2)),
+        ({"H": {"$gte": 0}}, range(count)),
+    ):
         best = sorted(keep, key=lambda number: -scores[number])[:10]
         assert [hit.id for hit in store.search(name, query, 10, where)] == [f"k{number:04}" for number in best]
 

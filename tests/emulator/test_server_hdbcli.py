@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -291,6 +293,32 @@ def test_a_dropped_client_gives_its_lock_back_at_once(emulator: Emulator, hana: 
     with pytest.raises(dbapi.Error) as error:
         query(hana, "SELECT 1 FROM DUMMY")
     assert error.value.errorcode == -10807
+
+
+WAITING_CLIENT = """
+import sys
+from hdbcli import dbapi
+host, port, user, password, schema = sys.argv[1:]
+connection = dbapi.connect(address=host, port=int(port), user=user, password=password, currentSchema=schema)
+print("ready", flush=True)
+connection.cursor().execute("INSERT INTO T VALUES (7)")
+"""
+
+
+def test_a_client_killed_while_it_waits_for_a_lock_writes_nothing(
+    emulator: Emulator, hana: Any, locked: Any, hana_schema: str
+) -> None:
+    login = [emulator.host, str(emulator.port), emulator.user, emulator.password, hana_schema]
+    with subprocess.Popen([sys.executable, "-c", WAITING_CLIENT, *login], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"ready\n"
+        time.sleep(0.3)
+        assert client.poll() is None
+        client.kill()
+    time.sleep(0.5)
+    hana.commit()
+    time.sleep(0.2)
+    assert query(locked, "SELECT N FROM T") == [(1,)]
 
 
 def test_cancel_stops_a_waiting_statement(hana: Any, locked: Any) -> None:

@@ -170,7 +170,8 @@ def test_usage_errors_are_exit_2(cli: Cli, arguments: list[str]) -> None:
 
 def test_a_host_that_is_not_there(cli: Cli, configured: None) -> None:
     port = closed_port()
-    run = cli("status", HANA_HOST="127.0.0.1", HANA_PORT=port, HANA_USER="U", HANA_PASSWORD="canary-78", **HASH)
+    hana = {"HANA_HOST": "127.0.0.1", "HANA_PORT": port, "HANA_USER": "U", "HANA_SCHEMA": "S"}
+    run = cli("status", HANA_PASSWORD="canary-78", **hana, **HASH)
     one_message(run, 3, f"127.0.0.1:{port}", "refused")
     assert "canary-78" not in run.err
 

@@ -39,3 +39,17 @@ def interruptible() -> Iterator[Interrupted]:
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
+
+
+@contextmanager
+def orderly() -> Iterator[None]:
+    """SIGTERM leaves the block as an exception does, so that what was started in it is stopped."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -74,7 +74,7 @@ class _Lines(_Quiet):
     def __init__(self, collection: str) -> None:
         self._collection = collection
         self._rate = _Rate()
-        self._next = time.monotonic() + _EVERY
+        self._next = 0.0
 
     def progress(self, done: int, total: int) -> None:
         if time.monotonic() < self._next:

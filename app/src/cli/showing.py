@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from app.src.cli import output
 from app.src.cli.exits import FAILED, OK
-from app.src.cli.interrupts import Interrupted, interruptible
+from app.src.cli.interrupts import Interrupted, interruptible, orderly
 from app.src.cli.progress import watched
 from app.src.demo import TOP, Answer, Demo
 from app.src.settings import Settings
@@ -23,7 +23,7 @@ def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
     start = time.perf_counter()
     prepared = Demo(settings)
     output.say("Starting the stand-in for SAP HANA and loading the sample tables ...")
-    with prepared as demo:
+    with orderly(), prepared as demo:
         output.say(f"The stand-in listens on {demo.place}; the real hdbcli connects to it.")
         with interruptible() as interrupted:
             shown = _Shown(demo, json)
@@ -36,15 +36,16 @@ def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
         if json:
             output.write_json(shown.document)
         if serve:
-            _serve(demo, settings)
+            _serve(demo, settings, json)
     return OK if shown.good else FAILED
 
 
-def _serve(demo: Demo, settings: Settings) -> None:
+def _serve(demo: Demo, settings: Settings, json: bool) -> None:
     from app.src.api import server
 
     def announce(url: str) -> None:
-        output.write_json({"url": url})
+        if json:
+            output.write_json({"url": url})
         output.say(f"REST: {url}  (documentation: {url}/docs, health: {url}/health/ready). Ctrl-C ends it.")
 
     server.serve(demo.service, settings.api.host, settings.api.port, announce)

@@ -1,0 +1,197 @@
+"""Filters as bound SQL: for HANA in the shapes of langchain-hana's HanaDB, for SQLite over its JSON functions. Values
+are always parameters, names were checked by the parser. Sends nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from connector.stores.filters import (
+    Between,
+    Compare,
+    Condition,
+    Contains,
+    Group,
+    IsNull,
+    Kind,
+    Like,
+    OneOf,
+    Operand,
+    Term,
+    contains,
+    kind_of,
+    read_boolean,
+    read_date,
+    read_number,
+    terms,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A SQL condition with its parameters in order. `projected`: metadata fields that the statement must offer as
+    columns, under the names that `projection` gives (HANA's SCORE takes columns only)."""
+
+    sql: str
+    parameters: tuple[Any, ...]
+    projected: tuple[str, ...] = ()
+
+    @property
+    def projection(self) -> str:
+        """The columns for `WITH ... AS (SELECT *, <projection> FROM ...)`."""
+        return ", ".join(f'{_json_value(name)} AS "{text_column(name)}"' for name in self.projected)
+
+
+def text_column(field: str) -> str:
+    """A name that no column of a vector table has."""
+    return f"META_{field}"[:127]
+
+
+def _json_value(field: str) -> str:
+    return f"JSON_VALUE(\"VEC_META\", '$.{field}')"
+
+
+_HANA_VALUES = {
+    Kind.BOOLEAN: "TO_BOOLEAN(?)",
+    Kind.NUMBER: "TO_DOUBLE(?)",
+    Kind.TEXT: "TO_NVARCHAR(?)",
+    Kind.DATE: "TO_DATE(?)",
+}
+
+
+def to_hana(condition: Condition) -> Compiled:
+    """The WHERE of langchain-hana's HanaDB, over column VEC_META."""
+    projected = tuple(sorted({term.field for term in terms(condition) if isinstance(term, Contains)}))
+    return Compiled(_joined(condition, _hana_term), _parameters(condition, _hana_parameters), projected)
+
+
+def _joined(condition: Condition, compiled: Callable[[Term], str]) -> str:
+    if isinstance(condition, Group):
+        return f" {condition.word} ".join(f"({_joined(part, compiled)})" for part in condition.parts)
+    return compiled(condition)
+
+
+def _parameters(condition: Condition, of: Callable[[Term], Sequence[Any]]) -> tuple[Any, ...]:
+    return tuple(value for term in terms(condition) for value in of(term))
+
+
+def _operands(term: Term) -> tuple[Operand, ...]:
+    match term:
+        case Compare(operand=operand):
+            return (operand,)
+        case Between(low=low, high=high):
+            return (low, high)
+        case OneOf(operands=operands):
+            return operands
+        case Like(pattern=text) | Contains(phrase=text):
+            return (Operand(Kind.TEXT, text),)
+        case IsNull():
+            return ()
+
+
+def _hana_parameters(term: Term) -> list[Any]:
+    return [
+        ("true" if operand.value else "false") if operand.kind is Kind.BOOLEAN else operand.value
+        for operand in _operands(term)
+    ]
+
+
+def _hana_term(term: Term) -> str:
+    if isinstance(term, Contains):
+        return f"SCORE(TO_NVARCHAR(?) IN (\"{text_column(term.field)}\" EXACT SEARCH MODE 'text')) > 0"
+    return _plain_term(term, _json_value(term.field), _HANA_VALUES[kind_of(term)])
+
+
+def _plain_term(term: Term, field: str, value: str) -> str:
+    """The shapes that both databases share, given how to read the field and how to write a value."""
+    match term:
+        case Compare(operator=operator):
+            return f"{field} {operator} {value}"
+        case Between():
+            return f"{field} BETWEEN {value} AND {value}"
+        case OneOf(operands=operands, negated=negated):
+            return f"{field} {'NOT IN' if negated else 'IN'} ({', '.join([value] * len(operands))})"
+        case IsNull(negated=negated):
+            return f"{field} IS {'NOT ' if negated else ''}NULL"
+        case Like():
+            return f"{field} LIKE {value}"
+        case Contains():
+            raise AssertionError("each database has its own shape")
+
+
+_SQLITE_FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "owl_number": (1, read_number),
+    "owl_boolean": (1, read_boolean),
+    "owl_date": (1, read_date),
+    "owl_real_text": (1, repr),
+    "owl_contains": (2, contains),
+}
+_UNREADABLE = "user-defined function raised exception"
+
+
+def register(connection: sqlite3.Connection) -> None:
+    """The functions that `to_sqlite` relies on. They give NULL for NULL."""
+    for name, (arguments, function) in _SQLITE_FUNCTIONS.items():
+        connection.create_function(name, arguments, _strict(function), deterministic=True)
+
+
+def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*values: Any) -> Any:
+        return None if None in values else function(*values)
+
+    return call
+
+
+def is_unreadable(error: sqlite3.Error) -> bool:
+    """Whether SQLite failed because a stored value could not be read as the filter's kind."""
+    return isinstance(error, sqlite3.OperationalError) and _UNREADABLE in str(error)
+
+
+def to_sqlite(condition: Condition, column: str = "meta") -> Compiled:
+    """A condition over the JSON in `column`, for a connection that went through `register`."""
+    return Compiled(
+        _joined(condition, lambda term: _sqlite_term(term, column)), _parameters(condition, _sqlite_parameters)
+    )
+
+
+def _sqlite_parameters(term: Term) -> list[Any]:
+    if isinstance(term, Like):
+        return [_glob(term.pattern)]
+    return [int(operand.value) if operand.kind is Kind.BOOLEAN else operand.value for operand in _operands(term)]
+
+
+def _glob(pattern: str) -> str:
+    """LIKE's pattern for GLOB, which is case-sensitive and knows * ? [..]."""
+    return "".join({"%": "*", "_": "?"}.get(char) or (f"[{char}]" if char in "*?[" else char) for char in pattern)
+
+
+def _sqlite_term(term: Term, column: str) -> str:
+    value = f"json_extract({column}, '$.{term.field}')"
+    kind = f"json_type({column}, '$.{term.field}')"
+    text = (
+        f"CASE {kind} WHEN 'text' THEN {value} WHEN 'integer' THEN CAST({value} AS TEXT) "
+        f"WHEN 'real' THEN owl_real_text({value}) WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' END"
+    )
+    if isinstance(term, Contains):
+        return f"owl_contains(?, {text})"
+    if isinstance(term, Like):
+        return f"({text}) GLOB ?"
+    return _plain_term(term, f"({_sqlite_read(kind_of(term), kind, value, text)})", "?")
+
+
+def _sqlite_read(wanted: Kind, kind: str, value: str, text: str) -> str:
+    match wanted:
+        case Kind.NUMBER:
+            return (
+                f"CASE {kind} WHEN 'integer' THEN CAST({value} AS REAL) WHEN 'real' THEN {value} "
+                f"ELSE owl_number({text}) END"
+            )
+        case Kind.BOOLEAN:
+            return f"CASE {kind} WHEN 'true' THEN 1 WHEN 'false' THEN 0 ELSE owl_boolean({text}) END"
+        case Kind.DATE:
+            return f"owl_date({text})"
+        case Kind.TEXT:
+            return text

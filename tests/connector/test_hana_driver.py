@@ -1,0 +1,260 @@
+"""The real driver under our pool: failed connects against small wrong servers, and statements against the stand-in."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from connector.errors import (
+    ConnectionLost,
+    ConnectionMisconfigured,
+    LoginRefused,
+    RowRejected,
+    StatementFailed,
+    UnknownColumn,
+    UnknownTable,
+)
+from connector.hana import ONCE, ConnectionOptions, HanaFeatures, HanaPool, RetryPolicy
+from tests.emulator.process import Emulator, running
+
+pytest.importorskip("hdbcli")
+
+QUICK = RetryPolicy(attempts=3, first_wait=0.01, longest_wait=0.02)
+
+
+# ----------------------------------------------------------------------------------------------- failed connects
+
+
+class WrongServer:
+    """Accepts on a free loopback port, remembers what came, answers `reply` (None: stays silent)."""
+
+    def __init__(self, reply: bytes | None) -> None:
+        self._reply = reply
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.received: list[bytes] = []
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+                self.received.append(connection.recv(4096))
+                if self._reply is None:
+                    self._open.append(connection)
+                    continue
+                connection.sendall(self._reply)
+                connection.close()
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self._listener.close()
+        for connection in self._open:
+            connection.close()
+
+
+@pytest.fixture
+def wrong_server() -> Iterator[Callable[[bytes | None], WrongServer]]:
+    servers: list[WrongServer] = []
+
+    def make(reply: bytes | None) -> WrongServer:
+        servers.append(WrongServer(reply))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def connect_to(port: int, host: str = "127.0.0.1", **options: Any) -> None:
+    chosen = ConnectionOptions(
+        host=host, port=port, user="U", password="Geheim-1", **{"connect_timeout": 1.0, **options}
+    )
+    with HanaPool(chosen, retry=ONCE) as pool:
+        pool.read("SELECT 1 FROM DUMMY")
+
+
+HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "options", "error", "named"),
+    [
+        (HTTP, {"encrypt": False}, ConnectionMisconfigured, "web server.*`port`"),
+        (HTTP, {}, ConnectionMisconfigured, "plain text.*`port`"),
+        (b"x" * 64, {"encrypt": False}, ConnectionMisconfigured, "not HANA's SQL port.*`encrypt`"),
+        (b"", {"encrypt": False}, ConnectionLost, "could not be reached.*`port`"),
+        (None, {"encrypt": False}, ConnectionLost, "`connect_timeout`"),
+        (None, {}, ConnectionLost, "`connect_timeout`"),
+    ],
+)
+def test_what_is_no_hana_is_told_apart(wrong_server, reply, options, error, named):
+    with pytest.raises(error, match=named) as caught:
+        connect_to(wrong_server(reply).port, **options)
+    assert "Geheim" not in str(caught.value)
+
+
+def test_a_closed_port_and_an_unknown_name():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ConnectionLost, match="refused.*`host`"):
+        connect_to(port)
+    with pytest.raises(ConnectionLost, match="cannot be resolved.*`host`"):
+        connect_to(443, host="no-such-host.invalid")
+    with pytest.raises(ConnectionMisconfigured, match="no address.*`host`"):
+        connect_to(443, host="127.0.0.1;encrypt=false")
+
+
+@pytest.mark.parametrize(("options", "first"), [({}, 0x16), ({"encrypt": False}, 0xFF)])
+def test_the_first_byte_on_the_wire_is_tls_unless_switched_off(wrong_server, options, first):
+    server = wrong_server(b"")
+    with pytest.raises(ConnectionLost):
+        connect_to(server.port, **options)
+    assert [data[0] for data in server.received] == [first]
+
+
+def test_the_connect_timeout_is_kept(wrong_server):
+    start = time.monotonic()
+    with pytest.raises(ConnectionLost):
+        connect_to(wrong_server(None).port, connect_timeout=0.3)
+    assert 0.2 < time.monotonic() - start < 3
+
+
+def test_an_unknown_user_store_key_is_named():
+    with (
+        HanaPool(ConnectionOptions(userkey="NO_SUCH_KEY"), retry=QUICK) as pool,
+        pytest.raises(ConnectionMisconfigured, match="`userkey`.*"),
+    ):
+        pool.read("SELECT 1 FROM DUMMY")
+
+
+# ------------------------------------------------------------------------------------------- against the stand-in
+
+
+def options_of(emulator: Emulator, **changes: Any) -> ConnectionOptions:
+    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+    return ConnectionOptions(**{**login, "encrypt": False, **changes})
+
+
+@pytest.fixture
+def pool(emulator: Emulator, hana_schema: str) -> Iterator[HanaPool]:
+    with HanaPool(options_of(emulator, schema=hana_schema), 4, retry=QUICK) as pool:
+        pool.execute('CREATE TABLE "T" ("K" INTEGER PRIMARY KEY, "A" NVARCHAR(3), "V" REAL_VECTOR(2), "D" DATE)')
+        yield pool
+
+
+def test_the_schema_is_the_current_one(pool, hana_schema):
+    assert pool.read("SELECT CURRENT_SCHEMA FROM DUMMY") == [(hana_schema,)]
+
+
+def test_an_unknown_schema_is_named(emulator):
+    with HanaPool(options_of(emulator, schema="NOPE")) as pool, pytest.raises(UnknownTable, match=r"`schema`.*NOPE"):
+        pool.read("SELECT 1 FROM DUMMY")
+
+
+def test_a_wrong_password_is_refused_once(emulator):
+    with HanaPool(options_of(emulator, password="Geheim-2")) as pool:
+        for _ in range(2):
+            with pytest.raises(LoginRefused, match="`password`") as caught:
+                pool.read("SELECT 1 FROM DUMMY")
+            assert caught.value.code == 10
+            assert "Geheim" not in str(caught.value)
+
+
+def test_a_transaction_is_all_or_nothing(pool):
+    with pytest.raises(RowRejected), pool.transaction() as session:
+        session.execute('INSERT INTO "T" ("K") VALUES (?)', (1,))
+        session.execute('INSERT INTO "T" ("K") VALUES (?)', (1,))
+    assert pool.read('SELECT COUNT(*) FROM "T"') == [(0,)]
+    with pool.transaction() as session:
+        session.execute_many('INSERT INTO "T" ("K") VALUES (?)', [(n,) for n in range(100)])
+    assert pool.read('SELECT COUNT(*) FROM "T"') == [(100,)]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("A", "Geheim"),
+        ("A", "\ud800"),
+        ("A", object()),
+        ("K", "Geheim"),
+        ("K", 2**40),
+        ("K", 2**70),
+        ("K", None),
+        ("D", "Geheim"),
+        ("V", b"Geheim"),
+        ("V", [1.0]),
+    ],
+)
+def test_bad_values_are_rejected_rows_without_their_text(pool, column, value):
+    with pytest.raises(RowRejected) as caught, pool.transaction() as session:
+        session.execute(f'INSERT INTO "T" ("{column}") VALUES (?)', (value,))
+    assert "Geheim" not in str(caught.value)
+    assert pool.read('SELECT COUNT(*) FROM "T"') == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "error"),
+    [
+        ('SELECT "NOPE" FROM "T"', UnknownColumn),
+        ('SELECT * FROM "NOPE"', UnknownTable),
+        ('SELEC "A" FROM "T"', StatementFailed),
+    ],
+)
+def test_bad_statements_say_what_is_wrong_and_the_connection_lives(pool, sql, error):
+    with pytest.raises(error, match="NOPE|syntax"):
+        pool.read(sql)
+    assert pool.read("SELECT 1 FROM DUMMY") == [(1,)]
+
+
+def test_rows_are_tuples_and_vectors_memoryviews(pool):
+    pool.execute('INSERT INTO "T" ("K","V") VALUES (?,?)', (1, [1.0, 2.0]))
+    ((key, vector),) = pool.read('SELECT "K","V" FROM "T"')
+    assert key == 1
+    assert bytes(vector) == bytes.fromhex("020000000000803f00000040")
+
+
+def test_features_of_the_stand_in(pool):
+    features = HanaFeatures.probe(pool)
+    assert features.real_vector
+    assert features.version
+
+
+def test_a_server_that_dies_is_connection_lost_and_its_successor_is_found(tmp_path):
+    with running("--data", str(tmp_path)) as first:
+        port = first.port
+        pool = HanaPool(options_of(first, connect_timeout=2), 2, retry=QUICK)
+        assert pool.read("SELECT 1 FROM DUMMY") == [(1,)]
+        first.process.kill()
+        first.process.wait(10)
+    with pytest.raises(ConnectionLost):
+        pool.read("SELECT 1 FROM DUMMY")
+    with running("--data", str(tmp_path), "--port", str(port)):
+        assert pool.read("SELECT 1 FROM DUMMY") == [(1,)]
+    pool.close()
+
+
+def test_threads_have_connections_of_their_own(pool):
+    pool.execute('INSERT INTO "T" ("K") VALUES (0)')
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                assert pool.read('SELECT "K" FROM "T" WHERE "K" = ?', (0,)) == [(0,)]
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors

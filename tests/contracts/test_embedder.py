@@ -1,0 +1,99 @@
+"""What the connector may expect of any embedder (`connector.model.Embedder`), over the hashing and the real model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.service import EngineEmbedder
+from connector.model import Embedder
+
+TEXTS = [
+    "hydraulic pump leaks oil at the shaft seal",
+    "Hydraulikpumpe verliert Öl an der Wellendichtung",
+    "",
+    "🦉",
+    "invoice overdue",
+    "pump " * 700,
+    "invoice overdue",
+]
+
+
+@pytest.fixture(scope="module", params=["hash:384", "all-MiniLM-L6-v2"])
+def embedder(request: pytest.FixtureRequest) -> Iterator[Embedder]:
+    with load_engine(EngineOptions(request.param, device="cpu")) as engine:
+        yield EngineEmbedder(engine)
+
+
+def test_documents_are_finite_unit_rows_in_order(embedder: Embedder) -> None:
+    vectors = embedder.embed_documents(TEXTS)
+    assert vectors.shape == (len(TEXTS), embedder.dimension)
+    assert vectors.dtype == np.float32
+    assert vectors.flags.c_contiguous
+    assert np.isfinite(vectors).all()
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    backwards = embedder.embed_documents(TEXTS[::-1])[::-1]
+    np.testing.assert_allclose(backwards, vectors, atol=1e-5)
+
+
+def test_equal_texts_have_equal_vectors(embedder: Embedder) -> None:
+    vectors = embedder.embed_documents(TEXTS)
+    np.testing.assert_array_equal(vectors[4], vectors[6])
+
+
+def test_a_query_is_embedded_as_its_document(embedder: Embedder) -> None:
+    query = embedder.embed_query(TEXTS[0])
+    assert query.shape == (embedder.dimension,)
+    np.testing.assert_allclose(query, embedder.embed_documents([TEXTS[0]])[0], atol=1e-5)
+
+
+def test_near_texts_are_nearer(embedder: Embedder) -> None:
+    near, far = embedder.embed_documents(["oil leak at the pump seal", "quarterly sales figures"])
+    query = embedder.embed_query("pump seal leaks oil")
+    assert query @ near > query @ far + 0.2
+
+
+def test_nothing_in_nothing_out(embedder: Embedder) -> None:
+    assert embedder.embed_documents([]).shape == (0, embedder.dimension)
+    assert embedder.count_tokens([]) == []
+
+
+def test_counts_are_of_whole_texts(embedder: Embedder) -> None:
+    counts = embedder.count_tokens(TEXTS)
+    assert counts[2] == 0
+    assert counts[5] == 700 > embedder.max_tokens
+    assert counts[4] == counts[6] > 0
+
+
+@pytest.mark.parametrize(("most", "overlap"), [(8, 0), (8, 3), (254, 32)])
+def test_pieces_fit_cover_and_overlap(embedder: Embedder, most: int, overlap: int) -> None:
+    text = " ".join(f"item{number} of order {number * 37}, Öl-Pumpe 🦉;" for number in range(60))
+    pieces = embedder.split(text, most, overlap)
+    assert len(pieces) > 1
+    assert max(embedder.count_tokens(pieces)) <= most
+    reached = 0
+    for number, piece in enumerate(pieces):
+        begin = text.index(piece, max(0, reached - len(piece)))
+        assert begin <= reached
+        assert overlap > 0 or begin == reached
+        assert number == 0 or overlap == 0 or begin < reached
+        reached = begin + len(piece)
+    assert reached == len(text)
+
+
+def test_pieces_that_fit_are_embedded_whole(embedder: Embedder) -> None:
+    text = "word " * 600
+    pieces = embedder.split(text, embedder.max_tokens, 32)
+    assert "".join(embedder.split(text, embedder.max_tokens, 0)) == text
+    one, other = embedder.embed_documents([pieces[0], pieces[0] + " word word word"])
+    np.testing.assert_allclose(one, other, atol=1e-5)  # what lies beyond the longest text is cut, not an error
+
+
+def test_identity_is_stable_and_fits_the_store(embedder: Embedder) -> None:
+    with load_engine(EngineOptions(embedder.model, device="cpu")) as again:
+        assert again.fingerprint == embedder.fingerprint
+    assert 0 < len(embedder.model) <= len(embedder.fingerprint) <= 200
+    assert embedder.max_tokens == 254

@@ -1,0 +1,105 @@
+"""The demonstration: its parts, and the whole of it once with the real model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.src import demo
+from app.src.demo import Answer, Demo, DemoQuery, StandIn, demo_settings
+from app.src.service import FoundHit
+from app.src.settings import Settings
+from connector.errors import ConfigurationError, Unavailable
+
+ROOT = Path(__file__).parents[2]
+GREETING = {"host": "127.0.0.1", "port": 1, "user": "U", "password": "P", "schema": "S"}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_settings_of_the_demo_replace_the_database_and_keep_the_engine() -> None:
+    wanted = Settings.model_validate({"hana": {"host": "real"}, "embedding": {"precision": "fp32"}})
+    settings = demo_settings(wanted, GREETING, ())
+    assert (settings.hana.host, settings.hana.encrypt, settings.store_schema) == ("127.0.0.1", False, "S")
+    assert settings.embedding.precision == "fp32"
+
+
+def test_the_demo_asks_eight_queries_of_two_collections() -> None:
+    prepared = Demo(Settings())
+    assert len(prepared.queries) == 8
+    assert len({query.collection for query in prepared.queries}) == 2
+    assert all(query.expect for query in prepared.queries)
+
+
+def test_the_test_embedder_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="real model"):
+        Demo(Settings.model_validate({"embedding": {"model": "hash:8"}}))
+
+
+def test_an_answer_knows_its_expected_row() -> None:
+    query = DemoQuery("c", "text", (("100", "7"),))
+    hits = [FoundHit("i", {"MANDT": "100", "MATNR": key}, 0.5, "t", {}) for key in ("6", "7")]
+    answer = Answer(query, hits, 2, 1.0)
+    assert answer.found
+    assert [hit["expected"] for hit in answer.as_dict()["hits"]] == [False, True]
+    assert not Answer(query, hits[:1], None, 1.0).found
+
+
+def test_a_stand_in_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
+    with pytest.raises(Unavailable, match="did not start"):
+        StandIn(tmp_path)
+
+
+def test_the_stand_in_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    running = StandIn(tmp_path)
+    pid = running._process.pid
+    assert alive(pid)
+    running.stop()
+    assert not alive(pid)
+
+
+def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
+    before = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "demo", "--json", "--serve", "--port", "0"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "PATH": os.defpath, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        report = json.loads(process.stdout.readline() or "null")
+        assert report, process.communicate()[1]
+        assert report["ok"]
+        assert [search["found"] for search in report["searches"]] == [True] * 8
+        assert all(verified["ok"] for verified in report["verify"])
+        assert sum(synced["tokens"] for synced in report["sync"]) <= 120_000
+        assert len(report["weights_sha256"]) == 64
+        url = json.loads(process.stdout.readline())["url"]
+        assert httpx.get(f"{url}/health/ready", timeout=30).status_code == 200
+        body = {"query": "seat for a bad back", "k": 3, "filter": {"SPRAS": "E"}}
+        hits = httpx.post(f"{url}/v1/collections/materials/search", json=body, timeout=30).json()["hits"]
+        assert len(hits) == 3
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert list(tmp_path.glob("owl-sap-demo-*")) == []
+    assert time.monotonic() - before < 240

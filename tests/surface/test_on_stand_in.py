@@ -1,0 +1,286 @@
+"""The command line against the stand-in, through the real driver: the whole path and every refusal a database gives."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+dbapi = pytest.importorskip("hdbcli.dbapi")
+
+ROOT = Path(__file__).parents[2]
+MATERIALS = """
+[[collections]]
+name = "materials"
+source = "SAPDEMO.V_MATERIALS"
+key = ["MANDT", "MATNR", "SPRAS"]
+where = "MANDT = '100'"
+template = "{MAKTX}"
+metadata = ["MTART", "SPRAS"]
+"""
+REPORT = {"collection", "read", "upserted", "unchanged", "empty", "quarantined", "superseded", "deleted", "paused",
+          "embedded_texts", "reused_texts", "tokens", "seconds", "rows_per_second", "stages"}  # fmt: skip
+
+Cli = Callable[..., Any]
+
+
+@contextmanager
+def stand_in(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
+    """Started as a person starts it; SIGTERM reaches it and ends it with 0."""
+    command = [sys.executable, "-m", "app", "emulator", "--port", "0", "--data", str(folder / "data"), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)}, text=True)
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.terminate()
+        code = process.wait(20)
+        process.communicate()
+    assert code == 0
+
+
+@pytest.fixture(scope="module")
+def sapdemo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    with stand_in(tmp_path_factory.mktemp("sapdemo"), "--sample") as greeting:
+        yield greeting
+
+
+def variables(greeting: dict[str, Any], prefix: str = "HANA_") -> dict[str, str]:
+    names = {name: str(greeting[name.lower()]) for name in ("HOST", "PORT", "USER", "PASSWORD", "SCHEMA")}
+    return {prefix + name: value for name, value in (names | {"ENCRYPT": "false"}).items()}
+
+
+@pytest.fixture
+def hana(sapdemo: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Variables for the stand-in, the test embedder, and a schema of its own for the vectors."""
+    execute(sapdemo, 'CREATE SCHEMA "VECTORS"')
+    yield variables(sapdemo) | {"OWL_SAP_EMBEDDING__MODEL": "hash:64", "OWL_SAP_STORE__SCHEMA": "VECTORS"}
+    execute(sapdemo, 'DROP SCHEMA "VECTORS" CASCADE')
+
+
+def execute(greeting: dict[str, Any], *statements: str) -> None:
+    connection = dbapi.connect(
+        address=greeting["host"],
+        port=greeting["port"],
+        user=greeting["user"],
+        password=greeting["password"],
+        encrypt="false",
+        reconnect="false",
+        connectTimeout=5000,
+        communicationTimeout=20000,
+    )
+    with closing(connection):
+        for statement in statements:
+            connection.cursor().execute(statement)
+
+
+def configure(folder: Path, text: str = MATERIALS) -> None:
+    (folder / "owl-sap.toml").write_text(text, encoding="utf-8")
+
+
+def test_the_whole_path(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path)
+    (first,) = cli("sync", "materials", "--json", **hana).json
+    assert set(first) >= REPORT
+    assert first["read"] == first["upserted"] + first["empty"] > 500
+    (again,) = cli("sync", "--all", "--json", **hana).json
+    assert (again["upserted"], again["embedded_texts"]) == (0, 0)
+    assert again["unchanged"] == first["upserted"]
+
+    (status,) = cli("status", "materials", "--json", **hana).json
+    assert (status["table"], status["schema"], status["dimension"]) == ("OWL_MATERIALS_G1", "VECTORS", 64)
+    assert (status["rows"], status["empty"]) == (first["upserted"], first["empty"])
+
+    hits = cli("search", "materials", "swivel chair", "-k", "3", "--filter", '{"SPRAS": "E"}', "--json", **hana).json
+    assert len(hits) == 3
+    assert set(hits[0]) == {"id", "key", "score", "text", "metadata"}
+    assert set(hits[0]["key"]) == {"MANDT", "MATNR", "SPRAS"}
+    assert {hit["key"]["SPRAS"] for hit in hits} == {"E"}
+    assert "chair" in hits[0]["text"]
+
+    report = cli("verify", "materials", "--json", **hana)
+    assert (report.code, report.json["ok"], report.json["rows"]) == (0, True, first["upserted"])
+
+
+def test_output_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path)
+    synced = cli("sync", "--all", **hana)
+    assert "materials" in synced.out
+    assert "rows/s" in synced.err
+    assert "materials: ok" in cli("verify", "materials", **hana).out
+    assert "chair" in cli("search", "materials", "swivel chair", **hana).out
+
+
+def test_rows_from_one_hana_vectors_in_another(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path)
+    with stand_in(tmp_path, "--sample") as other:
+        both = hana | variables(other, "HANA_STORE_") | {"OWL_SAP_STORE__SCHEMA": "SAPDEMO"}
+        (report,) = cli("sync", "materials", "--json", **both).json
+        assert report["upserted"] > 500
+        assert cli("verify", "materials", **both).code == 0
+        (elsewhere,) = cli("status", "--json", **hana).json
+        assert elsewhere["rows"] == 0
+        assert cli("doctor", **both).code == 0
+
+
+def test_vectors_in_the_local_store(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path)
+    local = hana | {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
+    assert cli("sync", "materials", **local).code == 0
+    away = local | {"HANA_PORT": "1"}
+    assert cli("search", "materials", "swivel chair", "--json", **away).json[0]["key"]["MANDT"] == "100"
+    assert (tmp_path / "vectors" / "vectors.sqlite").is_file()
+
+
+def test_a_wrong_password(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path)
+    run = cli("sync", "materials", **hana | {"HANA_PASSWORD": "canary-81"})
+    assert run.code == 3
+    assert "login refused" in run.err
+    assert "tried once" in run.err
+    assert "canary-81" not in run.err
+    assert [line for line in run.err.splitlines() if line.startswith("owl-sap:")] == run.err.strip().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("V_MATERIALS", "V_MATERIAL", ["SAPDEMO.V_MATERIAL", "V_MATERIALS"]),
+        ("SAPDEMO.V", "SAPDEM.V", ["SAPDEM", "SAPDEMO"]),
+        ("{MAKTX}", "{MAKT}", ["MAKT", "MAKTX"]),
+        ('"MTART"', '"MTARD"', ["MTARD", "MTART"]),
+        ('"SPRAS"]\nwhere', '"SPRASS"]\nwhere', ["SPRASS", "SPRAS"]),
+        ('key = ["MANDT", "MATNR", "SPRAS"]', "", ["key"]),
+        ("MANDT = '100'", "MANDTT = '100'", ["MANDTT"]),
+        ("{MAKTX}", "{MAKTX", ["template"]),
+    ],
+)
+def test_what_does_not_fit_the_table(
+    cli: Cli, tmp_path: Path, hana: dict[str, str], old: str, new: str, words: list[str]
+) -> None:
+    configure(tmp_path, MATERIALS.replace(old, new, 1))
+    run = cli("sync", "materials", **hana)
+    assert run.code == 2, run.err
+    assert all(word in run.err for word in words), run.err
+    assert len(run.err.strip().splitlines()) == 1
+
+
+def test_another_model_is_refused(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path)
+    assert cli("sync", "materials", **hana).code == 0
+    other = hana | {"OWL_SAP_EMBEDDING__MODEL": "hash:32"}
+    for arguments in (["sync", "materials"], ["search", "materials", "chair"], ["verify", "materials"]):
+        run = cli(*arguments, **other)
+        assert run.code == 2, (arguments, run.err)
+        assert "hash:32" in run.err
+        assert "hash:64" in run.err
+
+
+def test_one_failure_does_not_stop_the_others(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    broken = MATERIALS.replace('"materials"', '"broken"').replace("V_MATERIALS", "NOPE")
+    configure(tmp_path, broken + MATERIALS)
+    run = cli("sync", "--all", "--json", **hana)
+    assert run.code == 2
+    assert [(report["collection"], report["error"] is None) for report in run.json] == [
+        ("broken", False),
+        ("materials", True),
+    ]
+    assert run.json[1]["upserted"] > 500
+
+
+SMALL = """
+[[collections]]
+name = "small"
+source = "SMALL.T"
+template = "{TEXT}"
+"""
+
+
+@pytest.fixture
+def small(sapdemo: dict[str, Any], tmp_path: Path) -> Iterator[None]:
+    configure(tmp_path, SMALL)
+    rows = [f"INSERT INTO SMALL.T VALUES ('{key}', 'row number {key}')" for key in range(10)]
+    execute(
+        sapdemo, "CREATE SCHEMA SMALL", "CREATE TABLE SMALL.T (K NVARCHAR(3000) PRIMARY KEY, TEXT NVARCHAR(50))", *rows
+    )
+    yield
+    execute(sapdemo, "DROP SCHEMA SMALL CASCADE")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_bad_row_is_set_aside_and_the_others_go_on(cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]) -> None:
+    execute(sapdemo, f"INSERT INTO SMALL.T VALUES ('{'x' * 2500}', 'canary-82')")
+    run = cli("sync", "small", "--json", **hana)
+    assert run.code == 0, run.err
+    assert (run.json[0]["upserted"], run.json[0]["quarantined"]) == (10, 1)
+    assert "1 rows could not be processed" in run.err
+    assert "canary-82" not in run.err + run.out
+    assert cli("sync", "small", "--strict", **hana).code == 1
+    assert cli("status", "--json", **hana).json[0]["quarantined"] == 1
+
+
+@pytest.mark.usefixtures("small")
+def test_many_deletions_pause_and_say_how_to_go_on(cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]) -> None:
+    assert cli("sync", "small", **hana).code == 0
+    execute(sapdemo, "DELETE FROM SMALL.T WHERE K < '5'")
+    paused = cli("sync", "small", "--json", **hana)
+    assert (paused.code, paused.json[0]["paused"], paused.json[0]["deleted"]) == (1, "max_deletes", 0)
+    assert "--max-deletes 1" in paused.err
+    verified = cli("verify", "small", "--json", **hana)
+    assert (verified.code, verified.json["orphaned"]) == (1, 5)
+    done = cli("sync", "small", "--max-deletes", "1", "--json", **hana)
+    assert (done.code, done.json[0]["deleted"]) == (0, 5)
+    assert cli("verify", "small", **hana).code == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_sync_finishes_its_batch_and_the_next_goes_on(
+    tmp_path: Path, hana: dict[str, str], cli: Cli, number: signal.Signals, code: int
+) -> None:
+    configure(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "sync", "materials", "--json"],
+        cwd=tmp_path,
+        env=hana | {"PYTHONPATH": str(ROOT), "OWL_SAP_SYNC__PAGE_ROWS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "rows" in process.stderr.readline()
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    (report,) = json.loads(out)
+    assert report["stopped"]
+    assert 0 < report["read"] < 500
+    assert "owl-sap sync materials" in errors
+    (after,) = cli("sync", "materials", "--json", **hana).json
+    assert after["unchanged"] == report["upserted"]
+    assert cli("verify", "materials", **hana).code == 0
+
+
+def test_doctor_on_a_system_that_is_well(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path)
+    run = cli("doctor", "--json", **hana)
+    assert run.code == 0, run.out
+    checks = {check["check"]: check["detail"] for check in run.json}
+    assert "rows readable" in checks["table of materials"]
+    assert "REAL_VECTOR" in checks["vector types"]
+
+
+def test_doctor_stops_at_a_wrong_password(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path)
+    run = cli("doctor", "--json", **hana | {"HANA_PASSWORD": "wrong"})
+    checks = {check["check"]: check for check in run.json}
+    assert run.code == 1
+    assert checks["hana tcp"]["ok"]
+    assert "login refused" in checks["hana login"]["detail"]
+    assert '"hana login" failed' in checks["table of materials"]["detail"]
