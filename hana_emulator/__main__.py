@@ -64,9 +64,9 @@ def _run(options: argparse.Namespace, folder: Path) -> None:
     database = Database(folder, options.user, options.password, options.schema)
     try:
         if options.sample:
-            from hana_emulator import sample
+            from hana_emulator.sample import load
 
-            sample.load(database)
+            load(database, options.user, options.schema)
         server = Server(database, options.host, options.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())

@@ -42,12 +42,7 @@ class Compiled:
     @property
     def projection(self) -> str:
         """The columns for `WITH ... AS (SELECT *, <projection> FROM ...)`."""
-        return ", ".join(f'{_json_value(name)} AS "{text_column(name)}"' for name in self.projected)
-
-
-def text_column(field: str) -> str:
-    """A name that no column of a vector table has."""
-    return f"META_{field}"[:127]
+        return ", ".join(f'{_json_value(name)} AS "META_{place}"' for place, name in enumerate(self.projected))
 
 
 def _json_value(field: str) -> str:
@@ -65,7 +60,13 @@ _HANA_VALUES = {
 def to_hana(condition: Condition) -> Compiled:
     """The WHERE of langchain-hana's HanaDB, over column VEC_META."""
     projected = tuple(sorted({term.field for term in terms(condition) if isinstance(term, Contains)}))
-    return Compiled(_joined(condition, _hana_term), _parameters(condition, _hana_parameters), projected)
+
+    def compiled(term: Term) -> str:
+        if isinstance(term, Contains):
+            return f"SCORE(TO_NVARCHAR(?) IN (\"META_{projected.index(term.field)}\" EXACT SEARCH MODE 'text')) > 0"
+        return _plain_term(term, _json_value(term.field), _HANA_VALUES[kind_of(term)])
+
+    return Compiled(_joined(condition, compiled), _parameters(condition, _hana_parameters), projected)
 
 
 def _joined(condition: Condition, compiled: Callable[[Term], str]) -> str:
@@ -97,12 +98,6 @@ def _hana_parameters(term: Term) -> list[Any]:
         ("true" if operand.value else "false") if operand.kind is Kind.BOOLEAN else operand.value
         for operand in _operands(term)
     ]
-
-
-def _hana_term(term: Term) -> str:
-    if isinstance(term, Contains):
-        return f"SCORE(TO_NVARCHAR(?) IN (\"{text_column(term.field)}\" EXACT SEARCH MODE 'text')) > 0"
-    return _plain_term(term, _json_value(term.field), _HANA_VALUES[kind_of(term)])
 
 
 def _plain_term(term: Term, field: str, value: str) -> str:

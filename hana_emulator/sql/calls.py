@@ -342,7 +342,9 @@ def _rounded(function: str, most: int) -> Special:
         assert value.type is not None
         kind = datatypes.FLOATING_DECIMAL if value.type.code is TypeCode.DECIMAL else value.type
         flavour = "integer" if kind.code in INTEGERS else "decimal" if kind.code is TypeCode.DECIMAL else "double"
-        return Bound(f"owl_{function}('{flavour}', {value.sql}, {digits})", kind, value.nullable, constant=value.constant)
+        return Bound(
+            f"owl_{function}('{flavour}', {value.sql}, {digits})", kind, value.nullable, constant=value.constant
+        )
 
     return bind
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
-from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.errors import not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
 from hana_emulator.sql import definitions, dialect, queries, search, writes
 from hana_emulator.sql.catalog import Catalog
@@ -81,12 +81,14 @@ class _Preparation:
         first = self.tokens[0]
         if is_word(first, "UPSERT") or is_word(first, "REPLACE"):
             return self._written(self._upsert())
+        if first.text.upper() in _KNOWN_TO_HANA and is_word(first, first.text.upper()):
+            raise not_supported(f"a statement of this form that begins with {first.text.upper()}")
         node = dialect.parse(dialect.number_parameters(self.sql, self.tokens))
         if isinstance(node, exp.Query):
             return self._query(node)
         binder = _WRITERS.get(type(node))
         if binder is None:
-            raise _unknown_statement(first)
+            raise syntax_error(f'incorrect syntax near "{first.text[:40]}"', first.start + 1)
         return self._written(binder(self.binding, node))
 
     def _query(self, node: exp.Expr) -> Prepared:
@@ -136,13 +138,6 @@ class _Preparation:
             known = sum(map(dialect.is_parameter, kept))
             tree = dialect.parse_condition(_numbered(self.sql, condition, condition[0].start, known))
         return writes.bind_upsert(self.binding, node, tree, by_key)
-
-
-def _unknown_statement(first: Token) -> HanaError:
-    word = first.text.upper()
-    if word in _KNOWN_TO_HANA:
-        return not_supported(f"a statement of this form that begins with {word}")
-    return syntax_error(f'incorrect syntax near "{first.text[:40]}"', first.start + 1)
 
 
 def _numbered(sql: str, tokens: list[Token], start: int, known: int) -> str:

@@ -1,5 +1,5 @@
-"""The filter language: what is refused and where, and that SQLite and Python read it alike. That HANA does too is tested
-by the contract of the stores."""
+"""The filter language: what is refused and where, and that SQLite and Python read it alike. That HANA does too is
+tested by the contract of the stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from connector.errors import BadFilter
 from connector.stores import filters
-from connector.stores.filter_sql import is_unreadable, register, text_column, to_hana, to_sqlite
+from connector.stores.filter_sql import is_unreadable, register, to_hana, to_sqlite
 from connector.stores.filters import Compare, Group, IsNull, Kind, OneOf, Operand, matches, parse
 
 
@@ -39,7 +39,8 @@ def in_sqlite(db: sqlite3.Connection, where: Any, metadata: dict[str, Any]) -> b
     try:
         return bool(db.execute(f"SELECT count(*) FROM t WHERE {compiled.sql}", compiled.parameters).fetchone()[0])
     except sqlite3.OperationalError as error:
-        assert is_unreadable(error), error
+        if not is_unreadable(error):
+            raise
         raise filters.not_comparable(condition) from None
 
 
@@ -89,7 +90,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"A": {"$eqq": 1}}, "A.$eqq", "did you mean $eq?"),
     ({"A": {"gte": 1}}, "A.gte", "did you mean $gte?"),
     ({"A": {"$BETWEEN": [1, 2]}}, "A.$BETWEEN", "did you mean $between?"),
-    ({"A": {"$regex": "x"}}, "A.$regex", "known are $eq"),
+    ({"A": {"$regex": "x"}}, "A.$regex", "known are $eq $ne"),
     ({"A": {}}, "A", "one operator"),
     ({"A": {"$gt": 1, "$lt": 2}}, "A", "join several with $and"),
     ({"$eq": 1}, "$eq", "under a field name"),
@@ -253,9 +254,9 @@ def test_semantics_in_python_and_sqlite(db, where, metadata, holds):
 def test_values_of_another_kind_make_the_filter_bad(db, where, metadata):
     condition = parse(where)
     assert condition is not None
-    with pytest.raises(BadFilter, match="A as (number|boolean|date)"):
+    with pytest.raises(BadFilter, match=r"A as (number|boolean|date)"):
         matches(condition, metadata)
-    with pytest.raises(BadFilter, match="A as (number|boolean|date)"):
+    with pytest.raises(BadFilter, match=r"A as (number|boolean|date)"):
         in_sqlite(db, where, metadata)
 
 
@@ -342,7 +343,8 @@ META = "JSON_VALUE(\"VEC_META\", '$.A')"
         ({"A": {"$ne": None}}, f"{META} IS NOT NULL", ()),
         (
             {"$or": [{"A": 1}, {"A": "x", "$and": [{"A": None}, {"A": 2}]}]},
-            f"({META} = TO_DOUBLE(?)) OR (({META} = TO_NVARCHAR(?)) AND (({META} IS NULL) AND ({META} = TO_DOUBLE(?))))",
+            f"({META} = TO_DOUBLE(?)) OR "
+            f"(({META} = TO_NVARCHAR(?)) AND (({META} IS NULL) AND ({META} = TO_DOUBLE(?))))",
             (1.0, "x", 2.0),
         ),
     ],
@@ -359,13 +361,12 @@ def test_full_text_names_a_column_that_the_statement_must_offer():
     assert condition is not None
     compiled = to_hana(condition)
     assert compiled.sql == (
-        "(SCORE(TO_NVARCHAR(?) IN (\"META_A\" EXACT SEARCH MODE 'text')) > 0) AND "
-        "(SCORE(TO_NVARCHAR(?) IN (\"META_ID\" EXACT SEARCH MODE 'text')) > 0)"
+        "(SCORE(TO_NVARCHAR(?) IN (\"META_0\" EXACT SEARCH MODE 'text')) > 0) AND "
+        "(SCORE(TO_NVARCHAR(?) IN (\"META_1\" EXACT SEARCH MODE 'text')) > 0)"
     )
     assert compiled.projection == (
-        'JSON_VALUE("VEC_META", \'$.A\') AS "META_A", JSON_VALUE("VEC_META", \'$.ID\') AS "META_ID"'
+        'JSON_VALUE("VEC_META", \'$.A\') AS "META_0", JSON_VALUE("VEC_META", \'$.ID\') AS "META_1"'
     )
-    assert len(text_column("A" * 127)) == 127
 
 
 @given(where=wheres)

@@ -76,7 +76,7 @@ def test_every_verb_is_documented() -> None:
 
 def test_readme_is_short_and_filled_in() -> None:
     assert len(README.splitlines()) < 200
-    assert "coordinator" not in README
+    assert "to be filled in" not in README
 
 
 def test_readme_shows_the_demos_queries() -> None:

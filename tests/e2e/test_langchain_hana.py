@@ -1,9 +1,9 @@
-"""Unmodified langchain_hana.HanaDB through the real hdbcli against the stand-in: its table, its filters, its searches."""
+"""Unmodified langchain_hana.HanaDB through the real hdbcli against the stand-in: its table, filters and searches."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ Make = Callable[..., HanaDB]
 
 
 @pytest.fixture
-def make(hana: Any) -> Iterator[Make]:
+def make(hana: Any) -> Make:
     """Makes a HanaDB over a table of the test's own schema; autocommit, as its documentation shows it."""
     hana.setautocommit(True)
 
@@ -51,7 +51,7 @@ def make(hana: Any) -> Iterator[Make]:
             connection=options.pop("connection", hana), embedding=HashedWords(), table_name="NOTES", **options
         )
 
-    yield build
+    return build
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_an_explicit_schema_and_odd_names(make: Make, hana: Any, hana_schema: st
 
 
 def test_texts_with_emoji_and_of_megabytes_come_back(make: Make) -> None:
-    texts = ["Ärger 🥶 with \x00 inside".replace("\x00", "nothing"), "word " * 300_000]
+    texts = ["Ärger 🥶", "word " * 250_000]
     database = make()
     database.add_texts(texts)
     assert [database.similarity_search(text, k=1)[0].page_content for text in texts] == texts

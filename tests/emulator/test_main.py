@@ -25,6 +25,14 @@ def test_the_first_line_says_how_to_log_in(tmp_path: Path) -> None:
         assert emulator.stop() == 0
 
 
+def test_sample_tables_go_into_the_named_schema(tmp_path: Path) -> None:
+    with running("--data", str(tmp_path), "--sample", "--user", "ME", "--schema", "OTHER") as emulator:
+        cursor = emulator.connect().cursor()
+        cursor.execute('SELECT COUNT(*) FROM "OTHER"."MARA"')
+        assert cursor.fetchone()[0] > 100
+        assert emulator.stop() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_cleanly_with_clients_connected(tmp_path: Path, number: int) -> None:
     with running("--data", str(tmp_path)) as emulator:

@@ -158,7 +158,12 @@ def test_error(sql: Sql, expression: str, code: int) -> None:
 @pytest.fixture
 def table(sql: Sql) -> Sql:
     sql.run("CREATE TABLE T (I INTEGER, D DECIMAL(10,2), N NVARCHAR(10), C NCLOB, F DOUBLE)")
-    rows = [(1, "10.5", "b", "x", 0.5), (2, "9", "a", "y", 1.5), (3, None, "B", None, None), (None, "-1", None, "", 2.5)]
+    rows = [
+        (1, "10.5", "b", "x", 0.5),
+        (2, "9", "a", "y", 1.5),
+        (3, None, "B", None, None),
+        (None, "-1", None, "", 2.5),
+    ]
     sql.many("INSERT INTO T VALUES (?,?,?,?,?)", rows)
     return sql
 

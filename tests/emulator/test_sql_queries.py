@@ -172,7 +172,9 @@ def described(sql: Sql) -> Sql:
 
 
 def test_sys_tables_and_views(described: Sql) -> None:
-    assert described.rows("SELECT TABLE_NAME, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = ?", "S") == [("M", "materials")]
+    assert described.rows("SELECT TABLE_NAME, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = ?", "S") == [
+        ("M", "materials")
+    ]
     assert described.rows("SELECT VIEW_NAME, COMMENTS FROM SYS.VIEWS WHERE SCHEMA_NAME = 'S'") == [("MV", "a view")]
     assert described.column("SELECT SCHEMA_NAME FROM SYS.SCHEMAS WHERE SCHEMA_NAME = ?", "S") == ["S"]
 
@@ -202,7 +204,9 @@ def test_sys_constraints_give_the_key_in_its_order(described: Sql) -> None:
 
 def test_sys_indexes(described: Sql) -> None:
     described.run("CREATE HNSW VECTOR INDEX M_V ON M (V) SIMILARITY FUNCTION COSINE_SIMILARITY")
-    names = "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? ORDER BY INDEX_NAME"
+    names = (
+        "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? ORDER BY INDEX_NAME"
+    )
     assert described.rows(names, "S", "M") == [("M_N", "INVERTED VALUE"), ("M_V", "HNSW VECTOR")]
     columns = "SELECT COLUMN_NAME, ASCENDING_ORDER FROM SYS.INDEX_COLUMNS WHERE INDEX_NAME = ? ORDER BY POSITION"
     assert described.rows(columns, "M_N") == [("N", "TRUE"), ("W", "FALSE")]

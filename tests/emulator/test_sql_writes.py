@@ -179,7 +179,9 @@ def test_identity(sql: Sql) -> None:
 
 
 def test_default_expressions(sql: Sql) -> None:
-    sql.run("CREATE TABLE D (K INTEGER, T TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL, N NVARCHAR(3) DEFAULT 'x', V INTEGER DEFAULT -1)")
+    sql.run(
+        "CREATE TABLE D (K INTEGER, T TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL, N NVARCHAR(3) DEFAULT 'x', V INTEGER DEFAULT -1)"
+    )
     sql.run("INSERT INTO D (K) VALUES (1)")
     ((moment, name, number),) = sql.rows("SELECT T, N, V FROM D")
     assert (len(moment), name, number) == (27, "x", -1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from app.src.cli.exits import INTERRUPTED, TERMINATED
-from app.src.cli.output import say
+
+_TOLD = b"finishing the batch in hand; Ctrl-C again stops at once (nothing is lost: the next sync goes on)\n"
 
 
 class Interrupted:
@@ -26,7 +28,8 @@ class Interrupted:
         self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
         if again and number == signal.SIGINT:
             raise KeyboardInterrupt
-        say("finishing the batch in hand; Ctrl-C again stops at once (nothing is lost: the next sync goes on)")
+        # Not through a stream: the signal may have come in the middle of a write to it.
+        os.write(2, _TOLD)
 
 
 @contextmanager

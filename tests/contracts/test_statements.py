@@ -1,0 +1,135 @@
+"""Every statement shape that production code sends to HANA stands in docs/hana-sql.md with its source in SAP's
+documentation, and the list holds no shape that is no longer sent.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.service import EngineEmbedder
+from connector.errors import ConnectorError
+from connector.hana import ConnectionOptions, HanaFeatures, HanaPool
+from connector.model import ChangeSet, CollectionSpec, QuarantinedRow, Query, TableRef
+from connector.source import HanaSource
+from connector.stores.hana import HanaStore
+from connector.sync import Ends, SyncOptions, sync
+from connector.verify import verify
+
+LIST = Path(__file__).resolve().parents[2] / "docs" / "hana-sql.md"
+FILTERS = [
+    None,
+    {"A": "x"},
+    {"A": None},
+    {"A": {"$ne": "x"}},
+    {"A": {"$ne": None}},
+    {"B": {"$gt": 1}},
+    {"B": {"$gte": 1}},
+    {"B": {"$lt": 1}},
+    {"B": {"$lte": 1}},
+    {"B": {"$between": [1, 2]}},
+    {"A": {"$in": ["a", "b"]}},
+    {"A": {"$nin": ["a", "b"]}},
+    {"A": {"$like": "a%"}},
+    {"A": {"$contains": "word"}},
+    {"F": True},
+    {"D": {"$gt": {"type": "date", "date": "2026-01-31"}}},
+    {"$or": [{"A": "x"}, {"$and": [{"B": 1}, {"B": 2}]}]},
+]
+
+
+def shape(sql: str, schema: str) -> str:
+    """A statement without this test's names: <S> the schema, <C> the collection's table, <T> the source table."""
+    sql = re.sub(r"\s+", " ", sql).strip().replace(f'"{schema}"', "<S>")
+    sql = re.sub(r'"OWL_STATEMENTS_G1(_[A-Z]+)?"', lambda match: f"<C{(match[1] or '').lower()}>", sql)
+    sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>").replace('"SRC"', "<T>")
+    sql = re.sub(r"TOP \d+", "TOP n", sql)
+    sql = re.sub(r"TO_NVARCHAR\(\?\)(, TO_NVARCHAR\(\?\))+", "TO_NVARCHAR(?), ...", sql)
+    return re.sub(r'(\("A" = \? AND "B" = \?\))( OR \("A" = \? AND "B" = \?\))+', r"\1 OR ...", sql)
+
+
+def listed() -> set[str]:
+    return set(re.findall(r"^```sql\n(.*?)\n```$", LIST.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def recorded(emulator, hana_schema, hana) -> list[str]:
+    sent: list[str] = []
+    login = ConnectionOptions(
+        host=emulator.host,
+        port=emulator.port,
+        user=emulator.user,
+        password=emulator.password,
+        schema=hana_schema,
+        encrypt=False,
+    )
+    hana.cursor().execute(
+        'CREATE TABLE "SRC" ("A" NVARCHAR(5), "B" INTEGER, "F" BOOLEAN, "D" DATE, "TXT" NVARCHAR(99), '
+        'PRIMARY KEY ("A", "B"))'
+    )
+    engine = load_engine(EngineOptions(model="hash:16"))
+    with HanaPool(login, on_statement=sent.append, idle_check=0.0) as pool:
+        exercise(pool, hana, hana_schema, EngineEmbedder(engine))
+    engine.close()
+    return sent
+
+
+def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> None:
+    """Everything that the connector can do to a HANA, once."""
+    source, store = HanaSource(pool), HanaStore(pool, schema, index_from=5)
+    spec = CollectionSpec(
+        "statements", TableRef(schema, "SRC"), "{TXT}", metadata=("A", "B", "F", "D"), where='"B" >= 0'
+    )
+    insert(hana, [(str(n % 2), n, True, "2026-02-01", f"text {n}") for n in range(20)])
+    options = SyncOptions(page_rows=7, max_deletes=1.0)
+    ends = Ends(source, store, embedder)
+    sync(spec, ends, options)
+    hana.cursor().execute('UPDATE "SRC" SET "F" = FALSE WHERE "B" = 3')
+    hana.cursor().execute('DELETE FROM "SRC" WHERE "B" = 4')
+    hana.commit()
+    sync(spec, ends, options)
+    with store.lease(spec.name, "test", 5) as lease:
+        store.apply(lease, ChangeSet(quarantined=[QuarantinedRow("[1]", "embed", "for the test")]))
+    verify(spec, ends, repair=True)
+    for condition in FILTERS:
+        store.search(spec.name, embedder.embed_query("text 3"), 3, condition)
+    store.status(spec.name)
+    source.rows(Query(spec.source, ("A", "B"), ("TXT",)), [("0", 2), ("1", 3)])
+    HanaFeatures.probe(pool)
+    view_and_wrong_name(pool, hana, schema)
+
+
+def view_and_wrong_name(pool: HanaPool, hana, schema: str) -> None:
+    hana.cursor().execute('CREATE VIEW "V" AS SELECT "A" FROM "SRC"')
+    hana.commit()
+    HanaSource(pool).describe(TableRef(schema, "V"))
+    for name in ("SRK", "nothing like it"):
+        with pytest.raises(ConnectorError):
+            HanaSource(pool).describe(TableRef(schema, name))
+
+
+def insert(hana, rows) -> None:
+    hana.cursor().executemany('INSERT INTO "SRC" VALUES (?,?,?,?,?)', rows)
+    hana.commit()
+
+
+def test_every_statement_sent_is_listed_and_every_listed_one_is_sent(recorded, hana_schema):
+    sent = {shape(sql, hana_schema) for sql in recorded}
+    assert sent - listed() == set(), "sent, but not in docs/hana-sql.md"
+    assert listed() - sent == set(), "in docs/hana-sql.md, but not sent any more"
+
+
+def test_every_listed_statement_names_its_source():
+    text = LIST.read_text(encoding="utf-8")
+    blocks = re.split(r"^```sql\n.*?\n```$", text, flags=re.MULTILINE | re.DOTALL)[1:]
+    assert all(block.lstrip().startswith("Source: ") for block in blocks)
+
+
+def test_values_are_bound_never_written_into_the_text(recorded, hana_schema):
+    for sql in recorded:
+        assert "2026" not in sql
+        assert "word" not in sql
+        assert "[0." not in sql
