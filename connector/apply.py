@@ -1,4 +1,4 @@
-"""Documents in, stored vectors out: cuts chunks, embeds each distinct text once, applies change sets, and sets aside the
+"""Documents in, stored vectors out: cuts chunks, embeds each distinct text once, applies change sets, sets aside the
 rows that the engine or the store refuses. Knows the protocols of `model.py` only, no SQL.
 """
 

@@ -154,7 +154,10 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One stored piece of a document. `number` counts from 0; `content_hash`: 32 bytes (`document.content_hash`)."""
+    """One stored piece of a document. `number` counts from 0.
+
+    `content_hash`: 24 bytes as rendered (`document.content_hash`), 32 once a vector is known (`vector_digest` added).
+    """
 
     id: str
     number: int

@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from connector import catalog
-from connector.errors import ConnectorError, NoKey, SchemaChanged, UnknownColumn, UnknownTable
+from connector.errors import ConnectorError, NoKey, Overloaded, SchemaChanged, UnknownColumn, UnknownTable
 from connector.hana import HanaPool, Rows, quote
 from connector.model import Key, Query, Row, Table, TableRef
 
 LOOKUP_SIZES = (1, 8, 64)
 """Keys per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
+
+SMALLEST_PAGE = 16
+"""Rows; a HANA that has no memory for these has none for anything."""
 
 
 class HanaSource:
@@ -32,7 +35,8 @@ class HanaSource:
         return int(rows[0][0])
 
     def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
-        """Every row once, in key order; `size` rows a page, the last one shorter, none empty.
+        """Every row once, in key order; `size` rows a page, the last one shorter, none empty. While HANA is short of
+        memory pages are smaller.
 
         Each page is one statement of its own, retried after a lost connection: rows that change meanwhile are seen
         as they are when their page is read. NULL in a key column (views) comes first, as HANA orders it. Raises NoKey
@@ -43,16 +47,22 @@ class HanaSource:
             raise ValueError(f"a page has at least one row, not {size}")
         statement = Statement(query)
         last: Key | None = None
-        while True:
-            # One row more than the page: it tells whether there is another page and whether the key is unique.
-            rows = self._page(query, statement, last, size + 1)
-            page = [statement.row(values) for values in rows[:size]]
-            _check_unique(query, last, page, statement.key_of(rows[size]) if len(rows) > size else None)
+        count, more = size, True
+        while more:
+            try:
+                # One row more than the page: it tells whether there is another page and whether the key is unique.
+                rows = self._page(query, statement, last, count + 1)
+            except Overloaded:
+                if count <= SMALLEST_PAGE:
+                    raise
+                count = max(count // 2, SMALLEST_PAGE)
+                continue
+            page, more = [statement.row(values) for values in rows[:count]], len(rows) > count
+            _check_unique(query, last, page, statement.key_of(rows[count]) if more else None)
             if page:
                 yield page
-            if len(rows) <= size:
-                return
-            last = page[-1].key
+                last = page[-1].key
+            count = min(size, count * 2)
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         statement = Statement(query)

@@ -1,5 +1,5 @@
-"""Sync is reconciliation: what the source says should be there against what the store holds, and the difference applied.
-A crash at any instruction is healed by the next run. Knows no SQL, no engine, no clock but the store's.
+"""Sync is reconciliation: what the source says should be there against what the store holds; the difference is
+applied. A crash at any instruction is healed by the next run. Knows no SQL, no engine, no clock but the store's.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from connector.errors import ConfigurationError, Unavailable
 
 QUERIES = Path(__file__).with_name("demo.toml")
 TOP = 3
+_STEPS = {"page_rows": 64, "window": 64}
+"""Small, so that the progress bar moves."""
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 
@@ -134,7 +136,7 @@ def demo_settings(
         hana=hana,
         store=StoreSettings(kind="hana", schema=greeting["schema"]),
         embedding=wanted.embedding,
-        sync=wanted.sync,
+        sync=wanted.sync.model_copy(update=_STEPS),
         api=wanted.api,
         collections=collections,
     )

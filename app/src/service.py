@@ -53,6 +53,10 @@ if TYPE_CHECKING:
 Part = TypeVar("Part")
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
 DISTRIBUTION = "owl-sap-connector"
+_NO_COLLECTION = "no collection"
+"""Asking for it shows that the store answers, at the cost of one look-up; a blank is in no real name."""
+_STAMP_SECONDS = 5.0
+"""How long search remembers which model a collection was made with: asking counts its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,7 @@ class Service:
         given = {"source": source, "store": store}
         self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
         self._keys: dict[str, tuple[str, ...]] = {}
+        self._stamps: dict[str, tuple[float, tuple[str, int]]] = {}
 
     # ------------------------------------------------------------------------------------------------- the parts
 
@@ -279,10 +284,12 @@ class Service:
             full=request.full,
             owner=request.owner,
             lease_wait=wanted.lease_wait,
+            window=wanted.window,
         )
         spec = self.spec(name)
         with self._counted(name):
             report = sync(spec, Ends(self.source, self.store, self.embedder), options, observer, stop)
+        self._stamps.pop(name, None)
         self._count_sync(report)
         return report
 
@@ -361,11 +368,9 @@ class Service:
         is no finite direction.
         """
         spec = self.spec(name)
-        status = self.store.status(name)
-        if status is None:
-            raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
+        stamp = self._stamp(name)
         start = time.perf_counter()
-        vector = self._query_vector(query, status)
+        vector = self._query_vector(query, name, stamp)
         embedded = time.perf_counter()
         hits = self.store.search(name, vector, k, where)
         found = time.perf_counter()
@@ -378,16 +383,31 @@ class Service:
             {stage: round(seconds * 1000, 3) for stage, seconds in took.items()},
         )
 
-    def _query_vector(self, query: str | Sequence[float], status: CollectionStatus) -> NDArray[np.float32]:
-        if isinstance(query, str):
-            embedder = self.embedder
-            if embedder.dimension != status.dimension:
-                raise ModelMismatch(
-                    f'"{status.collection}" holds vectors of {status.model} ({status.dimension} numbers each), but the '
-                    f"configured model is {embedder.model} ({embedder.dimension}); configure the model it was made with"
-                )
-            return embedder.embed_query(query)
-        return unit_vector(query, status.dimension)
+    def _stamp(self, name: str) -> tuple[str, int]:
+        """Model and dimension of what is stored. Raises UnknownCollection when nothing ever was."""
+        asked, stamp = self._stamps.get(name, (-math.inf, ("", 0)))
+        if time.monotonic() - asked < _STAMP_SECONDS:
+            return stamp
+        status = self.store.status(name)
+        if status is None:
+            raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
+        stamp = (status.model, status.dimension)
+        self._stamps[name] = (time.monotonic(), stamp)
+        return stamp
+
+    def _query_vector(self, query: str | Sequence[float], name: str, stamp: tuple[str, int]) -> NDArray[np.float32]:
+        from connector.stores.records import ModelStamp
+
+        model, dimension = stamp
+        if not isinstance(query, str):
+            return unit_vector(query, dimension)
+        configured = ModelStamp.of(self.embedder)
+        if (configured.id, configured.dimension) != stamp:
+            raise ModelMismatch(
+                f'"{name}" holds vectors of {model} ({dimension} numbers each), but the configured model is '
+                f"{configured.id} ({configured.dimension}); configure the model it was made with"
+            )
+        return self.embedder.embed_query(query)
 
     def _key_columns(self, spec: CollectionSpec) -> tuple[str, ...]:
         """Names of the key columns. While the source is away positions stand in for names that were never read."""
@@ -446,7 +466,7 @@ class Service:
             raise RuntimeError("the engine returned numbers that are not finite")
 
     def _probe_store(self) -> None:
-        self.store.status(next(iter(self.names()), "probe"))
+        self.store.status(_NO_COLLECTION)
 
     # --------------------------------------------------------------------------------------------------- doctor
 
@@ -505,21 +525,8 @@ class _JobProgress:
 
 
 _STATUS_KEYS = (
-    "collection",
-    "store",
-    "schema",
-    "table",
-    "generation",
-    "model",
-    "dimension",
-    "rows",
-    "chunks",
-    "empty",
-    "last_sync",
-    "lag_seconds",
-    "quarantined",
-    "foreign",
-)
+    "collection store schema table generation model dimension rows chunks empty last_sync lag_seconds quarantined foreign"
+).split()
 
 
 def _status_dict(status: CollectionStatus) -> dict[str, Any]:

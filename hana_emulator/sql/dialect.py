@@ -15,6 +15,7 @@ from sqlglot.parser import Parser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, syntax_error
+from hana_emulator.sql import grammar
 
 PARAMETER_PREFIX = "P__"
 _CLOCK_TOKENS = {
@@ -139,7 +140,7 @@ def _end_without_hint(sql: str, found: list[Token]) -> int:
 
 
 def parse(sql: str) -> exp.Expr:
-    """The syntax tree of one statement whose parameters are numbered. Raises HanaError 257 with the position."""
+    """The syntax tree of one statement whose parameters are numbered. Raises HanaError 257 with the position, and 7."""
     try:
         trees = Hana.get_or_raise(Hana).parse(sql)
     except (ParseError, TokenError) as error:
@@ -148,6 +149,7 @@ def parse(sql: str) -> exp.Expr:
         raise HanaError(257, "sql syntax error: nested too deeply") from None
     if len(trees) != 1 or trees[0] is None:
         raise syntax_error("exactly one statement is expected")
+    grammar.check(trees[0])
     return trees[0]
 
 

@@ -26,7 +26,7 @@ _COMPARISONS: dict[type[exp.Expr], str] = {
     exp.LT: "<",
     exp.LTE: "<=",
 }
-_ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
+_ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
 
@@ -181,10 +181,13 @@ def _between(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 def _like(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     text, pattern = bind_pair(binding, scope, node.this, node.expression)
     text, pattern = coercion.text_of(text), coercion.text_of(pattern)
-    return _predicate(f"({text.sql} LIKE {pattern.sql})", text, pattern)
+    word = "NOT LIKE" if node.args.get("negate") else "LIKE"
+    return _predicate(f"({text.sql} {word} {pattern.sql})", text, pattern)
 
 
 def _escape(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    if not isinstance(node.this, exp.Like):
+        raise syntax_error("ESCAPE belongs to LIKE")
     like = bind(binding, scope, node.this)
     sign = bind(binding, scope, node.expression)
     return replace(like, sql=f"({like.sql[1:-1]} ESCAPE {sign.sql})")

@@ -254,7 +254,6 @@ def _define_texts() -> None:
     _define("CHAR NCHAR", texts.character, (INTEGER,), nvarchar(1))
     _define("ESCAPE_SINGLE_QUOTES", texts.escape_single_quotes, (TEXT,), TEXT)
     _define("ESCAPE_DOUBLE_QUOTES", texts.escape_double_quotes, (TEXT,), TEXT)
-    _SCALARS["hana_like"] = _Scalar(texts.like)
     _SCALARS["hana_score"] = _Scalar(lambda term, text: fulltext.score(texts.plain(term), texts.plain(text)))
 
 

@@ -18,6 +18,7 @@ from hana_emulator.sql.scope import Binding, Bound, BoundQuery, CommonTable, Sco
 from hana_emulator.types import DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
+_CONDITIONS = (exp.Predicate, exp.Connector, exp.Not)
 _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 
 
@@ -127,6 +128,8 @@ def _expand(parts: SelectParts, sources: Sequence[Source]) -> None:
 
 def _bind_item(binding: Binding, item: exp.Expr, parts: SelectParts) -> None:
     inner = item.this if isinstance(item, exp.Alias) else item
+    if isinstance(expressions.unwrapped(inner), _CONDITIONS):
+        raise syntax_error("a condition is no value; use CASE WHEN ... THEN ... END")
     bound = expressions.bind(binding, parts.scope, inner)
     parts.items.append(bound)
     parts.columns.append(_result_column(item, inner, bound))
@@ -223,8 +226,6 @@ def bind_sources(binding: Binding, scope: Scope, node: exp.Expr) -> str:
 
 def _bind_join(binding: Binding, scope: Scope, join: exp.Join) -> str:
     side, kind = (str(join.args.get(part) or "").upper() for part in ("side", "kind"))
-    if join.args.get("using") or join.args.get("method"):
-        raise not_supported("JOIN ... USING and NATURAL JOIN")
     known = len(scope.sources)
     source = bind_source(binding, scope, join.this)
     on = join.args.get("on")
@@ -251,8 +252,6 @@ def bind_source(binding: Binding, scope: Scope, node: exp.Expr) -> str:
         return _add_derived(binding, scope, name, query)
     if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
         raise not_supported("this kind of table expression")
-    if node.args.get("joins"):
-        raise not_supported("joins in parentheses")
     return bind_table(binding, scope, node, name)
 
 
@@ -264,8 +263,6 @@ def _with_only(scope: Scope) -> Scope:
 def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "") -> str:
     """Add the table, view, WITH entry or SYS view that `node` names to the scope; returns its FROM text."""
     name, schema = identifier(node.this), identifier(node.args.get("db"))
-    if node.args.get("catalog"):
-        raise not_supported("a table of another database")
     common = None if schema else scope.common_table(name)
     if common is not None:
         source = _numbered(binding, alias or name, "", common.columns)
@@ -326,8 +323,6 @@ def _bind_with(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     clause = node.args.get("with_")
     if clause is None:
         return ""
-    if clause.args.get("recursive"):
-        raise not_supported("WITH RECURSIVE")
     entries = []
     for entry in clause.expressions:
         query = binding.bind_query(binding, entry.this, scope)
@@ -361,6 +356,8 @@ def _bind_set(binding: Binding, node: exp.Expr, parent: Scope | None) -> BoundQu
         for one, two, kind in zip(left.columns, right.columns, kinds, strict=True)
     ]
     everything = node.args.get("distinct") is False
+    if everything and not isinstance(node, exp.Union):
+        raise not_supported("EXCEPT ALL and INTERSECT ALL")
     operator = _SET_OPERATORS[type(node)] + (" ALL" if everything else "")
     branches = f" {operator} ".join(_branch(side, columns, everything) for side in (left, right))
     parts = SelectParts(scope, [Bound(f"c{i}", column.type) for i, column in enumerate(columns, 1)], columns)

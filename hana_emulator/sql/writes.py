@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
-from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.seam import FunctionCode, StorageRow
 from hana_emulator.sql import dialect, expressions, queries
 from hana_emulator.sql.catalog import Relation, TableColumn
@@ -272,8 +272,6 @@ def _where(binding: Binding, scope: Scope, node: exp.Expr) -> str:
 
 
 def bind_delete(binding: Binding, node: exp.Delete) -> WritePlan:
-    if node.args.get("using"):
-        raise not_supported("DELETE ... USING")
     target, scope, table = _written(binding, node.this)
     text = f"DELETE FROM {table}{_where(binding, scope, node)}"
     return WritePlan(FunctionCode.DELETE, target.relation, [step(text)])

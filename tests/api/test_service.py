@@ -19,7 +19,7 @@ from connector.errors import (
     UnknownCollection,
     UnknownTable,
 )
-from connector.model import Observer
+from connector.model import CollectionStatus, Observer
 
 
 def test_nothing_is_opened_before_it_is_needed(make_service: Callable[[], Service], settings: Settings) -> None:
@@ -99,6 +99,30 @@ def test_search_with_another_model_is_refused(synced: Service, settings: Setting
             service.sync("materials")
     finally:
         service.close()
+
+
+def test_another_model_of_the_same_size_is_refused_too(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synced.embedder, "fingerprint", "other weights")
+    with pytest.raises(ModelMismatch):
+        synced.search("materials", "a")
+    assert synced.search("materials", [1.0] * 64, k=1).hits, "a vector of one's own needs no model"
+
+
+def test_a_search_does_not_count_rows_each_time(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    status = synced.store.status
+
+    def counting(name: str) -> CollectionStatus | None:
+        asked.append(name)
+        return status(name)
+
+    monkeypatch.setattr(synced.store, "status", counting)
+    for _ in range(3):
+        synced.search("materials", "steel")
+    assert asked == ["materials"]
+    synced.sync("materials")
+    synced.search("materials", "steel")
+    assert asked == ["materials"] * 2
 
 
 def test_a_connection_that_is_not_configured_names_the_setting() -> None:

@@ -63,7 +63,7 @@ class MemorySource:
 
 
 class WordEmbedder:
-    """One token a word; each word a fixed random direction, a text the normalised sum. Records every text it was given."""
+    """One token a word; each word a fixed random direction, a text the normalised sum. Records every text given."""
 
     dimension = 16
     model = "words"

@@ -86,6 +86,7 @@ def test_the_canonical_form_is_compact_json():
     id = document_id(key)
     assert id == ('["100","A/\\"1",1,null,{"decimal":"12.5"},{"date":"2024-01-31"},{"bytes":"01ff"},"ü😀"]')
     json.loads(id)
+    assert document_id((Decimal("1E+2"), Decimal("1E-50"))) == '[{"decimal":"100"},{"decimal":"1E-50"}]'
 
 
 def test_trailing_blanks_tell_keys_apart():

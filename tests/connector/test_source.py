@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.errors import ConnectionLost, NoKey, SchemaChanged, UnknownColumn, UnknownTable
+from connector.errors import ConnectionLost, NoKey, Overloaded, SchemaChanged, UnknownColumn, UnknownTable
 from connector.hana import ConnectionOptions, HanaPool
 from connector.model import Query, Row, TableRef
 from connector.source import HanaSource, Statement
@@ -162,6 +162,34 @@ def test_an_unknown_column_may_stand_in_where():
     source = HanaSource(FakePool(UnknownColumn("unknown column")))
     with pytest.raises(UnknownColumn, match="`where`"):
         source.count(query("K", where="NOPE = 1"))
+
+
+def test_pages_shrink_while_hana_is_short_of_memory_and_grow_again():
+    table = [(n,) for n in range(400)]
+
+    class TightPool(FakePool):
+        limits: list[int]
+
+        def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> list[tuple[Any, ...]]:
+            *last, limit = parameters
+            self.limits.append(limit)
+            if limit > 50 and len(self.limits) < 6:
+                raise Overloaded("no memory")
+            start = last[0] + 1 if last else 0
+            return table[start : start + limit]
+
+    pool = TightPool()
+    pool.limits = []
+    read = [row.key for page in HanaSource(pool).pages(query("K"), 160) for row in page]
+    assert read == table
+    assert pool.limits == [161, 81, 41, 81, 41, 81, 161, 161]
+
+
+def test_a_hana_without_memory_for_the_smallest_page_is_told():
+    with pytest.raises(Overloaded):
+        pages(*[Overloaded("no memory")] * 20, size=1000)
+    with pytest.raises(Overloaded):
+        pages(Overloaded("no memory"), size=3)
 
 
 @pytest.mark.parametrize("size", [0, -1])

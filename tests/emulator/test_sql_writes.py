@@ -124,7 +124,8 @@ VALUES = [
     ("BOOLEAN", 1, 1), ("BOOLEAN", "false", 0), ("NVARCHAR(4)", "a  ", "a  "), ("NVARCHAR(4)", "", ""),
     ("NVARCHAR(4)", "😀😀", "😀😀"), ("NCLOB", "x" * 100_000, "x" * 100_000), ("VARBINARY(3)", b"\0\1\2", b"\0\1\2"),
     ("BLOB", b"\0" * 5000, b"\0" * 5000), ("DATE", "20240229", "2024-02-29"), ("TIME", "1:02:03", "01:02:03"),
-    ("SECONDDATE", "2024-02-29T10:00:00", "2024-02-29 10:00:00"), ("TIMESTAMP", "2024-02-29", "2024-02-29 00:00:00.0000000"),
+    ("SECONDDATE", "2024-02-29T10:00:00", "2024-02-29 10:00:00"), 
+    ("TIMESTAMP", "2024-02-29", "2024-02-29 00:00:00.0000000"),
     ("TIMESTAMP", "2024-02-29 01:02:03.1234567", "2024-02-29 01:02:03.1234567"),
     ("REAL_VECTOR(2)", vector(1, 2), vector(1, 2)), ("REAL_VECTOR", vector(1, 2, 3), vector(1, 2, 3)),
 ]  # fmt: skip
@@ -180,7 +181,8 @@ def test_identity(sql: Sql) -> None:
 
 def test_default_expressions(sql: Sql) -> None:
     sql.run(
-        "CREATE TABLE D (K INTEGER, T TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL, N NVARCHAR(3) DEFAULT 'x', V INTEGER DEFAULT -1)"
+        "CREATE TABLE D (K INTEGER, T TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL, N NVARCHAR(3) DEFAULT 'x',"
+        " V INTEGER DEFAULT -1)"
     )
     sql.run("INSERT INTO D (K) VALUES (1)")
     ((moment, name, number),) = sql.rows("SELECT T, N, V FROM D")

@@ -32,13 +32,17 @@ def test_a_second_sigterm_does_not_cut_the_batch_short() -> None:
 
 def test_sigterm_leaves_an_orderly_block_through_its_finally() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    cleaned = False
-    with pytest.raises(SystemExit) as caught, orderly():
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            signal.pause()
-        finally:
-            cleaned = True
-    assert cleaned
+    cleaned: list[bool] = []
+
+    def work() -> None:
+        with orderly():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                cleaned.append(True)
+
+    with pytest.raises(SystemExit) as caught:
+        work()
+    assert cleaned == [True]
     assert caught.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import lru_cache
 from typing import Any
 
 from hana_emulator.errors import HanaError
@@ -155,26 +154,6 @@ def escape_single_quotes(value: Any) -> str:
 
 def escape_double_quotes(value: Any) -> str:
     return plain(value).replace('"', '""')
-
-
-def like(value: Any, pattern: Any, escape: Any = None) -> bool:
-    """Case-sensitive; `%` any run, `_` one character, `escape` makes the next one literal."""
-    return _like_pattern(plain(pattern), None if escape is None else plain(escape)).fullmatch(plain(value)) is not None
-
-
-@lru_cache(maxsize=256)
-def _like_pattern(pattern: str, escape: str | None) -> re.Pattern[str]:
-    parts: list[str] = []
-    characters = iter(pattern)
-    for char in characters:
-        if char == escape:
-            following = next(characters, None)
-            if following is None:
-                raise HanaError(306, "invalid argument: LIKE pattern ends with its escape character")
-            parts.append(re.escape(following))
-        else:
-            parts.append({"%": ".*", "_": "."}.get(char) or re.escape(char))
-    return re.compile("".join(parts), re.DOTALL)
 
 
 def to_binary(value: Any) -> bytes:

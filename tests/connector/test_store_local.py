@@ -1,0 +1,487 @@
+"""What only the local store promises: one durable file, several processes, an in-memory copy that is never stale, and
+damage that is named instead of being taken for an empty store. The rest is in the contract of the stores."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from connector.errors import DatabaseError, RowRejected, StatementFailed, StoreCorrupt
+from connector.model import ChangeSet, Chunk, Lease
+from connector.stores import local, local_search, snapshot
+from connector.stores.lease import LeaseTimes
+from connector.stores.local import LocalStore
+from connector.stores.scan import numpy_scan
+
+DIMENSION = 8
+NAME = "materials"
+QUERY = np.eye(DIMENSION, dtype=np.float32)[0]
+
+
+class Model:
+    model = "model-a"
+    fingerprint = "fingerprint-a"
+    dimension = DIMENSION
+    max_tokens = 10
+
+
+def unit(count: int, seed: int = 0) -> np.ndarray:
+    vectors = np.random.default_rng(seed).standard_normal((count, DIMENSION))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def chunks(ids: range, **metadata: Any) -> list[Chunk]:
+    return [Chunk(f"k{number}", 0, f"text {number}", {"N": number, **metadata}, b"h" * 32) for number in ids]
+
+
+def write(store: LocalStore, *sets: ChangeSet) -> None:
+    with store.lease(NAME, "writer", 5) as lease:
+        for change_set in sets:
+            store.apply(lease, change_set)
+
+
+def add(store: LocalStore, ids: range, seed: int = 0, **metadata: Any) -> np.ndarray:
+    vectors = unit(len(ids), seed)
+    write(store, ChangeSet(chunks(ids, **metadata), vectors))
+    return vectors
+
+
+def found(store: LocalStore, where: dict[str, Any] | None = None, k: int = 10_000) -> set[str]:
+    return {hit.id for hit in store.search(NAME, QUERY, k, where)}
+
+
+def keys(ids: range) -> set[str]:
+    return {f"k{number}" for number in ids}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "a folder" / "störe"
+
+
+@pytest.fixture
+def file(folder: Path) -> Path:
+    return folder / local.FILE
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[LocalStore]:
+    store = LocalStore(folder)
+    store.open(NAME, Model())  # type: ignore[arg-type]
+    yield store
+    store.close()
+
+
+# --------------------------------------------------------------------------------------------------------- the file
+
+
+def test_durable_settings_and_no_leftovers(store, folder):
+    add(store, range(3))
+    with store._file.read() as db:
+        settings = [
+            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous", "foreign_keys")
+        ]
+    assert settings == ["wal", 2, 1]
+    store.close()
+    assert [path.name for path in folder.iterdir()] == [local.FILE]
+
+
+def damaged(file: Path, how: str) -> None:
+    match how:
+        case "empty":
+            file.write_bytes(b"")
+        case "other content":
+            file.write_bytes(b"%PDF-1.7 " + b"x" * 5000)
+        case "cut off":
+            file.write_bytes(file.read_bytes()[:1000])
+        case "another program's":
+            file.unlink()
+            other = sqlite3.connect(file)
+            other.execute("CREATE TABLE notes (x)")
+            other.commit()
+            other.close()
+
+
+@pytest.mark.parametrize("how", ["empty", "other content", "cut off", "another program's"])
+def test_a_file_that_is_not_ours_is_named_and_left_alone(store, folder, file, how):
+    add(store, range(100))
+    store.close()
+    damaged(file, how)
+    before = file.read_bytes()
+    with pytest.raises(StoreCorrupt) as raised:
+        LocalStore(folder)
+    assert str(file) in str(raised.value)
+    assert "sync again" in str(raised.value)
+    assert file.read_bytes() == before
+
+
+def test_a_log_without_its_file_is_damage(store, folder, file):
+    store.close()
+    file.rename(f"{file}-wal")
+    with pytest.raises(StoreCorrupt, match="-wal"):
+        LocalStore(folder)
+
+
+def test_damage_inside_is_found_when_it_is_read(store, folder, file):
+    add(store, range(2000))
+    store.close()
+    pages = bytearray(file.read_bytes())
+    pages[8192:-8192] = b"\xff" * (len(pages) - 16384)
+    file.write_bytes(pages)
+
+    def read() -> None:
+        with closing(LocalStore(folder)) as again:
+            list(again.records(NAME))
+
+    with pytest.raises(StoreCorrupt, match="cannot be trusted"):
+        read()
+
+
+def test_a_later_layout_is_refused(store, folder, file):
+    store.close()
+    database = sqlite3.connect(file)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(StoreCorrupt, match=r"layout 99.*upgrade"):
+        LocalStore(folder)
+
+
+def test_a_folder_that_cannot_be_one(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DatabaseError, match="cannot be used"):
+        LocalStore(tmp_path / "file" / "store")
+
+
+def test_a_full_disk_leaves_nothing_half_written(store):
+    add(store, range(50))
+    with store._file.read() as db:
+        (pages,) = db.execute("PRAGMA page_count").fetchone()
+    with store._file.read() as db:  # the connection that is lent next
+        db.execute(f"PRAGMA max_page_count = {pages + 5}")
+    with pytest.raises(DatabaseError, match="no room left"), store.lease(NAME, "writer", 1) as lease:
+        store.apply(lease, ChangeSet(chunks(range(3000)), unit(3000), deleted=["k1"]))
+    assert found(store) == keys(range(50))
+    add(store, range(60, 70))
+    assert found(store) == keys(range(50)) | keys(range(60, 70))
+
+
+def test_disk_use_is_bounded_under_churn(folder, file, monkeypatch):
+    """Closed stores have no log, so the file is all there is."""
+    monkeypatch.setattr(local, "TOMBSTONES_KEPT", 300)
+
+    def churn(rounds: range) -> int:
+        store = LocalStore(folder)
+        store.open(NAME, Model())  # type: ignore[arg-type]
+        for seed in rounds:
+            add(store, range(300), seed=seed)
+            store.optimise(NAME)
+        store.close()
+        return file.stat().st_size
+
+    settled = churn(range(3))
+    assert churn(range(3, 23)) < 1.5 * settled
+
+
+def test_many_at_once_create_one_store(folder):
+    def create(_: int) -> None:
+        store = LocalStore(folder)
+        store.open(NAME, Model())  # type: ignore[arg-type]
+        store.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(create, range(8)))
+    assert [path.name for path in folder.iterdir() if not path.name.endswith(("-wal", "-shm"))] == [local.FILE]
+
+
+def test_a_closed_store_says_so(store):
+    store.close()
+    with pytest.raises(StatementFailed, match="closed"):
+        store.status(NAME)
+
+
+def test_what_sqlite_cannot_take_is_a_refused_row(store):
+    huge = Chunk("k1", 0, "text", {}, b"h" * 32)
+    twice = [Chunk("k1", 0, "text", {}, b"h" * 32)] * 2
+    beyond = Chunk("k1", 2**70, "text", {}, b"h" * 32)
+    for bad in (twice, [huge, beyond]):
+        with pytest.raises(RowRejected):
+            write(store, ChangeSet(bad, unit(2)))
+    assert found(store) == set()
+
+
+# ------------------------------------------------------------------------------------------------- other processes
+
+CHILD = """
+    import sys, numpy as np
+    from pathlib import Path
+    from tests.connector.test_store_local import *
+    store = LocalStore(Path(sys.argv[1]), lease_times=LeaseTimes(ttl=1))
+    store.open(NAME, Model())
+"""
+
+
+def child(folder: Path, script: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(CHILD) + textwrap.dedent(script), str(folder)]
+    root = Path(__file__).resolve().parents[2]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
+
+
+def test_a_second_process_reads_and_writes(store, folder):
+    add(store, range(20))
+    assert found(store) == keys(range(20)), "so the copy in memory exists"
+    with child(
+        folder,
+        """
+        assert found(store) == keys(range(20))
+        add(store, range(20, 30))
+        write(store, ChangeSet(deleted=["k0", "k1"]))
+        write(store, ChangeSet(metadata_only=[Chunk("k5", 0, "", {"NEW": 1}, b"n" * 32)]))
+        """,
+    ) as process:
+        assert process.wait(60) == 0
+    assert found(store) == keys(range(2, 30))
+    assert found(store, {"NEW": 1}) == {"k5"}
+
+
+def test_killed_in_the_middle_of_writing(store, folder):
+    """Whole batches only, the file opens, and the lease of the dead writer runs out."""
+    with child(
+        folder,
+        """
+        with store.lease(NAME, "victim", 5) as lease:
+            for batch in range(1000):
+                store.apply(lease, ChangeSet(chunks(range(batch * 100, batch * 100 + 100)), unit(100)))
+                print(batch, flush=True)
+        """,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == 5:
+                break
+        process.kill()
+        rest = [int(line) for line in process.stdout.read().split()]
+    committed = max([5, *rest]) + 1
+    with store.lease(NAME, "heir", 10) as lease:
+        count = sum(len(page) for page in store.stored(NAME))
+        assert count % 100 == 0
+        assert count in (committed * 100, committed * 100 + 100), "what was reported is there"
+        assert found(store, k=count) == keys(range(count))
+        store.apply(lease, ChangeSet(deleted=list(keys(range(count)))))
+    assert found(store) == set()
+
+
+# -------------------------------------------------------------------------------------------------- the copy in memory
+
+
+def test_only_what_is_new_is_read_again(store, monkeypatch):
+    loaded: list[int] = []
+    append = snapshot.Buffer._append
+
+    def counting(self: snapshot.Buffer, rows: Any) -> Any:
+        loaded.append(len(rows))
+        return append(self, rows)
+
+    monkeypatch.setattr(snapshot.Buffer, "_append", counting)
+    add(store, range(100))
+    for _ in range(3):
+        assert found(store) == keys(range(100))
+    add(store, range(95, 103))
+    assert found(store) == keys(range(103))
+    write(store, ChangeSet(deleted=["k7"]))
+    assert found(store) == keys(range(103)) - {"k7"}
+    assert loaded == [100, 8]
+
+
+def test_a_snapshot_in_use_never_changes(store):
+    vectors = add(store, range(50))
+    found(store)
+    with store._file.read() as db:
+        index = store._index(local._known(db, NAME))
+        before = index.snapshot(db)
+    assert before is not None
+    kept, alive = before.vectors.copy(), before.alive.copy()
+    for seed in range(6):  # grows, buries and compacts
+        add(store, range(seed * 30, seed * 30 + 60), seed=seed + 1)
+        found(store)
+    assert np.array_equal(before.vectors, kept)
+    assert np.array_equal(before.vectors, vectors)
+    assert np.array_equal(before.alive, alive)
+
+
+def test_the_copy_does_not_grow_with_churn(store):
+    for seed in range(12):
+        add(store, range(100), seed=seed)
+        assert len(found(store)) == 100
+    with store._file.read() as db:
+        now = store._index(local._known(db, NAME)).snapshot(db)
+    assert now is not None
+    assert now.live == 100
+    assert len(now.ids) <= 200
+
+
+def test_a_reader_that_fell_behind_the_tombstones_reloads(store, folder, monkeypatch):
+    monkeypatch.setattr(local, "TOMBSTONES_KEPT", 5)
+    reader = LocalStore(folder)
+    add(store, range(100))
+    assert found(reader) == keys(range(100))
+    write(store, ChangeSet(deleted=list(keys(range(60)))))
+    store.optimise(NAME)
+    with store._file.read() as db:
+        assert db.execute("SELECT count(*) FROM tombstones").fetchone() == (5,)
+    assert found(reader) == keys(range(60, 100)) == found(store)
+    add(store, range(200, 205))
+    assert found(reader) == keys(range(60, 100)) | keys(range(200, 205))
+    reader.close()
+
+
+def test_rows_removed_behind_our_back_are_gone_from_search(store, file):
+    add(store, range(10))
+    found(store)
+    database = sqlite3.connect(file)
+    with database:
+        database.execute("DELETE FROM records WHERE document = 'k3'")
+    database.close()
+    assert found(store) == keys(range(10)) - {"k3"}
+
+
+def test_damaged_vectors_are_reported_and_never_found(store, file):
+    add(store, range(6))
+    database = sqlite3.connect(file)
+    with database:
+        database.execute("PRAGMA ignore_check_constraints = ON")
+        for record, vector in [(1, b"short"), (2, np.full(DIMENSION, np.nan, "<f4")), (3, np.zeros(DIMENSION, "<f4"))]:
+            database.execute("UPDATE vectors SET vector = ? WHERE record = ?", (bytes(vector), record))
+        database.execute("DELETE FROM vectors WHERE record = 4")
+        database.execute("UPDATE vectors SET vector = ? WHERE record = 5", ((2 * QUERY).tobytes(),))
+    database.close()
+    vectors = {record.record: record.vector for page in store.records(NAME) for record in page}
+    assert vectors[1] is None
+    assert vectors[4] is None
+    assert np.isnan(vectors[2]).all()
+    hits = store.search(NAME, QUERY, 10, None)
+    assert {hit.id for hit in hits} == {"k4", "k5"}
+    assert (hits[0].id, hits[0].score) == ("k4", 1.0), "the cosine, whatever the length"
+
+
+def test_after_a_failed_refresh_everything_is_read_anew(store, monkeypatch):
+    add(store, range(10))
+    found(store)
+    add(store, range(10, 20))
+    with monkeypatch.context() as broken:
+        broken.setattr(snapshot.Buffer, "_append", lambda self, rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            found(store)
+    assert found(store) == keys(range(20))
+
+
+def test_another_scan_is_used(folder):
+    calls: list[int] = []
+
+    def scan(matrix: np.ndarray, query: np.ndarray) -> np.ndarray:
+        calls.append(len(matrix))
+        return numpy_scan(matrix, query)
+
+    store = LocalStore(folder, scan=scan)
+    store.open(NAME, Model())  # type: ignore[arg-type]
+    add(store, range(5))
+    assert len(found(store)) == 5
+    assert calls == [5]
+    store.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- filters
+
+
+@pytest.mark.parametrize("selective_rows", [1, 20, 100_000])
+def test_every_way_to_filter_gives_the_same(store, monkeypatch, selective_rows):
+    """From the kept rows, down the ranking, or from the kept rows after all because they lie far down."""
+    monkeypatch.setattr(local_search, "SELECTIVE_ROWS", selective_rows)
+    monkeypatch.setattr(local_search, "SELECTIVE_SHARE", 50)
+    vectors = add(store, range(1000))
+    scores = vectors.astype(np.float64) @ QUERY.astype(np.float64)
+    order = np.argsort(-scores)
+    far = set(order[-400:].tolist())
+    write(
+        store,
+        ChangeSet(metadata_only=[Chunk(f"k{n}", 0, "", {"N": n, "FAR": n in far}, b"h" * 32) for n in range(1000)]),
+    )
+    cases: list[tuple[dict[str, Any], set[int]]] = [
+        ({"FAR": True}, far),
+        ({"FAR": False}, set(range(1000)) - far),
+        ({"N": {"$lt": 3}}, {0, 1, 2}),
+        ({"N": {"$gte": 0}}, set(range(1000))),
+        ({"N": -1}, set()),
+    ]
+    for where, keep in cases:
+        best = [f"k{number}" for number in order if number in keep][:7]
+        assert [hit.id for hit in store.search(NAME, QUERY, 7, where)] == best
+
+
+def test_a_remembered_filter_follows_every_change(store):
+    add(store, range(10), V=1)
+    assert found(store, {"V": 1}) == found(store, {"V": 1}) == keys(range(10))
+    write(store, ChangeSet(metadata_only=[Chunk("k1", 0, "", {"V": 2}, b"h" * 32)]))
+    assert found(store, {"V": 1}) == keys(range(10)) - {"k1"}
+    write(store, ChangeSet(deleted=["k2"]))
+    assert found(store, {"V": 1}) == keys(range(10)) - {"k1", "k2"}
+    add(store, range(10, 12), V=1)
+    assert found(store, {"V": 1}) == keys(range(12)) - {"k1", "k2"}
+    for number in range(2 * local_search.REMEMBERED):
+        found(store, {"N": number})
+    with store._file.read() as db:
+        now = store._index(local._known(db, NAME)).snapshot(db)
+    assert now is not None
+    assert len(now.filtered) <= local_search.REMEMBERED
+
+
+# ----------------------------------------------------------------------------------------------------------- leases
+
+
+def test_a_write_keeps_to_one_lease_through_threads(store):
+    """Twenty writers in turn: nothing is lost and no two are in at once."""
+    inside: list[int] = []
+
+    def work(number: int) -> None:
+        with store.lease(NAME, f"w{number}", 30) as lease:
+            inside.append(1)
+            assert len(inside) == 1
+            store.apply(lease, ChangeSet(chunks(range(number, number + 1)), unit(1)))
+            inside.pop()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(20)))
+    assert found(store) == keys(range(20))
+
+
+def test_the_renewing_thread_gives_up_a_lost_lease(folder):
+    store = LocalStore(folder, lease_times=LeaseTimes(ttl=30, renew=0.05))
+    store.open(NAME, Model())  # type: ignore[arg-type]
+    with store.lease(NAME, "first", 0) as lease:
+        with store._file.write() as db:
+            db.execute("UPDATE collections SET lease_epoch = lease_epoch + 1, lease_owner = 'second'")
+        time.sleep(0.2)
+        assert not store.renew_lease(lease, 30)
+    with store._file.read() as db:
+        assert db.execute("SELECT lease_owner FROM collections").fetchone() == ("second",), "not released for another"
+    assert store.renew_lease(Lease(NAME, "second", lease.epoch + 1), 30)
+    store.close()
+
+
+def test_metadata_is_readable_json_in_the_file(store, file):
+    add(store, range(1), ÄÖ="ü")
+    database = sqlite3.connect(file)
+    (meta,) = database.execute("SELECT meta FROM records").fetchone()
+    database.close()
+    assert json.loads(meta) == {"N": 0, "ÄÖ": "ü"}
