@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -524,9 +524,7 @@ class _JobProgress:
         pass
 
 
-_STATUS_KEYS = (
-    "collection store schema table generation model dimension rows chunks empty last_sync lag_seconds quarantined foreign"
-).split()
+_STATUS_KEYS = (*(item.name for item in fields(CollectionStatus)), "lag_seconds")
 
 
 def _status_dict(status: CollectionStatus) -> dict[str, Any]:
@@ -534,8 +532,7 @@ def _status_dict(status: CollectionStatus) -> dict[str, Any]:
     if last is not None and last.tzinfo is None:
         last = last.replace(tzinfo=UTC)
     lag = None if last is None else max(0.0, round((datetime.now(UTC) - last).total_seconds(), 1))
-    shown = {name: getattr(status, name) for name in _STATUS_KEYS if name != "lag_seconds"}
-    return shown | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
+    return asdict(status) | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
 
 
 def _found(hit: Hit, columns: Sequence[str]) -> FoundHit:

@@ -234,7 +234,7 @@ class HanaStore:
         self._recent(collection)
 
         def take(session: Session) -> int | str:
-            values = (owner[:200], round(ttl), collection)
+            values = (owner[:200], _seconds(ttl), collection)
             taken = session.execute(self._sql.take_lease(), values, doing="taking a lease")
             holder, epoch = session.query(self._sql.read_lease(), (collection,))[0]
             return int(epoch) if taken else str(holder)
@@ -242,7 +242,7 @@ class HanaStore:
         return self._pool.in_transaction(take, doing="taking a lease")
 
     def renew_lease(self, lease: Lease, ttl: float) -> bool:
-        values = (round(ttl), lease.collection, lease.epoch)
+        values = (_seconds(ttl), lease.collection, lease.epoch)
         return self._pool.execute(self._sql.renew_lease(), values, doing="renewing a lease") == 1
 
     def release_lease(self, lease: Lease) -> None:
@@ -255,7 +255,7 @@ class HanaStore:
         writer = _Writer(self._sql, found, changes)
 
         def write(session: Session) -> None:
-            values = (round(self._times.ttl), lease.collection, lease.epoch)
+            values = (_seconds(self._times.ttl), lease.collection, lease.epoch)
             if session.execute(self._sql.renew_lease(), values, doing="checking the lease") != 1:
                 raise lost(lease)
             writer.write(session)
@@ -356,6 +356,11 @@ class HanaStore:
                 return best
             ties += full
             count *= 4
+
+
+def _seconds(ttl: float) -> int:
+    """Whole ones for HANA, and never none."""
+    return max(1, round(ttl))
 
 
 def _hit(row: Sequence[Any]) -> Hit:

@@ -288,7 +288,9 @@ def _cast(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def _typed_literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    """DATE '...', TIME '...', TIMESTAMP '...'."""
+    """DATE '...', TIME '...', TIMESTAMP '...'; not the value::type of other databases."""
+    if not isinstance(node.this, exp.Literal) or not node.this.is_string:
+        raise syntax_error("use CAST(value AS type)")
     return cast(bind(binding, scope, node.this), datatypes.type_named(node.args["to"].this.name))
 
 

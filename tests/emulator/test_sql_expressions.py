@@ -152,7 +152,7 @@ ERRORS = [
     ("TRUE + 1", 266),
     ("SUM(COUNT(*))", 294),
     ("(SELECT 1, 2 FROM DUMMY)", 269),
-    ("1 IN (SELECT 1, 2 FROM DUMMY)", 269),
+    ("CASE WHEN 1 IN (SELECT 1, 2 FROM DUMMY) THEN 1 END", 269),
     ("X'0'", 257),
 ]
 
