@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from connector.apply import STAGES, DocumentWriter, StageClock, Target, Written, never
 from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, quarantine_id
-from connector.errors import RowRejected
+from connector.errors import DatabaseError, RowRejected
 from connector.model import (
     ChangeSet,
     Checkpoint,
@@ -70,6 +70,8 @@ class SyncReport:
     seconds: float = 0.0
     rows_per_second: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    notes: list[str] = field(default_factory=list)
+    """What a person should know and no count says."""
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -105,8 +107,16 @@ def sync(
         run = _Run(ends, renderer, lease, options, observer)
         report = run(stop)
     if report.upserted:
-        ends.store.optimise(spec.name)
+        _optimise(ends.store, report)
     return report
+
+
+def _optimise(store: VectorStore, report: SyncReport) -> None:
+    """An index only makes searches faster: when it cannot be built (time, privileges), the data are in all the same."""
+    try:
+        store.optimise(report.collection)
+    except DatabaseError as error:
+        report.notes.append(f"the rows are stored, but the search index was not built: {error}")
 
 
 class _Run:

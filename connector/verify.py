@@ -70,8 +70,8 @@ def verify(
 
     Reads the store once, then the source once. Every stored text, metadata, hash and vector is checked; in addition
     `SAMPLE` stored texts are embedded again. With `repair` the rows found wrong are rendered, embedded and written
-    anew, orphans are deleted, and the comparison is made a second time: `ok` is its verdict. A source that is empty while the
-    store is not is never taken as a reason to delete: `paused` then says `source_empty`.
+    anew, orphans are deleted, and the comparison is made a second time: `ok` is its verdict. A source that is empty
+    while the store is not is never taken as a reason to delete: `paused` then says `source_empty`.
 
     Raises as `sync` does.
     """

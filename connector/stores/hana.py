@@ -331,7 +331,7 @@ class HanaStore:
         found. Of rows with equal scores at the end of a long run of them, HANA chooses."""
         found = self._recent(collection)
         condition = filters.parse(where, self._names.get(collection, found.names))
-        query = records.fvecs(records.unit_query(vector, found.stamp.dimension)[None, :])[0]
+        query = records.vector_text(records.unit_query(vector, found.stamp.dimension))
         if k < 1:
             return []
         try:
@@ -341,13 +341,13 @@ class HanaStore:
                 raise filters.not_comparable(condition) from None
             raise
 
-    def _best(self, table: VectorSql, query: bytes, k: int, condition: filters.Condition | None) -> list[Hit]:
+    def _best(self, table: VectorSql, query: str, k: int, condition: filters.Condition | None) -> list[Hit]:
         """Several chunks of one document count once, so more rows are read until there are `k` documents."""
         compiled = filter_sql.Compiled("", ()) if condition is None else filter_sql.to_hana(condition)
-        sql = table.search(compiled.sql, compiled.projection)
         count, ties = k + min(k, 50), 0
         while True:
-            rows = self._pool.read(sql, (count, query, *compiled.parameters), doing="searching")
+            sql = table.search(count, compiled.sql, compiled.projection)
+            rows = self._pool.read(sql, (query, *compiled.parameters), doing="searching")
             scored = [row for row in rows if row[5] is not None]
             best = records.best_per_document(map(_hit, scored), k)
             exhausted = len(rows) < count or len(scored) < len(rows)

@@ -199,13 +199,17 @@ class VectorSql:
         """Records, records of ours, documents of ours."""
         return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.table}'
 
-    def search(self, condition: str = "", projection: str = "") -> str:
-        """Parameters: how many, the query as fvecs bytes, then those of the condition. `projection` (full-text search
-        in metadata) makes the condition range over named metadata fields."""
+    def search(self, count: int, condition: str = "", projection: str = "") -> str:
+        """Parameters: the query as text (`records.vector_text`), then those of the condition. `projection` (full-text
+        search in metadata) makes the condition range over named metadata fields.
+
+        SAP documents TOP with a literal number only; and TO_REAL_VECTOR takes text everywhere, while nobody could yet
+        see what a real HANA declares its parameter as when bytes are bound.
+        """
         source = "intermediate_result" if projection else self.table
         head = f"WITH intermediate_result AS (SELECT *, {projection} FROM {self.table}) " if projection else ""
         where = f" WHERE {condition}" if condition else ""
         return (
-            f'{head}SELECT TOP ? "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
+            f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
             f'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" FROM {source}{where} ORDER BY "SCORE" DESC'
         )

@@ -92,6 +92,11 @@ def unit_query(vector: NDArray[np.float32], dimension: int) -> NDArray[np.float3
     return np.ascontiguousarray(query / length, dtype="<f4")
 
 
+def vector_text(vector: NDArray[np.float32]) -> str:
+    """HANA's text form of a vector; digits enough to be the same float32 again."""
+    return "[" + ",".join(map(repr, vector.tolist())) + "]"
+
+
 def fvecs(vectors: Vectors) -> list[bytes]:
     """Each row as HANA's binary form: little-endian int32 dimension, then float32s. One pass over all rows."""
     count, dimension = vectors.shape

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-from hana_emulator.errors import HanaError
+from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql import conversions, functions, objects
 from hana_emulator.sql.catalog import Catalog
@@ -127,7 +127,10 @@ class Database:
             if found is not None:
                 self._plans.move_to_end(key)
                 return found
-        found = prepare(sql, catalog, schema)
+        try:
+            found = prepare(sql, catalog, schema)
+        except RecursionError:
+            raise syntax_error("the statement is nested too deeply") from None
         with self._plans_lock:
             self._plans[key] = found
             while len(self._plans) > _PLANS:

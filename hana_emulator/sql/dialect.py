@@ -5,6 +5,7 @@ Knows only text and syntax trees; names and types are resolved elsewhere.
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any, ClassVar
 
@@ -17,6 +18,8 @@ from sqlglot.tokenizer_core import Token, TokenType
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql import grammar
 
+logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
+"""It logs the text of statements that it only half understands, literals and all."""
 PARAMETER_PREFIX = "P__"
 _CLOCK_TOKENS = {
     TokenType.CURRENT_DATE,

@@ -126,6 +126,8 @@ def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if query is not None:
         return _in_query(binding, scope, node.this, query)
     nodes = node.expressions
+    if not nodes:
+        raise syntax_error("IN needs a list of values or a query")
     left = bind(binding, scope, node.this)
     options = [bind(binding, scope, option, left.type) for option in nodes]
     left = typed_parameter(binding, left, datatypes.unify(option.type for option in options))

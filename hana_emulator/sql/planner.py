@@ -81,14 +81,14 @@ class _Preparation:
         first = self.tokens[0]
         if is_word(first, "UPSERT") or is_word(first, "REPLACE"):
             return self._written(self._upsert())
-        if first.text.upper() in _KNOWN_TO_HANA and is_word(first, first.text.upper()):
-            raise not_supported(f"a statement of this form that begins with {first.text.upper()}")
+        if not any(is_word(first, word) for word in _FIRST_WORDS):
+            raise _unknown_statement(first)
         node = dialect.parse(dialect.number_parameters(self.sql, self.tokens))
         if isinstance(node, exp.Query):
             return self._query(node)
         binder = _WRITERS.get(type(node))
         if binder is None:
-            raise syntax_error(f'incorrect syntax near "{first.text[:40]}"', first.start + 1)
+            raise _unknown_statement(first)
         return self._written(binder(self.binding, node))
 
     def _query(self, node: exp.Expr) -> Prepared:
@@ -108,6 +108,8 @@ class _Preparation:
         return self._prepared(plan.function, plan, BoundQuery("", ()))
 
     def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:
+        if any(number not in self.binding.parameters for number in range(1, self.parameter_count + 1)):
+            raise syntax_error("a parameter stands where none is allowed")
         return Prepared(
             self.sql,
             function,
@@ -140,6 +142,12 @@ class _Preparation:
         return writes.bind_upsert(self.binding, node, tree, by_key)
 
 
+def _unknown_statement(first: Token) -> HanaError:
+    if any(is_word(first, word) for word in _KNOWN_TO_HANA):
+        return not_supported(f"a statement of this form that begins with {first.text.upper()}")
+    return syntax_error(f'incorrect syntax near "{first.text[:40]}"', first.start + 1)
+
+
 def _numbered(sql: str, tokens: list[Token], start: int, known: int) -> str:
     """The text of `tokens`, parameters numbered from `known` + 1."""
     pieces, position = [], start
@@ -166,6 +174,7 @@ def _where_after_values(tokens: list[Token]) -> int | None:
     return None
 
 
+_FIRST_WORDS = ("SELECT", "WITH", "(", "INSERT", "UPDATE", "DELETE", "MERGE")
 _KNOWN_TO_HANA = frozenset(
     {"ALTER", "CALL", "CREATE", "DO", "DROP", "EXPLAIN", "EXPORT", "GRANT", "IMPORT", "REVOKE", "SET"}
 )

@@ -96,6 +96,8 @@ def bind_select(binding: Binding, node: exp.Select, parent: Scope | None) -> Sel
 def _group_key(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     bound = expressions.bind(binding, scope, node)
     refuse_lob(bound)
+    if bound.constant or scope.aggregates:
+        raise HanaError(275, "GROUP BY takes expressions over columns, without aggregate functions")
     return bound.sql
 
 
@@ -211,7 +213,7 @@ def _bind_limit(binding: Binding, scope: Scope, node: exp.Expr | None) -> str:
     value = node.args.get("expression") or node.this
     if isinstance(value, exp.Paren):
         value = value.this
-    if not isinstance(value, exp.Literal) and dialect.parameter_number(value) is None:
+    if not (isinstance(value, exp.Literal) and not value.is_string) and dialect.parameter_number(value) is None:
         raise syntax_error("TOP, LIMIT and OFFSET take a number or a parameter")
     return expressions.bind(binding, scope, value, INTEGER).sql
 

@@ -80,9 +80,13 @@ class Session:
     def commit(self) -> None:
         if not self._writing:
             return
-        with self._database.commit_lock:
-            self._connection.execute("COMMIT")
-            self._database.touch(self._dirty)
+        try:
+            with self._database.commit_lock:
+                self._connection.execute("COMMIT")
+                self._database.touch(self._dirty)
+        except sqlite3.Error as error:
+            self.rollback()
+            raise failures.translate(error, None) from None
         self._end_write()
 
     def rollback(self) -> None:

@@ -169,7 +169,10 @@ def _insert_values(target: _Target, columns: Sequence[TableColumn], node: exp.Va
     values = node.expressions[0]
     nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
     _check_count(len(nodes), len(columns))
-    sqls = [target.value(Scope(), value, column) for value, column in zip(nodes, columns, strict=True)]
+    scope = Scope()
+    sqls = [target.value(scope, value, column) for value, column in zip(nodes, columns, strict=True)]
+    if scope.aggregates:
+        raise HanaError(275, "aggregate function not allowed in VALUES")
     names, defaults = _defaults(target, columns)
     return [quoted(c.name) for c in columns] + names, f"VALUES ({', '.join(sqls + defaults)})"
 

@@ -325,7 +325,7 @@ def test_a_search_is_one_statement(store, statements):
     statements.clear()
     store.search(NAME, unit(1)[0], 5, {"A": None})
     assert len(statements) == 1
-    assert statements[0].startswith("SELECT TOP ?")
+    assert statements[0].startswith("SELECT TOP 10 ")
 
 
 def test_a_filter_error_of_hana_becomes_ours_and_others_do_not(store, run):
@@ -364,5 +364,5 @@ def test_identifiers_are_quoted():
     sql = VectorSql('S"x', "T")
     assert sql.table == '"S""x"."T"'
     assert all(
-        '"S""x"."T"' in text for text in (sql.insert(), sql.delete(), sql.search(), sql.create_hnsw(), sql.count())
+        '"S""x"."T"' in text for text in (sql.insert(), sql.delete(), sql.search(1), sql.create_hnsw(), sql.count())
     )

@@ -4,8 +4,10 @@ documentation, and the list holds no shape that is no longer sent.
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from connector.errors import ConnectorError
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool
 from connector.model import ChangeSet, CollectionSpec, QuarantinedRow, Query, TableRef
 from connector.source import HanaSource
+from connector.stores import hana_tables
 from connector.stores.hana import HanaStore
 from connector.sync import Ends, SyncOptions, sync
 from connector.verify import verify
@@ -42,11 +45,13 @@ FILTERS = [
 
 
 def shape(sql: str, schema: str) -> str:
-    """A statement without this test's names: <S> the schema, <C> the collection's table, <T> the source table."""
+    """A statement without this test's names: <S> the schema, <C> a collection's table, <T> a source table or view."""
     sql = re.sub(r"\s+", " ", sql).strip().replace(f'"{schema}"', "<S>")
-    sql = re.sub(r'"OWL_STATEMENTS_G1(_[A-Z]+)?"', lambda match: f"<C{(match[1] or '').lower()}>", sql)
-    sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>").replace('"SRC"', "<T>")
+    sql = re.sub(r'"OWL_[A-Z]+_G\d(_[A-Z]+)?"', lambda match: f"<C{(match[1] or '').lower()}>", sql)
+    sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>")
+    sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>")
     sql = re.sub(r"TOP \d+", "TOP n", sql)
+    sql = re.sub(r"REAL_VECTOR\(\d+\)", "REAL_VECTOR(n)", sql)
     sql = re.sub(r"TO_NVARCHAR\(\?\)(, TO_NVARCHAR\(\?\))+", "TO_NVARCHAR(?), ...", sql)
     return re.sub(r'(\("A" = \? AND "B" = \?\))( OR \("A" = \? AND "B" = \?\))+', r"\1 OR ...", sql)
 
@@ -99,16 +104,31 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     store.status(spec.name)
     source.rows(Query(spec.source, ("A", "B"), ("TXT",)), [("0", 2), ("1", 3)])
     HanaFeatures.probe(pool)
-    view_and_wrong_name(pool, hana, schema)
+    changed_settings(pool, schema)
+    views_and_wrong_names(pool, hana, schema)
 
 
-def view_and_wrong_name(pool: HanaPool, hana, schema: str) -> None:
-    hana.cursor().execute('CREATE VIEW "V" AS SELECT "A" FROM "SRC"')
+def changed_settings(pool: HanaPool, schema: str) -> None:
+    """Other metadata names for a collection, and another model for one that is still empty."""
+    first, second = (EngineEmbedder(load_engine(EngineOptions(model=model))) for model in ("hash:16", "hash:32"))
+    HanaStore(pool, schema).open("empty", first)
+    HanaStore(pool, schema, names={"empty": {"/BIC/X": "BIC_X"}}).open("empty", first)
+    HanaStore(pool, schema).open("empty", second)
+
+
+def views_and_wrong_names(pool: HanaPool, hana: Any, schema: str) -> None:
+    hana.cursor().execute(
+        'CREATE VIEW "NULLS" AS SELECT CASE WHEN "B" > 5 THEN "A" ELSE NULL END AS "A", "B", "TXT" FROM "SRC"'
+    )
     hana.commit()
-    HanaSource(pool).describe(TableRef(schema, "V"))
-    for name in ("SRK", "nothing like it"):
+    source = HanaSource(pool)
+    source.describe(TableRef(schema, "NULLS"))
+    query = Query(TableRef(schema, "NULLS"), ("A", "B"), ("TXT",))
+    list(source.pages(query, 3))
+    source.rows(query, [(None, 3)])
+    for table in (TableRef(schema, "SRK"), TableRef("NO_SUCH_SCHEMA", "SRC")):
         with pytest.raises(ConnectorError):
-            HanaSource(pool).describe(TableRef(schema, name))
+            source.describe(table)
 
 
 def insert(hana, rows) -> None:
@@ -120,6 +140,17 @@ def test_every_statement_sent_is_listed_and_every_listed_one_is_sent(recorded, h
     sent = {shape(sql, hana_schema) for sql in recorded}
     assert sent - listed() == set(), "sent, but not in docs/hana-sql.md"
     assert listed() - sent == set(), "in docs/hana-sql.md, but not sent any more"
+
+
+def test_every_text_of_the_store_is_among_them(hana_schema):
+    """Also those that no test above came by."""
+    for texts in (hana_tables.StateSql(hana_schema), hana_tables.VectorSql(hana_schema, "OWL_X_G1")):
+        for name, method in inspect.getmembers(texts, inspect.ismethod):
+            required = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty]
+            if not name.startswith("_"):
+                built = method(*[1] * len(required))
+                for sql in built.values() if isinstance(built, dict) else [built] if isinstance(built, str) else built:
+                    assert shape(sql, hana_schema) in listed(), name
 
 
 def test_every_listed_statement_names_its_source():
