@@ -2,7 +2,9 @@
 
     python benchmarks/embed.py [--rounds 5] [--threads 2] [--precision fp32] [--out benchmarks/results/embed.json]
 
-Both embed the same generated SAP-like texts in one process, taking turns; the median of each is compared.
+Both embed the same generated SAP-like texts in one process, taking turns; the median of each is compared. The load
+average before and after is part of the result: on a machine that does other work the rounds scatter, the result is marked
+`disturbed`, and its ratios say nothing.
 
 Prediction, written before the first run: fp32 on two cores 1.7 x on short and 1.8 x on skewed texts, from computing no
 padding and from oneDNN's prepacked linear layers with GELU inside; more on CPUs where oneDNN's fp32 kernels are faster
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import statistics
@@ -36,6 +39,8 @@ from app.src.core.engine import EngineOptions, load_engine  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
 BATCH_SIZES = (8, 16, 32, 64)
+SCATTER = 1.3
+"""Largest over smallest ratio of the rounds, above which something else was running."""
 NOUNS = [
     *("hydraulic pump", "ball valve", "shaft seal", "roller bearing", "gear box", "oil filter", "pressure sensor"),
     *("hexagon bolt", "gasket", "conveyor belt", "electric motor", "housing", "cable gland", "compressor", "coupling"),
@@ -67,6 +72,7 @@ class Result:
     theirs_batch_size: int
     ratio: float
     ratios: list[float]
+    disturbed: bool
     ours_tokens_per_second: float
     padding_ratio: float
     least_cosine: float
@@ -106,6 +112,7 @@ def compare(engine: Any, peer: Any, workload: Workload, rounds: int) -> Result:
     for _ in range(rounds):
         ours.append(seconds(lambda: engine.embed(texts)))
         theirs.append(seconds(lambda: peer.encode(texts, batch_size=size)))
+    ratios = [round(their / our, 3) for our, their in zip(ours, theirs, strict=True)]
     our_time, their_time = statistics.median(ours), statistics.median(theirs)
     return Result(
         workload=workload.name,
@@ -115,7 +122,8 @@ def compare(engine: Any, peer: Any, workload: Workload, rounds: int) -> Result:
         theirs_seconds=round(their_time, 4),
         theirs_batch_size=size,
         ratio=round(their_time / our_time, 3),
-        ratios=[round(their / our, 3) for our, their in zip(ours, theirs, strict=True)],
+        ratios=ratios,
+        disturbed=max(ratios) > SCATTER * min(ratios),
         ours_tokens_per_second=round(workload.tokens / our_time, 1),
         padding_ratio=round(engine.stats().padding_ratio, 4),
         least_cosine=float(cosines.min()),
@@ -145,11 +153,13 @@ def run(threads: int, precision: str, rounds: int, scale: float) -> dict[str, An
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(threads)
+    load_before = os.getloadavg()[0]
     peer = SentenceTransformer(str(find_folder(MODEL)), device="cpu")
     with load_engine(EngineOptions(MODEL, device="cpu", precision=precision, threads=threads)) as engine:
         results = [compare(engine, peer, load, rounds) for load in workloads(engine.count_tokens, scale)]
         how = {"model": MODEL, "precision": engine.precision, "path": engine.path}
-    return {"machine": machine(threads), "ours": how, "results": [asdict(result) for result in results]}
+    about = machine(threads) | {"load_average": [load_before, os.getloadavg()[0]]}
+    return {"machine": about, "ours": how, "results": [asdict(result) for result in results]}
 
 
 def show(report: dict[str, Any]) -> None:
@@ -160,7 +170,7 @@ def show(report: dict[str, Any]) -> None:
         print(
             f"{row['workload']:<8} {row['texts']:>5} texts {row['tokens']:>7} tokens: {row['ratio']:.2f} x"
             f" sentence-transformers (batch {row['theirs_batch_size']}), {row['ours_tokens_per_second']:.0f} tokens/s,"
-            f" least cosine {row['least_cosine']:.7f}, rounds {row['ratios']}"
+            f" least cosine {row['least_cosine']:.7f}, rounds {row['ratios']}{' DISTURBED' if row['disturbed'] else ''}"
         )
 
 

@@ -170,6 +170,7 @@ def _syntax_error(error: Exception, sql: str) -> HanaError:
     line, column = details[0].get("line") or 1, details[0].get("col") or 0
     position = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + column
     near = details[0].get("highlight") or ""
+    near = "'...'" if "'" in near else near
     return syntax_error(f'incorrect syntax near "{near}": line {line} col {column} (at pos {position})', position)
 
 

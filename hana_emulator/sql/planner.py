@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
-from hana_emulator.errors import not_supported, syntax_error
+from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
 from hana_emulator.sql import definitions, dialect, queries, search, writes
 from hana_emulator.sql.catalog import Catalog

@@ -1,4 +1,4 @@
-"""No text makes the SQL side fail in another way than by a HanaError with a meaningful code; nothing leaks into messages."""
+"""Whatever the text, the SQL side answers or raises a HanaError with a meaningful code; messages leak nothing."""
 
 from __future__ import annotations
 
@@ -18,15 +18,47 @@ STATEMENTS = [
     "UPSERT T ( A , B ) VALUES ( 1 , 'q' ) WITH PRIMARY KEY",
     "WITH X AS ( SELECT * FROM T ) SELECT TOP 3 A , TO_REAL_VECTOR ( '[1,2]' ) AS S FROM X ORDER BY A DESC",
     "CREATE TABLE U ( A INTEGER DEFAULT 1 NOT NULL , PRIMARY KEY ( A ) )",
-    "SELECT CASE A WHEN 1 THEN B END , SUM ( D ) OVER ( PARTITION BY B ORDER BY A ) FROM T UNION ALL SELECT 'x' , 1 FROM DUMMY",
+    "SELECT CASE A WHEN 1 THEN B END , SUM ( D ) OVER ( PARTITION BY B ORDER BY A ) FROM T UNION SELECT 'x' , 1 FROM DUMMY",
     "CREATE OR REPLACE VIEW W AS SELECT A FROM T",
     "COMMENT ON COLUMN T . A IS 'x'",
 ]
-WORDS = (
-    "SELECT FROM T WHERE A B C * , ( ) = <> < + - / || ? 1 2.5 'x' NULL AND OR NOT IN LIKE BETWEEN IS CASE WHEN THEN END AS "
-    "ORDER BY GROUP LIMIT TOP DISTINCT UNION EXCEPT JOIN ON COUNT SUM CAST INSERT INTO VALUES UPDATE SET DELETE UPSERT WITH "
-    "PRIMARY KEY CREATE TABLE VIEW DROP COMMENT \"q\" . ; OVER EXISTS DUMMY DATE TRIM ESCAPE FOR HINT INTERVAL [ ] : @ :: %"
-).split()  # fmt: skip
+WORDS = [
+    *("SELECT", "FROM", "T", "WHERE", "A", "B", "C", "*", ",", "(", ")", "=", "<>", "<", "+", "-", "/", "||", "?", "1"),
+    *("'x'", "NULL", "AND", "OR", "NOT", "IN", "LIKE", "BETWEEN", "IS", "CASE", "WHEN", "THEN", "END", "AS", "ORDER"),
+    *("GROUP", "BY", "LIMIT", "TOP", "DISTINCT", "UNION", "EXCEPT", "JOIN", "ON", "COUNT", "SUM", "CAST", "INSERT"),
+    *(
+        "INTO",
+        "VALUES",
+        "UPDATE",
+        "SET",
+        "DELETE",
+        "UPSERT",
+        "WITH",
+        "PRIMARY",
+        "KEY",
+        "CREATE",
+        "TABLE",
+        "VIEW",
+        "DROP",
+    ),
+    *(
+        "COMMENT",
+        '"q"',
+        ".",
+        ";",
+        "OVER",
+        "EXISTS",
+        "DUMMY",
+        "DATE",
+        "TRIM",
+        "ESCAPE",
+        "FOR",
+        "HINT",
+        "INTERVAL",
+        "2.5",
+    ),
+    *("[", "]", ":", "@", "::", "%"),
+]
 
 
 def garbled(chance: random.Random) -> str:
@@ -44,7 +76,7 @@ def garbled(chance: random.Random) -> str:
     return " ".join(words)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_garbled_statements_end_in_a_hana_error_or_run(sql: Sql, seed: int) -> None:
     sql.run("CREATE TABLE T (A INTEGER PRIMARY KEY, B NVARCHAR(10), C NCLOB, D DECIMAL(5,2))")
     chance = random.Random(seed)
@@ -79,6 +111,7 @@ def test_neither_log_nor_message_repeats_the_statement(sql: Sql, caplog: pytest.
     caplog.set_level(logging.DEBUG)
     for text in (
         "SELECT A FROM T WHERE N = 'hush-hush' AND",
+        "SELECT A FROM T WHERE N = 'x' 'hush-hush'",
         "COMMENT 'hush-hush' COLUMN",
         "INSERT INTO T (N) VALUES ('hush-hush')",
         "INSERT INTO T (A) VALUES ('hush-hush')",
