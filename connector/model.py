@@ -332,8 +332,8 @@ class Embedder(Protocol):
         ...
 
     def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
-        """Pieces of at most `max_tokens` tokens, each starting `overlap` tokens before the end of the one before it,
-        cut at word borders where that is possible; exact substrings of `text` that together cover it."""
+        """Pieces of at most `max_tokens` tokens, each starting up to `overlap` tokens before the end of the one before
+        it, cut at word borders where that is possible; exact substrings of `text` that together cover it."""
         ...
 
 

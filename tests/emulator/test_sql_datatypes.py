@@ -17,7 +17,8 @@ SHORT = {
     "int": type_named("INTEGER"), "big": type_named("BIGINT"), "dbl": type_named("DOUBLE"), "real": type_named("REAL"),
     "d52": type_named("DECIMAL", [5, 2]), "d83": type_named("DECIMAL", [8, 3]), "dec": FLOATING_DECIMAL,
     "n3": type_named("NVARCHAR", [3]), "n9": type_named("NVARCHAR", [9]), "v5": type_named("VARCHAR", [5]),
-    "clob": type_named("NCLOB"), "bin": type_named("VARBINARY", [4]), "blob": type_named("BLOB"), "bool": type_named("BOOLEAN"),
+    "clob": type_named("NCLOB"), "bin": type_named("VARBINARY", [4]), "blob": type_named("BLOB"),
+    "bool": type_named("BOOLEAN"),
     "date": type_named("DATE"), "ts": type_named("TIMESTAMP"), "vec": type_named("REAL_VECTOR", [3]),
     "vec4": type_named("REAL_VECTOR", [4]),
 }  # fmt: skip
