@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -142,14 +142,16 @@ class DocumentWriter:
         with self._clock("tokenize", len(fresh)):
             written.tokens += sum(self._embedder.count_tokens(list(fresh.values())))
         with self._clock("embed", len(fresh)):
-            try:
-                return dict(zip(fresh, self._embedder.embed_documents(list(fresh.values())), strict=True))
-            except TextsNotEmbeddable as error:
-                bad = set(error.indices)
-            good = {key: text for i, (key, text) in enumerate(fresh.items()) if i not in bad}
-            if not good:
-                return {}
-            return dict(zip(good, self._embedder.embed_documents(list(good.values())), strict=True))
+            while fresh:
+                try:
+                    return dict(zip(fresh, self._embedder.embed_documents(list(fresh.values())), strict=True))
+                except TextsNotEmbeddable as error:
+                    bad = set(error.indices)
+                    good = {key: text for i, (key, text) in enumerate(fresh.items()) if i not in bad}
+                    if len(good) == len(fresh):
+                        raise
+                    fresh = good
+        return {}
 
     # -------------------------------------------------------------------------------------------------- applying
 
@@ -233,10 +235,3 @@ def _batches(ready: Sequence[_Ready], limit: int = CHUNKS_PER_APPLY) -> Iterator
         chunks += len(document.chunks)
     if batch:
         yield batch
-
-
-Stop = Callable[[], bool]
-
-
-def never() -> bool:
-    return False

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
-from connector.apply import STAGES, DocumentWriter, StageClock, Target, Written, never
+from connector.apply import STAGES, DocumentWriter, StageClock, Target, Written
 from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, quarantine_id
 from connector.errors import DatabaseError, RowRejected
@@ -27,6 +27,11 @@ from connector.model import (
 )
 
 Stop = Callable[[], bool]
+"""Asked between pages; True: end early, keeping what is done."""
+
+
+def never() -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ def sync(
     renderer = Renderer(spec, table, ends.embedder)
     ends.store.open(spec.name, ends.embedder)
     with ends.store.lease(spec.name, options.owner, options.lease_wait) as lease:
+        ends.store.open(spec.name, ends.embedder)  # while we waited, another worker may have given it another model
         run = _Run(ends, renderer, lease, options, observer)
         report = run(stop)
     if report.upserted:
@@ -133,7 +139,7 @@ class _Run:
         self._clock = StageClock(observer)
         self._writer = DocumentWriter(Target(ends.store, lease), ends.embedder, renderer, self._clock)
         self._report = SyncReport(lease.collection, stages=self._clock.seconds)
-        self._pending: list[Document] = []
+        self._pending: dict[str, Document] = {}
         self._extra = ChangeSet()
 
     def __call__(self, stop: Stop) -> SyncReport:
@@ -144,7 +150,7 @@ class _Run:
         total = self._ends.source.count(self._renderer.query)
         for page in self._pages():
             self._page(page)
-            if len(self._pending) >= self._options.window:
+            if len(self._pending) + _size(self._extra) >= self._options.window:
                 self._flush()
             if self._observer is not None:
                 self._observer.progress(self._report.read, max(total, self._report.read))
@@ -191,22 +197,29 @@ class _Run:
         return documents
 
     def _sort(self, document: Document, position: int) -> None:
-        if document.id in self._quarantined:
-            self._quarantined.discard(document.id)
-            self._extra.released.append(document.id)
+        self._report.superseded += self._pending.pop(document.id, None) is not None
         if document.empty:
             self._report.empty += 1
             if position >= 0:
                 self._extra.deleted.append(document.id)
+            self._release(document.id)
             return
         match self._index.compare(document, position):
             case Difference.SAME:
                 self._report.unchanged += 1
+                self._release(document.id)
             case Difference.METADATA:
                 self._report.upserted += 1
                 self._extra.metadata_only += self._index.metadata_chunks(document, position)
+                self._release(document.id)
             case Difference.NEW | Difference.CHANGED:
-                self._pending.append(document)
+                self._quarantined.discard(document.id)  # released once written; until then its attempts count on
+                self._pending[document.id] = document
+
+    def _release(self, id_: str) -> None:
+        if id_ in self._quarantined:
+            self._quarantined.discard(id_)
+            self._extra.released.append(id_)
 
     def _reject(self, id_: str, reason: str) -> None:
         self._report.quarantined += 1
@@ -216,7 +229,7 @@ class _Run:
         self._extra.deleted.append(id_)
 
     def _flush(self) -> None:
-        pending, self._pending = self._pending, []
+        pending, self._pending = list(self._pending.values()), {}
         extra, self._extra = self._extra, ChangeSet()
         if pending or extra:
             self._count(self._writer.write(pending, extra))
@@ -264,6 +277,12 @@ class _Run:
         self._report.rows_per_second = round(self._report.read / seconds, 1) if seconds else 0.0
         self._report.stages = {name: round(busy, 3) for name, busy in self._clock.seconds.items()}
         return self._report
+
+
+def _size(changes: ChangeSet) -> int:
+    return (
+        len(changes.metadata_only) + len(changes.deleted) + len(changes.quarantined) + len(changes.released)
+    )
 
 
 def _paged(ids: Sequence[str], size: int) -> Iterable[list[str]]:

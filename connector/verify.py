@@ -81,6 +81,7 @@ def verify(
     if not repair:
         return _Audit(spec.name, ends, renderer, options)()
     with ends.store.lease(spec.name, options.owner, options.lease_wait) as lease:
+        ends.store.open(spec.name, ends.embedder)  # while we waited, another worker may have given it another model
         report = _Audit(spec.name, ends, renderer, options, lease)()
         if report.drift and report.paused is None:
             report.ok = _Audit(spec.name, ends, renderer, options)().ok

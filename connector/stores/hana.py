@@ -279,7 +279,10 @@ class HanaStore:
 
     def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
         for rows in self._pages(collection, VectorSql.stored, STORED_PAGE):
-            yield [StoredChunk(id_, key, number, bytes(digest or b"")) for id_, key, number, digest in rows]
+            yield [
+                StoredChunk(id_, key, -1 if number is None else number, bytes(digest or b""))
+                for id_, key, number, digest in rows
+            ]
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
         dimension = self._known(collection).stamp.dimension
