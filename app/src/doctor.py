@@ -4,6 +4,7 @@ parts the service hands it; builds nothing itself and never prints a secret.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import shutil
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from app.src.settings import HanaSettings, Settings
+from app.src.settings import CollectionSettings, HanaSettings, Settings
 
 MINIMUM_FREE = 1 << 30
 _CERTIFICATE_WARNING = 14 * 86_400
@@ -48,7 +49,7 @@ Probe = Callable[[], str]
 
 
 class Patient(Protocol):
-    """What the service offers for looking at. Each call may raise the errors of connector and engine."""
+    """What `probes` offers for looking at. Each call may raise the errors of connector and engine."""
 
     @property
     def settings(self) -> Settings: ...
@@ -62,7 +63,7 @@ class Patient(Protocol):
 
     def probe_vector_types(self) -> str: ...
 
-    def probe_table(self, collection: str) -> str: ...
+    def probe_table(self, collection: CollectionSettings) -> str: ...
 
     def probe_store(self) -> str: ...
 
@@ -71,7 +72,7 @@ class Patient(Protocol):
 class _Step:
     name: str
     probe: Probe
-    needs: str = ""
+    needs: tuple[str, ...] = ()
     fix: str = ""
 
 
@@ -84,9 +85,9 @@ def examine(patient: Patient) -> list[Check]:
 
 
 def _run(step: _Step, done: Mapping[str, Check], expected: tuple[type[Exception], ...]) -> Check:
-    needed = done.get(step.needs)
-    if needed is not None and not needed.ok:
-        return Check(step.name, False, f'not checked: "{step.needs}" failed', f'mend "{step.needs}" first')
+    for needed in step.needs:
+        if needed in done and not done[needed].ok:
+            return Check(step.name, False, f'not checked: "{needed}" failed', f'mend "{needed}" first')
     try:
         return Check(step.name, True, step.probe())
     except Fault as fault:
@@ -100,10 +101,9 @@ def _run(step: _Step, done: Mapping[str, Check], expected: tuple[type[Exception]
 def _steps(patient: Patient) -> Iterator[_Step]:
     settings = patient.settings
     yield _Step("python", _python)
-    if not settings.embedding.hashing:
-        yield _Step("torch", _torch)
+    yield _Step("torch", lambda: _torch(settings))
     yield _Step("gpu", lambda: _gpu(settings))
-    yield _Step("model", patient.probe_model, "" if settings.embedding.hashing else "torch", "check [embedding] model")
+    yield _Step("model", patient.probe_model, ("torch",), "check [embedding] model")
     if settings.hana.configured or settings.collections or settings.store.kind == "hana":
         yield _Step("hdbcli", _hdbcli)
         yield from _hana_steps("hana", settings.hana, patient)
@@ -112,9 +112,9 @@ def _steps(patient: Patient) -> Iterator[_Step]:
     for collection in settings.collections:
         yield _Step(
             f"table of {collection.name}",
-            lambda name=collection.name: patient.probe_table(name),  # type: ignore[misc]
-            "hana login",
-            f"check [[collections]] {collection.name}, and GRANT SELECT ON {collection.source} to the technical user",
+            functools.partial(patient.probe_table, collection),
+            ("hana login", "model"),
+            f"correct [[collections]] {collection.name}, or GRANT SELECT ON {collection.source} to the technical user",
         )
     yield from _store_steps(settings, patient)
 
@@ -122,22 +122,22 @@ def _steps(patient: Patient) -> Iterator[_Step]:
 def _store_steps(settings: Settings, patient: Patient) -> Iterator[_Step]:
     if settings.store.kind == "hana":
         login = "store hana login" if settings.store.hana is not None else "hana login"
-        yield _Step("vector types", patient.probe_vector_types, login, 'use [store] kind = "local" on this HANA')
-        yield _Step("store", patient.probe_store, "vector types", "grant CREATE ANY on the store's schema")
+        schema = settings.store_schema
+        fix = f'create the schema, or GRANT CREATE ANY ON SCHEMA "{schema}"' if schema else "set [store] schema"
+        yield _Step("vector types", patient.probe_vector_types, (login,), 'use [store] kind = "local" on this HANA')
+        yield _Step("store writable", patient.probe_store, ("vector types",), fix)
     else:
-        yield _Step("disk", lambda: _disk(settings.store.path or Path()))
-        yield _Step("store", patient.probe_store, "", "check [store] path and its rights")
+        yield _Step("store writable", patient.probe_store, (), "check [store] path and its rights")
+    yield _Step("disk", lambda: _disk(settings.store.path or Path()))
 
 
 def _hana_steps(label: str, hana: HanaSettings, patient: Patient) -> Iterator[_Step]:
     if not hana.userkey or hana.host:
         yield _Step(f"{label} address", lambda: _configured(hana))
-        yield _Step(f"{label} dns", lambda: _dns(hana), f"{label} address")
-        yield _Step(f"{label} tcp", lambda: _tcp(hana), f"{label} dns")
-        yield _Step(f"{label} tls", lambda: _tls(hana), f"{label} tcp")
-        needs = f"{label} tls"
-    else:
-        needs = "hdbcli"
+        yield _Step(f"{label} dns", lambda: _dns(hana), (f"{label} address",))
+        yield _Step(f"{label} tcp", lambda: _tcp(hana), (f"{label} dns",))
+        yield _Step(f"{label} tls", lambda: _tls(hana), (f"{label} tcp",))
+    needs = ("hdbcli", f"{label} tls")
     yield _Step(f"{label} login", lambda: patient.probe_login(hana), needs, "check user, password and port")
 
 
@@ -156,8 +156,10 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _torch() -> str:
+def _torch(settings: Settings) -> str:
     version = _installed("torch")
+    if version is None and settings.embedding.hashing:
+        return f"not installed; {settings.embedding.model} needs none"
     if version is None:
         raise Fault("torch is not installed", "pip install 'owl-sap-connector[engine]'")
     return f"torch {version}"
@@ -276,5 +278,5 @@ def _disk(path: Path) -> str:
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < MINIMUM_FREE:
-        raise Fault(f"{free >> 20} MiB free at {existing}", "free at least 1 GiB, or move [store] path")
+        raise Fault(f"{free >> 20} MiB free at {existing}", "free at least 1 GiB, or move to another disk")
     return f"{free >> 30} GiB free at {existing}"

@@ -1,5 +1,5 @@
-"""The joint of the two halves: builds source, store and engine from Settings, each when it is first needed, and offers
-what every surface needs: embed, search, sync, verify, status. Knows no HTTP and no terminal.
+"""The joint of the two halves: what every surface offers, done with the parts: embed, search, sync, verify, status,
+readiness, doctor. Knows no HTTP and no terminal, and not how parts are made.
 """
 
 from __future__ import annotations
@@ -7,14 +7,12 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +20,14 @@ from numpy.typing import NDArray
 from app.src import doctor
 from app.src.jobs import Job, Jobs
 from app.src.metrics import Metrics
-from app.src.settings import HanaSettings, Settings
+from app.src.parts import EngineEmbedder, Parts
+from app.src.probes import Probes, Readiness
+from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,
     ConnectorError,
     DatabaseError,
     ModelMismatch,
-    TextsNotEmbeddable,
     UnknownCollection,
 )
 from connector.model import (
@@ -37,7 +36,6 @@ from connector.model import (
     Filter,
     Hit,
     Observer,
-    Query,
     Source,
     Value,
     Vectors,
@@ -46,15 +44,11 @@ from connector.model import (
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
-    from connector.hana import HanaPool
     from connector.sync import SyncReport
     from connector.verify import VerifyReport
 
-Part = TypeVar("Part")
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
 DISTRIBUTION = "owl-sap-connector"
-_NO_COLLECTION = "no collection"
-"""Asking for it shows that the store answers, at the cost of one look-up; a blank is in no real name."""
 _STAMP_SECONDS = 5.0
 """How long search remembers which model a collection was made with: asking counts its rows."""
 
@@ -90,50 +84,11 @@ class SyncRequest:
     owner: str = "sync"
 
 
-@dataclass(slots=True)
-class Readiness:
-    checks: dict[str, bool] = field(default_factory=dict)
-    unavailable: str | None = None
-
-    @property
-    def ready(self) -> bool:
-        return all(self.checks.values())
-
-
 def version() -> str:
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-class EngineEmbedder:
-    """The engine as the connector wants it: `connector.model.Embedder`, with the engine's errors translated."""
-
-    def __init__(self, engine: EmbeddingEngine) -> None:
-        self._engine = engine
-        self.dimension = engine.dimension
-        self.model = engine.model
-        self.fingerprint = engine.fingerprint
-        self.max_tokens = engine.max_tokens
-
-    def embed_documents(self, texts: Sequence[str]) -> Vectors:
-        from app.src.core.backends import NonFinite
-
-        try:
-            return self._engine.embed(list(texts))
-        except NonFinite as error:
-            raise TextsNotEmbeddable(str(error), indices=error.indices) from error
-
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        vector: NDArray[np.float32] = self.embed_documents([text])[0]
-        return vector
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return self._engine.count_tokens(list(texts))
-
-    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
-        return self._engine.split(text, max_tokens, overlap)
 
 
 class Service:
@@ -151,109 +106,36 @@ class Service:
         self.settings = settings
         self.metrics = metrics or Metrics()
         self.jobs = Jobs(settings.api.job_workers, (ConnectorError,))
-        self._lock = threading.RLock()
-        given = {"source": source, "store": store}
-        self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
+        self.parts = Parts(settings, source=source, store=store)
+        self.probes = Probes(self.parts)
         self._keys: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[float, tuple[str, int]]] = {}
-
-    # ------------------------------------------------------------------------------------------------- the parts
 
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
         """Errors whose message is meant for people."""
-        from app.src.core.backends import EngineError
-
-        return (ConnectorError, EngineError)
+        return self.parts.expected_errors
 
     @property
     def engine(self) -> EmbeddingEngine:
-        return self._part("engine", self._load_engine)
+        return self.parts.engine
 
     @property
     def embedder(self) -> EngineEmbedder:
-        return self._part("embedder", lambda: EngineEmbedder(self.engine))
+        return self.parts.embedder
 
     @property
     def source(self) -> Source:
-        return self._part("source", self._open_source)
+        return self.parts.source
 
     @property
     def store(self) -> VectorStore:
-        return self._part("store", self._open_store)
-
-    def _part(self, name: str, build: Callable[[], Part]) -> Part:
-        with self._lock:
-            if name not in self._parts:
-                self._parts[name] = build()
-            part: Part = self._parts[name]
-        return part
-
-    def _load_engine(self) -> EmbeddingEngine:
-        from app.src.core.engine import EngineOptions, load_engine
-
-        wanted = self.settings.embedding
-        options = EngineOptions(
-            model=wanted.model,
-            precision=wanted.precision,
-            device=wanted.device,
-            memory_fraction=wanted.memory_fraction,
-            reserve_mb=wanted.reserve_mb,
-            weights_sha256=wanted.weights_sha256,
-            revision=wanted.revision,
-            threads=wanted.threads,
-        )
-        try:
-            return load_engine(options)
-        except ImportError as error:
-            raise ConfigurationError(
-                f'the model "{wanted.model}" needs the package {error.name or "torch"}, which cannot be imported: '
-                "pip install 'owl-sap-connector[engine]'"
-            ) from error
-
-    def _open_source(self) -> Source:
-        from connector.source import HanaSource
-
-        return HanaSource(self._pool("hana", self.settings.hana))
-
-    def _open_store(self) -> VectorStore:
-        wanted = self.settings.store
-        if wanted.kind == "local":
-            from connector.stores.local import LocalStore
-
-            return LocalStore(wanted.path or Path(), names=self._metadata_names())
-        from connector.stores.hana import HanaStore
-
-        pool = self._store_pool()
-        if not self.settings.store_schema:
-            raise ConfigurationError(
-                "no schema for the vectors: set [store] schema (or [hana] schema) in owl-sap.toml, or HANA_SCHEMA"
-            )
-        return HanaStore(pool, self.settings.store_schema, names=self._metadata_names())
-
-    def _metadata_names(self) -> dict[str, dict[str, str]]:
-        """Per collection, column -> its name in the stored metadata: filters may use either."""
-        from connector.document import metadata_names
-
-        return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}
-
-    def _store_pool(self) -> HanaPool:
-        return self._pool("hana" if self.settings.store.hana is None else "store.hana", self.settings.store_hana)
-
-    def _pool(self, section: str, hana: HanaSettings) -> HanaPool:
-        if not hana.configured:
-            variable = "HANA_HOST" if section == "hana" else "HANA_STORE_HOST"
-            raise ConfigurationError(f"no HANA to connect to: set [{section}] host in owl-sap.toml, or {variable}")
-        return self._part(f"pool {section}", lambda: open_pool(hana))
+        return self.parts.store
 
     def close(self) -> None:
         """Stop jobs and end connections; the service can not be used afterwards."""
         self.jobs.close()
-        with self._lock:
-            parts, self._parts = self._parts, {}
-        for name in ("store", *(name for name in parts if name.startswith("pool ")), "engine"):
-            if name in parts:
-                parts[name].close()
+        self.parts.close()
 
     # ---------------------------------------------------------------------------------------------- collections
 
@@ -335,19 +217,29 @@ class Service:
         return verify(self.spec(name), Ends(self.source, self.store, self.embedder), repair=repair, options=options)
 
     def status(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """One entry per collection; one that was never synced has 0 rows and no table."""
+        """One entry per collection; one that was never synced has 0 rows and no table.
+
+        Raises UnknownCollection, and UnknownTable when the store's schema is not there.
+        """
         return [self._status(name) for name in (self.names() if names is None else names)]
 
     def _status(self, name: str) -> dict[str, Any]:
         self.spec(name)
-        status = self.store.status(name)
+        status = self._stored(name)
         job = self.jobs.current(name)
         shown = _status_dict(status) if status is not None else self._never_synced(name)
         return shown | {"job": None if job is None else job.id}
 
+    def _stored(self, name: str) -> CollectionStatus | None:
+        """None when it was never synced; a store that is not there at all is an error and no empty store."""
+        status = self.store.status(name)
+        if status is None:
+            self.parts.check_schema()
+        return status
+
     def _never_synced(self, name: str) -> dict[str, Any]:
         store = self.settings.store
-        empty = dict.fromkeys(_STATUS_KEYS) | dict.fromkeys(("generation", "rows", "chunks", "empty", "quarantined"), 0)
+        empty = dict.fromkeys(_STATUS_KEYS) | dict.fromkeys(_NEVER_SYNCED, 0)
         schema = self.settings.store_schema if store.kind == "hana" else None
         return empty | {"collection": name, "store": store.kind, "schema": schema}
 
@@ -364,10 +256,12 @@ class Service:
     def search(self, name: str, query: str | Sequence[float], k: int = 10, where: Filter | None = None) -> Found:
         """The `k` nearest source rows to a text or a vector.
 
-        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a vector that
-        is no finite direction.
+        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text
+        and for a vector that is no finite direction.
         """
         spec = self.spec(name)
+        if isinstance(query, str) and not query.strip():
+            raise ValueError("the search text is empty")
         stamp = self._stamp(name)
         start = time.perf_counter()
         vector = self._query_vector(query, name, stamp)
@@ -388,7 +282,7 @@ class Service:
         asked, stamp = self._stamps.get(name, (-math.inf, ("", 0)))
         if time.monotonic() - asked < _STAMP_SECONDS:
             return stamp
-        status = self.store.status(name)
+        status = self._stored(name)
         if status is None:
             raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
         stamp = (status.model, status.dimension)
@@ -449,63 +343,10 @@ class Service:
 
     def ready(self) -> Readiness:
         """Does the engine answer a probe, and is the store usable?"""
-        readiness = Readiness()
-        for name, probe in (("engine", self._probe_engine), ("store", self._probe_store)):
-            try:
-                probe()
-                readiness.checks[name] = True
-            except Exception as error:
-                self.count_error(error)
-                readiness.checks[name] = False
-                readiness.unavailable = str(error) if isinstance(error, self.expected_errors) else type(error).__name__
-        return readiness
-
-    def _probe_engine(self) -> None:
-        vectors = self.engine.embed(["probe"])
-        if not np.isfinite(vectors).all():
-            raise RuntimeError("the engine returned numbers that are not finite")
-
-    def _probe_store(self) -> None:
-        self.store.status(_NO_COLLECTION)
-
-    # --------------------------------------------------------------------------------------------------- doctor
+        return self.probes.ready(self.count_error)
 
     def doctor(self) -> list[doctor.Check]:
-        return doctor.examine(self)
-
-    def probe_model(self) -> str:
-        start = time.perf_counter()
-        self._probe_engine()
-        seconds = time.perf_counter() - start
-        return f"{self.engine.model}: {self.engine.dimension} finite numbers per text, ready in {seconds:.1f} s"
-
-    def probe_login(self, hana: HanaSettings) -> str:
-        section = "store.hana" if hana is self.settings.store.hana else "hana"
-        from connector.hana import HanaFeatures
-
-        features = HanaFeatures.probe(self._pool(section, hana))
-        return f"logged in; HANA {features.version}"
-
-    def probe_vector_types(self) -> str:
-        from connector.hana import HanaFeatures
-
-        features = HanaFeatures.probe(self._store_pool())
-        if not features.real_vector:
-            raise doctor.Fault("this HANA has no REAL_VECTOR type", 'use [store] kind = "local"')
-        return "REAL_VECTOR" + (" and HALF_VECTOR" if features.half_vector else "")
-
-    def probe_table(self, collection: str) -> str:
-        spec = self.spec(collection)
-        table = self.source.describe(spec.source)
-        key = spec.key or table.primary_key
-        if not key:
-            raise doctor.Fault(f"{spec.source} has no primary key", "name the columns: key = [...]")
-        rows = self.source.count(Query(spec.source, key, (), spec.where))
-        return f"{spec.source}: {rows} rows readable"
-
-    def probe_store(self) -> str:
-        self._probe_store()
-        return f"{self.settings.store.kind} store answers"
+        return doctor.examine(self.probes)
 
 
 class _JobProgress:
@@ -524,6 +365,8 @@ class _JobProgress:
         pass
 
 
+_NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
+"""Counts that are 0 before the first sync; everything else is not known yet."""
 _STATUS_KEYS = (*(item.name for item in fields(CollectionStatus)), "lag_seconds")
 
 
@@ -556,27 +399,6 @@ def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]
         raise ValueError("the vector must be finite and not all zeros")
     scaled = vector / largest  # or the squares of large numbers overflow
     return (scaled / np.linalg.norm(scaled)).astype(np.float32)
-
-
-def open_pool(hana: HanaSettings) -> HanaPool:
-    """Connections as the settings say; nothing is connected yet."""
-    from connector.hana import ConnectionOptions, HanaPool
-
-    options = ConnectionOptions(
-        host=hana.host or "",
-        port=hana.port,
-        user=hana.user or "",
-        password="" if hana.password is None else hana.password.get_secret_value(),
-        userkey=hana.userkey or "",
-        schema=hana.schema_name or "",
-        encrypt=hana.encrypt,
-        validate_certificate=hana.validate_certificate,
-        trust_store=hana.trust_store or "",
-        host_name_in_certificate=hana.host_name_in_certificate or "",
-        connect_timeout=hana.connect_timeout,
-        communication_timeout=hana.communication_timeout,
-    )
-    return HanaPool(options, size=hana.pool_size)
 
 
 def _choices(name: str, names: Sequence[str]) -> str:

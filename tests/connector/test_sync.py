@@ -7,7 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from connector.errors import ConnectionLost, LeaseLost, ModelMismatch, RowRejected, UnknownColumn
+from connector.errors import (
+    ConnectionLost,
+    LeaseLost,
+    ModelMismatch,
+    RowRejected,
+    TextsNotEmbeddable,
+    UnknownColumn,
+)
 from connector.model import ChangeSet, Chunk, ChunkSpec, CollectionSpec, Lease, TableRef
 from connector.stores.local import LocalStore
 from connector.sync import Ends, SyncOptions, SyncReport, sync
@@ -202,6 +209,31 @@ def test_a_text_the_model_cannot_embed_is_quarantined_and_the_others_go_on(ends,
     assert store.quarantine(SPEC.name) == []
 
 
+def test_attempts_of_a_quarantined_row_count_on(ends, source, store, embedder):
+    fill(source, 3)
+    embedder.refuse = {"pump number 2"}
+    for attempt in (1, 2, 3):
+        assert sync(SPEC, ends, OPTIONS).quarantined == 1
+        assert [row.attempts for row in store.quarantine(SPEC.name)] == [attempt]
+
+
+def test_bad_texts_named_one_at_a_time_are_all_set_aside(ends, source, store, embedder, monkeypatch):
+    whole = embedder.embed_documents
+
+    def one_at_a_time(texts):
+        try:
+            return whole(texts)
+        except TextsNotEmbeddable as error:
+            raise TextsNotEmbeddable("not finite", indices=error.indices[:1]) from None
+
+    monkeypatch.setattr(embedder, "embed_documents", one_at_a_time)
+    fill(source, 6)
+    embedder.refuse = {f"pump number {number}" for number in (0, 2, 5)}
+    report = sync(SPEC, ends, SyncOptions())
+    assert (report.upserted, report.quarantined) == (3, 3)
+    assert add_up(report)
+
+
 def test_a_quarantined_row_that_left_the_source_leaves_quarantine(ends, source, store, embedder):
     fill(source, 5)
     embedder.refuse = {"pump number 2"}
@@ -236,6 +268,74 @@ def test_a_row_the_store_refuses_is_isolated(ends, source, store):
     (row,) = store.quarantine(SPEC.name)
     assert (row.id, row.stage) == ('["100","M004"]', "apply")
     assert picky.applied < 14, "halving, not one by one"
+
+
+class WatchedStore:
+    """Tells how much each change set holds."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def apply(self, lease: Lease, changes: ChangeSet) -> None:
+        self.sizes.append(len(changes.metadata_only) + len(changes.deleted) + len(changes.quarantined))
+        self._store.apply(lease, changes)
+
+
+@pytest.mark.parametrize("change", [{"MTART": "ROH"}, {"MAKTX": None}, {"MTART": "x" * 200_000}])
+def test_changes_that_embed_nothing_are_written_piecemeal_too(ends, source, store, change):
+    """One transaction over a whole table would hold its locks for minutes."""
+    fill(source, 30)
+    sync(SPEC, ends, OPTIONS)
+    for values in source.data.values():
+        values |= change
+    watched = WatchedStore(store)
+    report = sync(SPEC, Ends(source, watched, ends.embedder), MANY_DELETES)
+    assert report.unchanged == 0
+    assert add_up(report)
+    assert max(watched.sizes) <= 2 * (OPTIONS.window + OPTIONS.page_rows)
+    assert verify(SPEC, ends).ok
+
+
+def test_a_key_read_again_on_a_later_page_supersedes_the_first(ends, source, store, monkeypatch):
+    fill(source, 4)
+    once = source.pages
+
+    def again(query, size):
+        yield from once(query, size)
+        source.put("100", "M003", MAKTX="newer", MTART="FERT")
+        yield source.rows(query, [("100", "M003")])
+
+    monkeypatch.setattr(source, "pages", again)
+    report = sync(SPEC, ends, SyncOptions(page_rows=3))
+    assert (report.read, report.upserted, report.superseded, report.quarantined) == (5, 4, 1, 0)
+    assert stored(store)['["100","M003"]'] == "newer"
+
+
+class SlowToLend:
+    """While we wait for the lease, another worker gives the empty collection another model."""
+
+    def __init__(self, store: LocalStore, other) -> None:
+        self._store, self._other = store, other
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def lease(self, collection: str, owner: str, wait: float):
+        self._store.open(collection, self._other)
+        return self._store.lease(collection, owner, wait)
+
+
+@pytest.mark.parametrize("work", [sync, lambda spec, ends, options: verify(spec, ends, repair=True, options=options)])
+def test_a_model_changed_while_waiting_for_the_lease_is_noticed(ends, source, store, make_embedder, work):
+    fill(source, 3)
+    late = Ends(source, SlowToLend(store, make_embedder("words-2")), ends.embedder)
+    with pytest.raises(ModelMismatch):
+        work(SPEC, late, OPTIONS)
+    assert stored(store) == {}
 
 
 def test_another_model_is_refused_before_anything_is_written(ends, source, store, make_embedder):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.emulator.process import Emulator
 
 ROOT = Path(__file__).parents[2]
 BLOCK = """
@@ -22,7 +25,7 @@ sys.meta_path.insert(0, Blocked())
 
 
 def without_torch(
-    folder: Path, *arguments: str, stdin: str = "", model: str = "hash:16"
+    folder: Path, *arguments: str, stdin: str = "", model: str = "hash:16", more: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     (folder / "blocked").mkdir(exist_ok=True)
     (folder / "blocked" / "sitecustomize.py").write_text(BLOCK)
@@ -34,6 +37,7 @@ def without_torch(
             "OWL_SAP_EMBEDDING__MODEL": model,
             "OWL_SAP_STORE__KIND": "local",
             "OWL_SAP_STORE__PATH": "vectors",
+            **(more or {}),
         },
         input=stdin,
         capture_output=True,
@@ -79,3 +83,28 @@ def test_help_is_quick_because_it_imports_no_heavy_package(tmp_path: Path) -> No
         check=True,
     )
     assert run.stdout.strip() in ("[]", "['numpy']")
+
+
+@pytest.mark.parametrize("kind", ["hana", "local"])
+def test_sync_verify_and_search_without_torch(tmp_path: Path, emulator: Emulator, hana_schema: str, kind: str) -> None:
+    connection = emulator.connect(autocommit=True, currentSchema=hana_schema)
+    cursor = connection.cursor()
+    cursor.execute('CREATE TABLE "T" ("K" NVARCHAR(5) PRIMARY KEY, "X" NVARCHAR(50))')
+    cursor.executemany('INSERT INTO "T" VALUES (?, ?)', [("a", "steel pump"), ("b", "rubber seal"), ("c", None)])
+    connection.close()
+    (tmp_path / "owl-sap.toml").write_text(
+        f"[[collections]]\nname = 'c'\nsource = '{hana_schema}.T'\ntemplate = '{{X}}'\n", encoding="utf-8"
+    )
+    login = {"HOST": emulator.host, "PORT": str(emulator.port), "USER": emulator.user, "PASSWORD": emulator.password}
+    more = {f"HANA_{name}": value for name, value in login.items()}
+    more |= {"HANA_ENCRYPT": "false", "HANA_SCHEMA": hana_schema, "OWL_SAP_STORE__KIND": kind}
+    (report,) = json.loads(succeed(without_torch(tmp_path, "sync", "c", "--json", more=more)))
+    assert (report["upserted"], report["empty"]) == (2, 1)
+    assert json.loads(succeed(without_torch(tmp_path, "verify", "c", "--json", more=more)))["ok"] is True
+    (hit,) = json.loads(succeed(without_torch(tmp_path, "search", "c", "rubber seal", "-k", "1", "--json", more=more)))
+    assert hit["key"] == {"K": "b"}
+
+
+def succeed(run: subprocess.CompletedProcess[str]) -> str:
+    assert run.returncode == 0, run.stderr
+    return run.stdout

@@ -1,0 +1,203 @@
+"""The parts of a service, each built from Settings when it is first needed: connections, source, store, engine, and the
+engine as the connector wants it. Knows no operation on them, no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.src.settings import HanaSettings, Settings
+from connector.errors import ConfigurationError, ConnectorError, TextsNotEmbeddable, UnknownTable
+from connector.model import Source, Vectors, VectorStore
+
+if TYPE_CHECKING:
+    from app.src.core.engine import EmbeddingEngine
+    from connector.hana import HanaPool
+
+Part = TypeVar("Part")
+
+
+class EngineEmbedder:
+    """The engine as the connector wants it: `connector.model.Embedder`, with the engine's errors translated."""
+
+    def __init__(self, engine: EmbeddingEngine) -> None:
+        self._engine = engine
+        self.dimension = engine.dimension
+        self.model = engine.model
+        self.fingerprint = engine.fingerprint
+        self.max_tokens = engine.max_tokens
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        from app.src.core.backends import NonFinite
+
+        try:
+            return self._engine.embed(list(texts))
+        except NonFinite as error:
+            raise TextsNotEmbeddable(str(error), indices=error.indices) from error
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        vector: NDArray[np.float32] = self.embed_documents([text])[0]
+        return vector
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return self._engine.count_tokens(list(texts))
+
+    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
+        return self._engine.split(text, max_tokens, overlap)
+
+
+class Parts:
+    """Thread-safe. Nothing is connected or loaded before it is needed; `close` ends what was opened."""
+
+    def __init__(self, settings: Settings, *, source: Source | None = None, store: VectorStore | None = None) -> None:
+        """`source` and `store` replace what the settings describe; they are closed all the same."""
+        self.settings = settings
+        self._lock = threading.RLock()
+        given = {"source": source, "store": store}
+        self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
+        self.store_in_hana = store is None and settings.store.kind == "hana"
+
+    @property
+    def expected_errors(self) -> tuple[type[Exception], ...]:
+        """Errors whose message is meant for people."""
+        from app.src.core.backends import EngineError
+
+        return (ConnectorError, EngineError)
+
+    @property
+    def engine(self) -> EmbeddingEngine:
+        return self._part("engine", self._load_engine)
+
+    @property
+    def embedder(self) -> EngineEmbedder:
+        return self._part("embedder", lambda: EngineEmbedder(self.engine))
+
+    @property
+    def source(self) -> Source:
+        return self._part("source", self._open_source)
+
+    @property
+    def store(self) -> VectorStore:
+        return self._part("store", self._open_store)
+
+    def pool(self, section: str) -> HanaPool:
+        """Connections to the HANA of `[section]`: "hana" or "store.hana"."""
+        hana = self.settings.hana if section == "hana" else self.settings.store_hana
+        prefix = "HANA" if section == "hana" else "HANA_STORE"
+        if not hana.configured:
+            raise ConfigurationError(f"no HANA to connect to: set [{section}] host in owl-sap.toml, or {prefix}_HOST")
+        if not hana.userkey and not (hana.user and hana.password and hana.password.get_secret_value()):
+            missing = "password" if hana.user else "user"
+            raise ConfigurationError(f"[{section}] has no {missing}: set {prefix}_USER and {prefix}_PASSWORD")
+        return self._part(f"pool {section}", lambda: open_pool(hana))
+
+    @property
+    def store_pool(self) -> HanaPool:
+        return self.pool("hana" if self.settings.store.hana is None else "store.hana")
+
+    def check_schema(self) -> None:
+        """Raises UnknownTable when the schema that the vectors belong in is not there. Other stores have none."""
+        from connector.stores.hana_tables import FIND_SCHEMA
+
+        if not self.store_in_hana:
+            return
+        schema = self._schema()
+        if not self.store_pool.read(FIND_SCHEMA, (schema,), doing="looking for the store's schema"):
+            raise UnknownTable(
+                f'the store\'s schema "{schema}" does not exist, or this user cannot see it (names are case-sensitive): '
+                f'create it (CREATE SCHEMA "{schema}"), or change [store] schema'
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            parts, self._parts = self._parts, {}
+        for name in ("store", *(name for name in parts if name.startswith("pool ")), "engine"):
+            if name in parts:
+                parts[name].close()
+
+    # ------------------------------------------------------------------------------------------------ how they are built
+
+    def _part(self, name: str, build: Callable[[], Part]) -> Part:
+        with self._lock:
+            if name not in self._parts:
+                self._parts[name] = build()
+            part: Part = self._parts[name]
+        return part
+
+    def _load_engine(self) -> EmbeddingEngine:
+        from app.src.core.engine import EngineOptions, load_engine
+
+        wanted = self.settings.embedding
+        options = EngineOptions(
+            model=wanted.model,
+            precision=wanted.precision,
+            device=wanted.device,
+            memory_fraction=wanted.memory_fraction,
+            reserve_mb=wanted.reserve_mb,
+            weights_sha256=wanted.weights_sha256,
+            revision=wanted.revision,
+            threads=wanted.threads,
+        )
+        try:
+            return load_engine(options)
+        except ImportError as error:
+            raise ConfigurationError(
+                f'the model "{wanted.model}" needs the package {error.name or "torch"}, which cannot be imported: '
+                "pip install 'owl-sap-connector[engine]'"
+            ) from error
+
+    def _open_source(self) -> Source:
+        from connector.source import HanaSource
+
+        return HanaSource(self.pool("hana"))
+
+    def _open_store(self) -> VectorStore:
+        wanted = self.settings.store
+        if wanted.kind == "local":
+            from connector.stores.local import LocalStore
+
+            return LocalStore(wanted.path or Path(), names=self._metadata_names())
+        from connector.stores.hana import HanaStore
+
+        pool = self.store_pool
+        return HanaStore(pool, self._schema(), names=self._metadata_names())
+
+    def _schema(self) -> str:
+        if not self.settings.store_schema:
+            raise ConfigurationError(
+                "no schema for the vectors: set [store] schema (or [hana] schema) in owl-sap.toml, or HANA_SCHEMA"
+            )
+        return self.settings.store_schema
+
+    def _metadata_names(self) -> dict[str, dict[str, str]]:
+        """Per collection, column -> its name in the stored metadata: filters may use either."""
+        from connector.document import metadata_names
+
+        return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}
+
+
+def open_pool(hana: HanaSettings) -> HanaPool:
+    """Connections as the settings say; nothing is connected yet."""
+    from connector.hana import ConnectionOptions, HanaPool
+
+    options = ConnectionOptions(
+        host=hana.host or "",
+        port=hana.port,
+        user=hana.user or "",
+        password="" if hana.password is None else hana.password.get_secret_value(),
+        userkey=hana.userkey or "",
+        schema=hana.schema_name or "",
+        encrypt=hana.encrypt,
+        validate_certificate=hana.validate_certificate,
+        trust_store=hana.trust_store or "",
+        host_name_in_certificate=hana.host_name_in_certificate or "",
+        connect_timeout=hana.connect_timeout,
+        communication_timeout=hana.communication_timeout,
+    )
+    return HanaPool(options, size=hana.pool_size)

@@ -1,0 +1,78 @@
+"""A sync in a process of its own that is killed by its own hand at a given event: `python -m tests.e2e.sync_child JSON`.
+Events are every statement sent to the stand-in or run by SQLite, and every call of the embedder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.service import EngineEmbedder
+from connector.hana import ConnectionOptions, HanaPool
+from connector.model import CollectionSpec, TableRef
+from connector.source import HanaSource
+from connector.stores import local
+from connector.stores.hana import HanaStore
+from connector.stores.lease import LeaseTimes
+from connector.sync import Ends, SyncOptions, sync
+
+TIMES = LeaseTimes(ttl=1, renew=0.3, poll=0.05)
+OPTIONS = SyncOptions(page_rows=20, window=30, max_deletes=1.0, lease_wait=10)
+
+
+def spec(schema: str) -> CollectionSpec:
+    return CollectionSpec("notes", TableRef(schema, "NOTES"), "{TXT}", metadata=("N",))
+
+
+@dataclass
+class Countdown:
+    """Kills this process without warning at event number `left`; never when that is 0."""
+
+    left: int
+
+    def __call__(self, *_: Any) -> None:
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CountingEmbedder(EngineEmbedder):
+    def __init__(self, event: Callable[[], None]) -> None:
+        super().__init__(load_engine(EngineOptions(model="hash:64")))
+        self._event = event
+
+    def embed_documents(self, texts: Any) -> Any:
+        self._event()
+        return super().embed_documents(texts)
+
+
+def local_store(folder: Path, event: Callable[..., None]) -> local.LocalStore:
+    whole = local.SCHEMA
+
+    def prepare(connection: Any) -> None:
+        whole.prepare(connection)
+        connection.set_trace_callback(event)
+
+    local.SCHEMA = replace(whole, prepare=prepare)
+    return local.LocalStore(folder, lease_times=TIMES)
+
+
+def main(wanted: dict[str, Any]) -> None:
+    event = Countdown(wanted["kill_at"])
+    login = ConnectionOptions(**wanted["login"], encrypt=False)
+    with HanaPool(login, on_statement=event) as pool:
+        folder = wanted["folder"]
+        store = local_store(Path(folder), event) if folder else HanaStore(pool, wanted["schema"], lease_times=TIMES)
+        report = sync(spec(wanted["schema"]), Ends(HanaSource(pool), store, CountingEmbedder(event)), OPTIONS)
+        store.close()
+    print(json.dumps(report.as_dict()))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,152 @@
+"""A sync that is killed, cut off, or meets another one: the next run makes the store whole, and nothing is lost or
+doubled on the way. Over the stand-in, for both stores."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector.errors import SchemaChanged
+from connector.hana import ConnectionOptions, HanaPool, load_driver
+from connector.model import VectorStore
+from connector.source import HanaSource
+from connector.stores.hana import HanaStore
+from connector.stores.local import LocalStore
+from connector.sync import Ends, sync
+from connector.verify import verify
+from tests.e2e import sync_child
+from tests.emulator.process import REPOSITORY, running
+
+ROWS = 200
+KILLS = (9, 40, 75, 130, 200)
+"""Events after which a run is killed; the first falls into the making of the tables, the last near a whole run's end."""
+
+
+@pytest.fixture
+def notes(hana_schema, run_sql) -> None:
+    run_sql('CREATE COLUMN TABLE "NOTES" ("ID" INTEGER PRIMARY KEY, "TXT" NVARCHAR(200), "N" INTEGER)')
+    run_sql('INSERT INTO "NOTES" VALUES (?,?,?)', *[(n, f"note number {n}", n % 7) for n in range(ROWS)])
+
+
+@pytest.fixture(params=["hana", "local"])
+def folder(request, tmp_path: Path) -> str:
+    """Of the local store; empty for the store in the stand-in."""
+    return str(tmp_path / "store") if request.param == "local" else ""
+
+
+def login(emulator) -> dict[str, Any]:
+    return {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+
+
+def start(emulator, schema: str, folder: str, kill_at: int = 0) -> subprocess.Popen[str]:
+    wanted = {"login": login(emulator), "schema": schema, "folder": folder, "kill_at": kill_at}
+    command = [sys.executable, "-m", "tests.e2e.sync_child", json.dumps(wanted)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+
+
+def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def chunks(store: VectorStore) -> Counter[tuple[str, int]]:
+    return Counter((chunk.id, chunk.number) for page in store.stored("notes") for chunk in page)
+
+
+def test_killed_at_any_event_the_next_run_heals(emulator, hana_schema, notes, folder, open_pool, hashing, run_sql):
+    pool = open_pool(emulator)
+    store: VectorStore | None = None
+    for kill_at in KILLS:
+        process = start(emulator, hana_schema, folder, kill_at)
+        process.communicate(timeout=60)
+        assert process.returncode in (-9, 0)
+        if store is None and process.returncode and kill_at > KILLS[0]:
+            store = LocalStore(Path(folder)) if folder else HanaStore(pool, hana_schema)
+        if store is not None:
+            assert set(chunks(store).values()) <= {1}, "a row is doubled"
+            assert process.returncode == 0 or store.status("notes").last_sync is None, "the checkpoint is ahead"
+    assert store is not None, "no run was killed after the tables were made"
+    report = report_of(start(emulator, hana_schema, folder))
+    assert (report["read"], report["quarantined"], report["deleted"]) == (ROWS, 0, 0)
+    assert len(chunks(store)) == ROWS
+    assert verify(sync_child.spec(hana_schema), Ends(HanaSource(pool), store, hashing)).ok
+    again = report_of(start(emulator, hana_schema, folder))
+    assert (again["unchanged"], again["upserted"]) == (ROWS, 0)
+    store.close()
+
+
+def test_of_two_at_once_one_waits_and_finds_nothing_to_do(emulator, hana_schema, notes, folder):
+    both = [start(emulator, hana_schema, folder) for _ in range(2)]
+    reports = [report_of(process) for process in both]
+    assert sorted(report["upserted"] for report in reports) == [0, ROWS]
+    assert sorted(report["unchanged"] for report in reports) == [0, ROWS]
+
+
+# ------------------------------------------------------------------------------------------- connections, catalogue
+
+
+class KnownConnections:
+    """The real driver, remembering which sessions it opened."""
+
+    def __init__(self) -> None:
+        self._driver = load_driver()
+        self.Error = self._driver.Error
+        self.ids: list[int] = []
+
+    def connect(self, **properties: Any) -> Any:
+        connection = self._driver.connect(**properties)
+        cursor = connection.cursor()
+        cursor.execute("SELECT CURRENT_CONNECTION FROM DUMMY")
+        self.ids.append(int(cursor.fetchall()[0][0]))
+        return connection
+
+
+def test_sessions_disconnected_while_writing_cost_nothing(hashing):
+    with running() as emulator:
+        killer = emulator.connect(autocommit=True, currentSchema=emulator.schema)
+        cursor = killer.cursor()
+        cursor.execute('CREATE COLUMN TABLE "NOTES" ("ID" INTEGER PRIMARY KEY, "TXT" NVARCHAR(200), "N" INTEGER)')
+        cursor.executemany('INSERT INTO "NOTES" VALUES (?,?,?)', [(n, f"note {n}", 1) for n in range(ROWS)])
+        driver, inserts = KnownConnections(), 0
+
+        def disconnect(sql: str) -> None:
+            nonlocal inserts
+            inserts += sql.startswith("INSERT") and "VEC_VECTOR" in sql
+            if inserts in (1, 3) and driver.ids:  # the rows replaced are deleted already, the new ones not yet there
+                while driver.ids:
+                    cursor.execute(f"ALTER SYSTEM DISCONNECT SESSION '{driver.ids.pop()}'")
+
+        options = ConnectionOptions(**login(emulator), encrypt=False)
+        with HanaPool(options, driver=driver, on_statement=disconnect) as pool:
+            ends = Ends(HanaSource(pool), HanaStore(pool, emulator.schema), hashing)
+            report = sync(sync_child.spec(emulator.schema), ends, sync_child.OPTIONS)
+            assert inserts > 3
+            assert (report.upserted, report.quarantined) == (ROWS, 0)
+            assert set(chunks(ends.store).values()) == {1}
+            assert verify(sync_child.spec(emulator.schema), ends).ok
+        killer.close()
+
+
+def test_a_table_dropped_while_it_is_read_deletes_nothing(emulator, hana_schema, notes, open_pool, hashing, run_sql):
+    pages = 0
+
+    def drop(sql: str) -> None:
+        nonlocal pages
+        pages += '"NOTES"' in sql and "LIMIT" in sql
+        if pages == 4:
+            run_sql('DROP TABLE "NOTES"')
+
+    pool = open_pool(emulator)
+    ends = Ends(HanaSource(pool), HanaStore(pool, hana_schema), hashing)
+    sync(sync_child.spec(hana_schema), ends, sync_child.OPTIONS)
+    dropping = Ends(HanaSource(open_pool(emulator, on_statement=drop)), ends.store, hashing)
+    with pytest.raises(SchemaChanged, match="NOTES"):
+        sync(sync_child.spec(hana_schema), dropping, sync_child.OPTIONS)
+    assert len(chunks(ends.store)) == ROWS
