@@ -274,7 +274,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ConnectionLost,
         "the server could not be reached",
-        "check `host` and `port`",
+        "check `host` and `port`, and `encrypt` where the server hangs up at once",
         codes=_CONNECT,
         quotes=True,
     ),

@@ -280,9 +280,7 @@ class _Run:
 
 
 def _size(changes: ChangeSet) -> int:
-    return (
-        len(changes.metadata_only) + len(changes.deleted) + len(changes.quarantined) + len(changes.released)
-    )
+    return len(changes.metadata_only) + len(changes.deleted) + len(changes.quarantined) + len(changes.released)
 
 
 def _paged(ids: Sequence[str], size: int) -> Iterable[list[str]]:

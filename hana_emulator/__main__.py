@@ -32,6 +32,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
+class _FolderRefused(Exception):
+    """The data folder belongs to another stand-in that runs."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 after a signal, 2 when the address or the data folder cannot be used."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="hana_emulator: %(message)s")
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_loopback(options.host)
         with _data_folder(options.data) as folder:
             _run(options, folder)
-    except (BindRefused, OSError) as error:
+    except (BindRefused, _FolderRefused, OSError) as error:
         sys.stderr.write(f"hana_emulator: {error}\n")
         return 2
     return 0
@@ -61,7 +65,10 @@ def _data_folder(chosen: Path | None) -> Iterator[Path]:
 def _run(options: argparse.Namespace, folder: Path) -> None:
     from hana_emulator.sql.database import Database
 
-    database = Database(folder, options.user, options.password, options.schema)
+    try:
+        database = Database(folder, options.user, options.password, options.schema)
+    except RuntimeError as error:
+        raise _FolderRefused(error) from None
     try:
         if options.sample:
             from hana_emulator.sample import load

@@ -9,7 +9,7 @@ parameters straight into storage values and encodes result rows straight from th
 | BOOLEAN | int 0 or 1 |
 | REAL DOUBLE | float |
 | DECIMAL SMALLDECIMAL | str: optional '-', digits, exactly `scale` fraction digits when the type has a scale |
-| NVARCHAR VARCHAR NCHAR CHAR ALPHANUM SHORTTEXT NCLOB CLOB TEXT | str (a lone surrogate may occur) |
+| NVARCHAR VARCHAR NCHAR CHAR ALPHANUM SHORTTEXT NCLOB CLOB TEXT | str without lone surrogates |
 | VARBINARY BINARY BLOB | bytes |
 | REAL_VECTOR HALF_VECTOR | bytes, fvecs: little-endian u32 dimension, then that many float32 (float16) |
 | DATE | str 'YYYY-MM-DD' |
@@ -17,7 +17,8 @@ parameters straight into storage values and encodes result rows straight from th
 | SECONDDATE | str 'YYYY-MM-DD HH:MM:SS' |
 | TIMESTAMP | str 'YYYY-MM-DD HH:MM:SS.fffffff' (always 7 digits, so text order is time order) |
 
-NULL is None everywhere.
+NULL is None everywhere. SQLite keeps no half of a surrogate pair: HANA stores one (CESU-8), this stand-in refuses it
+in a parameter or a statement with code 2; a function that would cut a pair in two gives U+FFFD.
 """
 
 from __future__ import annotations

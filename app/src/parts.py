@@ -110,8 +110,8 @@ class Parts:
         schema = self._schema()
         if not self.store_pool.read(FIND_SCHEMA, (schema,), doing="looking for the store's schema"):
             raise UnknownTable(
-                f'the store\'s schema "{schema}" does not exist, or this user cannot see it (names are case-sensitive): '
-                f'create it (CREATE SCHEMA "{schema}"), or change [store] schema'
+                f'the schema for the vectors, "{schema}", does not exist or cannot be seen by this user; names are '
+                f'case-sensitive. CREATE SCHEMA "{schema}", or change [store] schema'
             )
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Parts:
             if name in parts:
                 parts[name].close()
 
-    # ------------------------------------------------------------------------------------------------ how they are built
+    # ----------------------------------------------------------------------------------------------- how they are built
 
     def _part(self, name: str, build: Callable[[], Part]) -> Part:
         with self._lock:

@@ -120,7 +120,7 @@ class Probes:
 
         pool = self._parts.store_pool
         table = VectorSql(schema, f"OWL__DOCTOR_{secrets.token_hex(6).upper()}")
-        pool.execute(table.create(3)[0], doing=f'making a table in schema "{schema}"')
+        pool.execute(table.create(3), doing=f'making a table in schema "{schema}"')
         pool.execute(table.drop(), doing="dropping doctor's own table")
         with suppress(UnknownTable):  # nothing was ever synced
             pool.execute(

@@ -25,7 +25,6 @@ from app.src.probes import Probes, Readiness
 from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,
-    ConnectorError,
     DatabaseError,
     ModelMismatch,
     UnknownCollection,
@@ -105,8 +104,8 @@ class Service:
         """`source` and `store` replace what the settings describe; the service closes the store all the same."""
         self.settings = settings
         self.metrics = metrics or Metrics()
-        self.jobs = Jobs(settings.api.job_workers, (ConnectorError,))
         self.parts = Parts(settings, source=source, store=store)
+        self.jobs = Jobs(settings.api.job_workers, self.parts.expected_errors)
         self.probes = Probes(self.parts)
         self._keys: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[float, tuple[str, int]]] = {}

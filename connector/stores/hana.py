@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from connector.errors import (
     ConfigurationError,
     DatabaseError,
+    PermissionRefused,
     RowRejected,
     StatementFailed,
     UnknownCollection,
@@ -148,10 +149,10 @@ class HanaStore:
 
     def _add(self, collection: str, stamp: ModelStamp) -> _Collection:
         table = VectorSql(self._schema, table_name(collection, 1))
-        taken = self._pool.read(self._sql.find_by_table(), (table.name,))
-        if taken:
+        owners = [row[0] for row in self._pool.read(self._sql.find_by_table(), (table.name,))]
+        if set(owners) - {collection}:  # not ourselves: another worker may just have registered the same collection
             raise ConfigurationError(
-                f"collections {collection!r} and {taken[0][0]!r} would both be kept in table {table.name}: "
+                f"collections {collection!r} and {owners[0]!r} would both be kept in table {table.name}: "
                 "rename one of them"
             )
         self._ensure_table(table, stamp.dimension)
@@ -169,6 +170,9 @@ class HanaStore:
         if columns:
             lengths = {row[0]: row[2] for row in columns}
             if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
+                if table.key_index not in self._indexes(table):  # a worker died before it had made it
+                    with suppress(PermissionRefused):  # another user's table: slower without, but right
+                        self._create([table.create_key_index()])
                 return
             if self._pool.read(f"SELECT COUNT(*) FROM {table.table}")[0][0]:  # noqa: S608 - quoted
                 raise ConfigurationError(
@@ -176,7 +180,12 @@ class HanaStore:
                     "change. Rename the collection, or drop the table"
                 )
             self._pool.execute(table.drop(), doing="replacing an empty vector table")
-        self._create(table.create(dimension))
+        self._create([table.create(dimension), table.create_key_index()])
+
+    def _indexes(self, table: VectorSql) -> dict[str, str]:
+        """Name to type."""
+        place = (self._schema, table.name)
+        return dict(self._pool.read(hana_tables.FIND_INDEXES, place, doing="looking at a table's indexes"))
 
     def _change_model(self, found: _Collection, stamp: ModelStamp) -> None:
         """Only for a collection that holds nothing and that nobody is writing to. It gets another table, because other
@@ -270,9 +279,7 @@ class HanaStore:
         found = self._known(collection)
         if self._counts(found)[0] < self._index_from:
             return
-        place = (self._schema, found.table.name)
-        indexes = self._pool.read(hana_tables.FIND_INDEXES, place, doing="looking for a vector index")
-        if not any("HNSW" in str(kind).upper() for _, kind in indexes):
+        if not any("HNSW" in str(kind).upper() for kind in self._indexes(found.table).values()):
             self._create([found.table.create_hnsw()])
 
     # --------------------------------------------------------------------------------------------------- reading

@@ -152,15 +152,14 @@ def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr
     if bound.type.code is TypeCode.DECIMAL:
         scale = bound.type.scale
         kind = HanaType(TypeCode.DECIMAL, 38 if scale < 38 else datatypes.DECIMAL_PRECISION, scale)
-        return Bound(
-            f"owl_sum({prefix}{bound.sql}, {kind.scale})" if not prefix else _distinct_decimal("owl_sum", bound), kind
-        )
+        summed = f"owl_sum({bound.sql}, {scale})" if not prefix else _distinct_sum(bound, kind)
+        return Bound(summed, kind)
     return Bound(f"sum({prefix}{bound.sql})", BIGINT if bound.type.code in INTEGERS else DOUBLE)
 
 
-def _distinct_decimal(function: str, bound: Bound) -> str:
-    """SQLite takes DISTINCT with one argument only; the scale is read off the values then."""
-    return f"{function}(DISTINCT {bound.sql})"
+def _distinct_sum(bound: Bound, kind: HanaType) -> str:
+    """SQLite takes DISTINCT with one argument only, so the scale is set afterwards."""
+    return f"owl_decimal(owl_sum(DISTINCT {bound.sql}), {kind.length}, {kind.scale})"
 
 
 def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
@@ -183,8 +182,10 @@ def _spread(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.E
 
 def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     """STRING_AGG(text[, separator] [ORDER BY one key])."""
+    if not 1 <= len(arguments) <= 2:
+        raise _wrong_arguments(name)
     nodes, order = list(arguments), None
-    if nodes and isinstance(nodes[-1], exp.Order):
+    if isinstance(nodes[-1], exp.Order):
         order = nodes[-1].expressions
         nodes[-1] = nodes[-1].this
     text = text_of(expressions.bind(binding, scope, nodes[0]))
@@ -301,6 +302,8 @@ def _map(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound
 
 def _extremum(function: str) -> Special:
     def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+        if not arguments:
+            raise _wrong_arguments("GREATEST" if function == "max" else "LEAST")
         kind, values = expressions.unified(expressions.bind_all(binding, scope, arguments))
         if len(values) < 2:
             return values[0]
@@ -318,8 +321,8 @@ def _concat(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bo
 
 def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
     """TO_DECIMAL(value[, precision, scale]) with literal sizes."""
-    sizes = [int(argument.this) for argument in arguments[1:] if isinstance(argument, exp.Literal)]
-    if not arguments or len(sizes) != len(arguments) - 1:
+    sizes = [int(size.this) for size in arguments[1:] if isinstance(size, exp.Literal) and size.this.isdigit()]
+    if not 1 <= len(arguments) <= 3 or len(sizes) != len(arguments) - 1:
         raise syntax_error("TO_DECIMAL takes a value, a precision and a scale")
     kind = datatypes.type_named("DECIMAL", sizes)
     return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), kind)
@@ -338,7 +341,7 @@ def _rounded(function: str, most: int) -> Special:
         if not 1 <= len(arguments) <= most:
             raise _wrong_arguments(function.upper())
         value = _numeric(function.upper(), expressions.bind(binding, scope, arguments[0], DOUBLE))
-        digits = expressions.bind(binding, scope, arguments[1], INTEGER).sql if len(arguments) > 1 else "0"
+        digits = coerce(expressions.bind(binding, scope, arguments[1], INTEGER), INTEGER).sql if arguments[1:] else "0"
         assert value.type is not None
         kind = datatypes.FLOATING_DECIMAL if value.type.code is TypeCode.DECIMAL else value.type
         flavour = "integer" if kind.code in INTEGERS else "decimal" if kind.code is TypeCode.DECIMAL else "double"

@@ -56,7 +56,8 @@ def _converted(sql: str, source: HanaType, target: HanaType) -> str:
         same = source.code is TypeCode.DECIMAL and source.scale == target.scale
         return sql if same else f"owl_decimal({_numeric(sql, source, target)}, {target.length}, {target.scale})"
     if code is TypeCode.BOOLEAN:
-        return f"owl_boolean({_numeric(sql, source, target)})"
+        text = f"CAST({sql} AS REAL)" if source.code is TypeCode.DECIMAL else _numeric(sql, source, target)
+        return f"owl_boolean({text})"
     if code in DATETIMES:
         return _moment(sql, source, code)
     if code in BINARIES or code is TypeCode.BLOB:
@@ -103,7 +104,8 @@ def as_text(sql: str, source: HanaType) -> str:
 def _moment(sql: str, source: HanaType, code: TypeCode) -> str:
     if is_text(source):
         return f"{_MOMENT_FUNCTIONS[code]}({sql})"
-    if source.code not in DATETIMES or (TypeCode.TIME in (source.code, code) and source.code is not TypeCode.TIMESTAMP):
+    whole = source.code in (TypeCode.SECONDDATE, TypeCode.TIMESTAMP)
+    if source.code not in DATETIMES or (TypeCode.TIME in (source.code, code) and not whole):
         raise HanaError(266, f"inconsistent datatype: {source.name} cannot become {code.name}")
     if code is TypeCode.DATE:
         return f"substr({sql}, 1, 10)"

@@ -54,7 +54,7 @@ def _remainder(left: Decimal, right: Decimal) -> Decimal:
 
 
 def _bigint(value: Storage) -> Storage:
-    if not isinstance(value, int):
+    if not isinstance(value, int) or not -(2**63) <= value < 2**63:
         raise HanaError(314, "numeric overflow: the result does not fit BIGINT")
     return value
 
@@ -84,7 +84,7 @@ def _rounding(mode: str) -> Callable[[str, Storage, int], Storage]:
         number = _decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=_ROUNDINGS[mode], context=_WIDE)
         if flavour == "decimal":
             return store.plain_decimal(number, 38)
-        return int(number) if flavour == "integer" else float(number)
+        return _bigint(int(number)) if flavour == "integer" else float(number)
 
     return apply
 

@@ -5,6 +5,7 @@ One function per kind of node; a node without one is refused, never guessed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,18 @@ from hana_emulator.sql.dialect import HanaCast, Score, parameter_number
 from hana_emulator.sql.names import literal
 from hana_emulator.sql.scope import Binding, Bound, Scope, typed_parameter
 from hana_emulator.sql.store import plain_decimal, to_decimal, utf16_length
-from hana_emulator.types import BIGINT, BOOLEAN, DEFAULT_PARAMETER, DOUBLE, INTEGER, HanaType, TypeCode
+from hana_emulator.types import (
+    BIGINT,
+    BINARIES,
+    BOOLEAN,
+    DEFAULT_PARAMETER,
+    DOUBLE,
+    INTEGER,
+    LOBS,
+    VECTORS,
+    HanaType,
+    TypeCode,
+)
 
 _COMPARISONS: dict[type[exp.Expr], str] = {
     exp.EQ: "=",
@@ -27,6 +39,7 @@ _COMPARISONS: dict[type[exp.Expr], str] = {
     exp.LTE: "<=",
 }
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
+_CHECKED_BY_CAST = VECTORS | {TypeCode.TINYINT, TypeCode.SMALLINT, TypeCode.INTEGER, TypeCode.REAL}
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
 
@@ -230,7 +243,7 @@ def calculate(operator: str, left: Bound, right: Bound) -> Bound:
     if kind.code is TypeCode.BIGINT and operator != "%":
         sql = f"owl_bigint({left.sql} {operator} {right.sql})"
     elif kind.code is TypeCode.DOUBLE and operator in "+-*":
-        sql = f"({coercion.coerce(left, DOUBLE).sql} {operator} {coercion.coerce(right, DOUBLE).sql})"
+        sql = f"owl_double({coercion.coerce(left, DOUBLE).sql} {operator} {coercion.coerce(right, DOUBLE).sql})"
     elif kind.code is TypeCode.DECIMAL:
         size = f"{kind.length}, {kind.scale}"
         sql = f"{_DECIMAL_FUNCTIONS[operator]}({left.sql}, {right.sql}, {size})"
@@ -285,8 +298,9 @@ def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
 
 
 def _cast(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    sizes = [int(size.this) for size in node.expressions]
-    return cast(bind(binding, scope, node.this), datatypes.type_named(node.args["to"], sizes))
+    kind = datatypes.type_named(node.args["to"], [int(size.this) for size in node.expressions])
+    by_bytes = kind.code in BINARIES | LOBS | VECTORS
+    return cast(bind(binding, scope, node.this, kind if by_bytes else DEFAULT_PARAMETER), kind)
 
 
 def _typed_literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
@@ -297,10 +311,15 @@ def _typed_literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def cast(value: Bound, kind: HanaType) -> Bound:
-    """CAST: like a coercion, but text is cut to the length asked for."""
+    """CAST: like a coercion, but text is cut to the length asked for and a number or vector must fit its type."""
     moved = coercion.coerce(value, kind)
-    if datatypes.is_text(kind) and kind.length and value.type is not None:
-        return replace(moved, sql=f"substr({moved.sql}, 1, {kind.length})")
+    if value.type is None:
+        return moved
+    if datatypes.is_text(kind) and kind.length:
+        return replace(moved, sql=f"hana_left({moved.sql}, {kind.length})")
+    if kind.code in _CHECKED_BY_CAST and value.type != kind:
+        size = f"{int(kind.code)}, {kind.length}, {kind.scale}"
+        return replace(moved, sql=f"owl_store({moved.sql}, {size}, 'an expression')")
     return moved
 
 
@@ -315,11 +334,14 @@ def text_literal(text: str) -> Bound:
 
 def number_literal(text: str) -> Bound:
     if "e" in text.lower():
+        if math.isinf(float(text)):
+            raise HanaError(314, "numeric overflow: a literal does not fit DOUBLE")
         return Bound(repr(float(text)), DOUBLE, nullable=False, constant=True)
     if "." in text:
         digits, _, fraction = text.lstrip("-").partition(".")
         kind = HanaType(TypeCode.DECIMAL, max(1, len(digits) + len(fraction)), len(fraction))
-        return Bound(literal(f"{to_decimal(text, 'a literal'):f}"), kind, nullable=False, constant=True)
+        number = to_decimal(text, "a literal")
+        return Bound(literal(f"{number or abs(number):f}"), kind, nullable=False, constant=True)
     value = int(text)
     if -(2**31) <= value < 2**31:
         return Bound(text, INTEGER, nullable=False, constant=True)

@@ -215,7 +215,7 @@ def _define_conversions() -> None:
         _define(f"TO_{name}", numbers.to_integer(name), (None,), kind)
     _define("TO_INT", numbers.to_integer("INTEGER"), (None,), INTEGER)
     _define("TO_DOUBLE", numbers.to_double, (DOUBLE,), DOUBLE)
-    _define("TO_REAL", numbers.to_double, (DOUBLE,), REAL)
+    _define("TO_REAL", numbers.to_real, (DOUBLE,), REAL)
     _define("TO_SMALLDECIMAL", numbers.to_decimal, (None,), FLOATING_DECIMAL.sized(16, FLOATING_DECIMAL.scale))
     _define("TO_DATE", conversion.to_date, (None, TEXT), DATE, required=1)
     _define("TO_TIME", conversion.to_time, (None, TEXT), TIME, required=1)
@@ -395,9 +395,11 @@ def _guarded(compute: Callable[..., Any], context: Context) -> Callable[..., Sto
 
 
 def _storage(value: Any) -> Storage:
-    """A result as a storage value; 314 for an integer beyond 64 bits."""
+    """A result as a storage value: half of a surrogate pair becomes U+FFFD; 314 for an integer beyond 64 bits."""
     if isinstance(value, bool):
         return int(value)
+    if isinstance(value, str):
+        return texts.whole(value)
     if isinstance(value, Decimal):
         return numbers.decimal_text(value)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -316,9 +316,17 @@ def _bind_view(binding: Binding, relation: Relation) -> BoundQuery:
     finally:
         binding.schema = schema
         binding.view_depth -= 1
-    if len(query.columns) != len(relation.columns):
+    return query if len(query.columns) == len(relation.columns) else _as_created(relation, query)
+
+
+def _as_created(relation: Relation, query: BoundQuery) -> BoundQuery:
+    """HANA spells a `*` out when it creates the view, so a column added to the table later stays out of it."""
+    names = [column.name for column in query.columns]
+    places = [names.index(column.name) for column in relation.columns if names.count(column.name) == 1]
+    if len(places) < len(relation.columns):
         raise HanaError(391, f"invalidated view: {relation.name} (its columns have changed)")
-    return query
+    items = ", ".join(f"c{place + 1} AS c{index}" for index, place in enumerate(places, 1))
+    return BoundQuery(f"SELECT {items} FROM ({query.sql})", tuple(query.columns[place] for place in places))
 
 
 def _bind_with(binding: Binding, scope: Scope, node: exp.Expr) -> str:

@@ -6,6 +6,7 @@ Works on storage values only. Messages name the column and the limit, never the 
 from __future__ import annotations
 
 import datetime
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from functools import lru_cache
 
 from hana_emulator.errors import HanaError, invalid_number, value_too_large
 from hana_emulator.seam import Storage
+from hana_emulator.sql.builtin.numbers import digits
 from hana_emulator.sql.datatypes import FLOATING_SCALE
 from hana_emulator.types import BINARIES, CHARACTER_LOBS, FLOATS, INTEGERS, STRINGS, VECTORS, HanaType, TypeCode
 
@@ -66,7 +68,7 @@ def to_decimal(value: Storage, where: str) -> Decimal:
     """Any numeric storage value as a Decimal. Raises HanaError 339."""
     try:
         if isinstance(value, str):
-            number = Decimal(value.strip())
+            number = Decimal(digits(value))
         elif isinstance(value, (int, float)):
             number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
         else:
@@ -112,6 +114,8 @@ def _float(kind: HanaType, column: str) -> Convert:
     def convert(value: Storage) -> Storage:
         if type(value) is not float:
             value = _to_float(value, column)
+        if not math.isfinite(value):
+            raise HanaError(314, f"numeric overflow: {column} takes finite numbers")
         if kind.code is TypeCode.REAL:
             try:
                 value = struct.unpack("<f", struct.pack("<f", value))[0]
@@ -124,7 +128,7 @@ def _float(kind: HanaType, column: str) -> Convert:
 
 def _to_float(value: Storage, column: str) -> float:
     try:
-        return float(value.strip() if isinstance(value, str) else value)  # type: ignore[arg-type]
+        return float(digits(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise invalid_number(f"not a valid number string for {column}") from None
 

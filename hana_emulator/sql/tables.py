@@ -150,7 +150,10 @@ def create_table(bench: Workbench, name: Name, draft: _TableDraft, store: str, c
 
 
 def _default_sql(bench: Workbench, column: TableColumn) -> str:
-    bound = expressions.bind(bench.binding(), Scope(), dialect.parse_condition(column.default or "NULL"), column.type)
+    scope = Scope()
+    bound = expressions.bind(bench.binding(), scope, dialect.parse_condition(column.default or "NULL"), column.type)
+    if scope.aggregates:
+        raise HanaError(275, "aggregate function not allowed in a default")
     if bound.parameter is not None:
         raise syntax_error("a default cannot be a parameter")
     return stored(bound, column)
@@ -252,6 +255,8 @@ def _rename_column(reader: TokenReader) -> Definition:
     def run(bench: Workbench) -> None:
         relation = bench.table(Name(parts[0] if len(parts) == 3 else "", parts[-2]))
         old = relation.column(parts[-1]).name
+        if any(column.name == new for column in relation.columns):
+            raise HanaError(263, f"invalid alias: column {new} exists already")
         bench.connection.execute(f"ALTER TABLE {relation.sqlite_name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
         values = (new, relation.id, old)
         bench.connection.execute("UPDATE owl_columns SET name = ? WHERE relation = ? AND name = ?", values)
@@ -283,9 +288,11 @@ def _alter_table(reader: TokenReader) -> Definition:
 def _add_columns(bench: Workbench, relation: Relation, draft: _TableDraft) -> None:
     if draft.constraints:
         raise not_supported("ALTER TABLE ADD of constraints")
+    known = {column.name for column in relation.columns}
     for position, column in enumerate(draft.columns, len(relation.columns) + 1):
-        if any(known.name == column.name for known in relation.columns):
+        if column.name in known:
             raise HanaError(263, f"invalid alias: column {column.name} exists already")
+        known.add(column.name)
         if column.identity:
             raise not_supported("ALTER TABLE ADD of an identity column")
         text = f"ALTER TABLE {relation.sqlite_name} ADD COLUMN {_sqlite_column(column)}"

@@ -26,6 +26,8 @@ Scores = NDArray[np.float32]
 
 DEFAULT_BYTES = 1 << 30
 _BLOCK_ROWS = 8_192
+_TINY = 1e-25
+"""Below this length products of float32 elements lose digits, or vanish."""
 
 
 class Metric(Enum):
@@ -174,7 +176,7 @@ def _scores(column: Column, query: bytes, metric: Metric) -> tuple[Rowids, Score
 
 
 def _cosine(matrix: Matrix, vector: NDArray[np.float32]) -> Scores:
-    """0 where either side is a zero vector; what overflows in float32 is computed again in double precision."""
+    """0 where either side is a zero vector; where float32 overflows or underflows, once more in double precision."""
     exact = vector.astype(np.float64)
     norm = float(np.linalg.norm(exact))
     if not norm:
@@ -182,7 +184,7 @@ def _cosine(matrix: Matrix, vector: NDArray[np.float32]) -> Scores:
     norms = np.where(matrix.norms > 0, matrix.norms, 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         dots = (matrix.values @ (exact / norm).astype(np.float32)).astype(np.float64)
-    broken = np.flatnonzero(~np.isfinite(dots))
+    broken = np.flatnonzero(~np.isfinite(dots) | (norms < _TINY))
     dots[broken] = matrix.values[broken].astype(np.float64) @ (exact / norm)
     return np.clip(dots / norms, -1.0, 1.0).astype(np.float32)
 

@@ -21,7 +21,7 @@ from hana_emulator.sql.expressions import identifier
 from hana_emulator.sql.names import literal, quoted
 from hana_emulator.sql.scope import Binding, Bound, Scope
 from hana_emulator.sql.store import Convert, converter
-from hana_emulator.types import DATETIMES, INTEGERS, TypeCode
+from hana_emulator.types import DATETIMES, INTEGERS, VECTORS, TypeCode
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _NUMBERED = re.compile(r"\?(\d+)")
@@ -122,7 +122,9 @@ def _fits(bound: Bound, column: TableColumn) -> bool:
         return is_floating(target) or source == target
     if target.code in INTEGERS:
         return target.code is TypeCode.BIGINT or bound.column is not None
-    return target.length == 0 or 0 < source.length <= target.length
+    if target.code in VECTORS:
+        return target.length in (0, source.length)
+    return target.length == 0 or (0 < source.length <= target.length and bound.column is not None)
 
 
 def bind_insert(binding: Binding, node: exp.Insert) -> WritePlan:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import socket
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
-from app.src.api.server import create_app
+from app.src.api.server import _listener, create_app
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ConnectorError, UnknownTable
@@ -68,17 +69,22 @@ def source() -> TableSource:
     return TableSource()
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings_in(folder: Path) -> Settings:
+    """Small limits, the test embedder, and a local store under `folder`."""
     block = {"name": "materials", "source": "S.MARA", "template": "{MAKTX}", "metadata": ["MTART"]}
     return Settings.model_validate(
         {
-            "store": {"kind": "local", "path": tmp_path / "vectors"},
+            "store": {"kind": "local", "path": folder / "vectors"},
             "embedding": {"model": "hash:64"},
             "api": {"max_body_bytes": 20_000, "max_inputs": 4, "max_text_chars": 9_000, "max_k": 50},
             "collections": [block, block | {"name": "never"}],
         }
     )
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_in(tmp_path)
 
 
 @pytest.fixture
@@ -100,10 +106,10 @@ def service(make_service: Callable[[], Service]) -> Service:
     return make_service()
 
 
-@pytest.fixture
-def client(service: Service) -> Iterator[httpx.Client]:
+@contextmanager
+def serving(service: Service) -> Iterator[httpx.Client]:
     """The application behind a real HTTP server, in a thread so that tests can reach into the service."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with contextlib.closing(_listener("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(create_app(service), log_level="critical", access_log=False))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -113,6 +119,12 @@ def client(service: Service) -> Iterator[httpx.Client]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[httpx.Client]:
+    with serving(service) as client:
+        yield client
 
 
 @pytest.fixture

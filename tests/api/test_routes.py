@@ -106,6 +106,25 @@ def test_info(client: Client) -> None:
     assert info["collections"] == ["materials", "never"]
 
 
+def test_openapi_says_what_the_routes_answer(client: Client, synced: Service) -> None:
+    document = client.get("/openapi.json").json()
+    shapes = document["components"]["schemas"]
+    assert set(shapes["CollectionBody"]["properties"]) == set(client.get("/v1/collections/materials").json())
+    job = finished(client, client.post("/v1/collections/materials/sync").json()["job"])
+    assert set(shapes["JobBody"]["properties"]) == set(job)
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert "application/problem+json" in operation["responses"]["4XX"]["content"]
+    assert "HTTPValidationError" not in shapes
+
+
+def test_a_body_without_its_type_is_told_so(client: Client, synced: Service) -> None:
+    response = client.post("/v1/collections/materials/search", content='{"query": "a"}')
+    assert "Content-Type: application/json" in problem(response, 422)["detail"]
+    with_type = client.post("/v1/collections/materials/search", json={"query": 1})
+    assert "Content-Type" not in problem(with_type, 422)["detail"]
+
+
 def test_openapi_lists_the_routes(client: Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/embed", "/v1/collections/{name}/search", "/v1/jobs/{job_id}", "/health/ready"} <= set(paths)
@@ -228,6 +247,8 @@ def test_search_with_a_filter(client: Client, synced: Service) -> None:
         ('{"query": "a", "vector": [1]}', "either"),
         ("{}", "either"),
         ('{"query": 1}', "body.query"),
+        ('{"query": ""}', "empty"),
+        ('{"query": " "}', "empty"),
         ('{"vector": [1, 2]}', "2 numbers"),
         ('{"vector": [true]}', "body.vector"),
         (VECTOR.replace("x", "0"), "zeros"),

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from app.src.core.backends import NonFinite
-from app.src.service import EngineEmbedder, Service, SyncRequest, unit_vector
+from app.src.parts import EngineEmbedder
+from app.src.service import Service, SyncRequest, unit_vector
 from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,
     ConnectionLost,
     ModelMismatch,
+    PermissionRefused,
+    StoreCorrupt,
     TextsNotEmbeddable,
     UnknownCollection,
+    UnknownColumn,
     UnknownTable,
 )
-from connector.model import CollectionStatus, Observer
+from connector.model import CollectionStatus, Observer, Query, Row
 
 
 def test_nothing_is_opened_before_it_is_needed(make_service: Callable[[], Service], settings: Settings) -> None:
@@ -134,13 +138,46 @@ def test_a_connection_that_is_not_configured_names_the_setting() -> None:
     service.close()
 
 
+HANA = {"user": "U", "password": "P"}
+
+
 def test_two_hanas_have_a_pool_each() -> None:
-    document = {"hana": {"host": "a"}, "store": {"hana": {"host": "b"}}}
+    document = {"hana": HANA | {"host": "a"}, "store": {"hana": HANA | {"host": "b"}}}
     service = Service(Settings.model_validate(document))
-    source_pool = service._pool("hana", service.settings.hana)
-    assert service._store_pool() is not source_pool
-    assert service._pool("hana", service.settings.hana) is source_pool
+    source_pool = service.parts.pool("hana")
+    assert (source_pool.options.host, service.parts.store_pool.options.host) == ("a", "b")
+    assert service.parts.pool("hana") is source_pool
     service.close()
+
+
+@pytest.mark.parametrize(
+    ("hana", "words"),
+    [
+        ({"host": "a"}, "no user"),
+        ({"host": "a", "password": "P"}, "no user"),
+        ({"host": "a", "user": "U"}, "no password"),
+        ({"host": "a", "user": "U", "password": ""}, "no password"),
+    ],
+)
+def test_a_login_that_is_not_configured_is_never_tried(hana: dict[str, str], words: str) -> None:
+    both = Service(Settings.model_validate({"hana": hana, "store": {"hana": hana}}))
+    with pytest.raises(ConfigurationError, match=rf"\[hana\] has {words}.*HANA_USER and HANA_PASSWORD"):
+        _ = both.source
+    with pytest.raises(ConfigurationError, match=rf"\[store.hana\] has {words}.*HANA_STORE_PASSWORD"):
+        _ = both.parts.store_pool
+    both.close()
+
+
+def test_a_userkey_needs_neither_user_nor_password() -> None:
+    service = Service(Settings.model_validate({"hana": {"userkey": "OWL"}}))
+    assert service.parts.pool("hana").options.userkey == "OWL"
+    service.close()
+
+
+def test_a_blank_search_text_is_refused(synced: Service) -> None:
+    for text in ("", " \n"):
+        with pytest.raises(ValueError, match="empty"):
+            synced.search("materials", text)
 
 
 class OneBadText:
@@ -193,12 +230,12 @@ def checks(service: Service) -> dict[str, tuple[bool, str, str]]:
 
 
 def test_doctor_on_a_service_that_is_well(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "probe_login", lambda hana: "logged in")
+    monkeypatch.setattr(service.probes, "probe_login", lambda hana: "logged in")
     found = checks(service)
     assert found["python"][0]
     assert found["model"] == (True, found["model"][1], "")
     assert "64 finite numbers" in found["model"][1]
-    assert found["store"][:2] == (True, "local store answers")
+    assert found["store writable"][:2] == (True, "the local store can be written")
     assert found["disk"][0]
 
 
@@ -211,8 +248,73 @@ def test_doctor_names_the_prerequisite_of_what_it_skips(service: Service) -> Non
     assert found["table of materials"][:2] == (False, 'not checked: "hana login" failed')
 
 
-def test_doctor_says_what_is_wrong_with_a_table(service: Service, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert service.probe_table("materials") == "S.MARA: 4 rows readable"
+def test_doctor_reads_the_columns_a_sync_would_read(
+    service: Service, settings: Settings, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (materials, _) = settings.collections
+    read: list[tuple[str, ...]] = []
+    pages = source.pages
+
+    def reading(query: Query, size: int) -> Iterator[list[Row]]:
+        read.append(query.columns)
+        yield from pages(query, size)
+
+    monkeypatch.setattr(source, "pages", reading)
+    assert service.probes.probe_table(materials) == "S.MARA: 4 rows readable"
+    assert read == [("MAKTX", "MTART")]
+    with pytest.raises(UnknownColumn, match="MAKTXX"):
+        service.probes.probe_table(materials.model_copy(update={"template": "{MAKTXX}"}))
     source.failure = UnknownTable("there is no table S.MARA")
     with pytest.raises(UnknownTable):
-        service.probe_table("materials")
+        service.probes.probe_table(materials)
+
+
+def test_doctor_finds_a_local_store_that_takes_no_writes(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.probes, "probe_login", lambda hana: "logged in")
+    assert checks(service)["store writable"][0]
+
+    def read_only(collection: str, owner: str, ttl: float) -> int:
+        raise StoreCorrupt("attempt to write a readonly database")
+
+    monkeypatch.setattr(service.store, "take_lease", read_only)
+    ok, detail, fix = checks(service)["store writable"]
+    assert (ok, detail) == (False, "attempt to write a readonly database")
+    assert "[store] path" in fix
+
+
+def test_doctor_leaves_nothing_in_the_store(service: Service) -> None:
+    assert service.probes.probe_store()
+    assert [row["table"] for row in service.status()] == [None, None]
+
+
+class Refusing:
+    """A pool whose user may do nothing but look. `refuses`: the statements that begin so."""
+
+    def __init__(self, refuses: str) -> None:
+        self.refuses = refuses
+        self.sent: list[str] = []
+
+    def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> list[tuple[Any, ...]]:
+        return [("VECTORS",)] if "SYS.SCHEMAS" in sql else []
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "") -> int:
+        self.sent.append(sql)
+        if sql.startswith(self.refuses):
+            raise PermissionRefused(f"{doing}: the user lacks a privilege (code 258)", code=258)
+        return 0
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("refuses", "words"), [("CREATE", 'schema "VECTORS"'), ("UPDATE", "state table")])
+def test_doctor_finds_a_hana_that_takes_no_writes(refuses: str, words: str) -> None:
+    document = {"hana": HANA | {"host": "a"}, "store": {"schema": "VECTORS"}, "embedding": {"model": "hash:8"}}
+    service = Service(Settings.model_validate(document))
+    pool = Refusing(refuses)
+    service.parts._parts["pool hana"] = pool
+    with pytest.raises(PermissionRefused, match=words):
+        service.probes.probe_store()
+    created = [sql for sql in pool.sent if sql.startswith("CREATE")]
+    assert len(created) == 1
+    assert (f"DROP TABLE {created[0].split()[3]}" in pool.sent) == (refuses != "CREATE")
+    service.close()

@@ -185,6 +185,32 @@ def test_what_a_crash_left_half_made_is_completed(store, run):
     assert list(store.records("later")) == []
 
 
+def test_an_index_that_a_crash_left_unmade_is_made(store, run, statements, hana_schema):
+    """Without it every row replaced is looked for in the whole table."""
+    find = "SELECT INDEX_NAME FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND INDEX_NAME = ?"
+    place = (hana_schema, f"{TABLE}_KEY")
+    run(f'DROP INDEX "{TABLE}_KEY"')
+    assert run(find, *place) == []
+    store.open(NAME, Model())
+    assert len(run(find, *place)) == 1
+    statements.clear()
+    store.open(NAME, Model())
+    assert not any(sql.startswith("CREATE") for sql in statements)
+
+
+def test_another_worker_may_register_the_same_collection_meanwhile(pool, emulator, hana_schema):
+    """Seen from in between, the table is taken: by the collection itself."""
+    other = HanaStore(pool, hana_schema)
+
+    def register(sql: str) -> None:
+        if sql.startswith('SELECT "COLLECTION"'):
+            other.open(NAME, Model())  # type: ignore[arg-type]
+
+    with HanaPool(pool.options, on_statement=register) as interrupted:
+        HanaStore(interrupted, hana_schema).open(NAME, Model())  # type: ignore[arg-type]
+    assert other.status(NAME) is not None
+
+
 def test_many_workers_open_at_once(pool, hana_schema):
     def work(_: int) -> None:
         HanaStore(pool, hana_schema).open(NAME, Model())  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.src.core.engine import EngineOptions, load_engine
-from app.src.service import EngineEmbedder
+from app.src.parts import EngineEmbedder
 from connector.model import Embedder
 
 TEXTS = [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.src.core.engine import EngineOptions, load_engine
-from app.src.service import EngineEmbedder
+from app.src.parts import EngineEmbedder
 from connector.errors import ConnectorError
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool
 from connector.model import ChangeSet, CollectionSpec, QuarantinedRow, Query, TableRef

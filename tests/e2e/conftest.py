@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.src.core.engine import EngineOptions, load_engine
-from app.src.service import EngineEmbedder
+from app.src.parts import EngineEmbedder
 from connector.hana import ConnectionOptions, HanaPool
 from connector.source import HanaSource
 from connector.stores.hana import HanaStore

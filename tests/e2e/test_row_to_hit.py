@@ -205,6 +205,16 @@ def test_planted_damage_is_found_and_mended_and_nothing_else(ends, spec, run_sql
     assert {key for _, key in touched} <= {'["100","P-1"]', '["100","GONE"]'}
 
 
+@pytest.mark.parametrize("column", ["CHUNK_NO", "CONTENT_HASH", "VEC_TEXT", "VEC_META", "MODEL_ID"])
+def test_a_column_set_to_null_stops_neither_sync_nor_verify(ends, spec, run_sql, column):
+    sync(spec, ends, OPTIONS)
+    clean = run_sql(CONTENT)
+    run_sql(f"""UPDATE "OWL_MATERIALS_G1" SET "{column}" = NULL WHERE "SRC_KEY" = '["100","P-1"]'""")
+    assert sync(spec, ends, OPTIONS).read == len(ROWS)
+    assert verify(spec, ends, repair=True).ok
+    assert run_sql(CONTENT) == clean
+
+
 def test_poisoned_vectors_never_win_a_search(ends, spec, run_sql, hana):
     sync(spec, ends, OPTIONS)
     poison = (64).to_bytes(4, "little") + np.full(64, np.nan, dtype="<f4").tobytes()

@@ -101,6 +101,14 @@ def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
     assert "in use" in err
 
 
+def test_a_folder_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    with running("--data", str(tmp_path)), launch("--data", str(tmp_path)) as process:
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert str(tmp_path) in err
+
+
 def test_it_ends_when_the_named_process_is_gone(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with other, running("--data", str(tmp_path), "--parent-pid", str(other.pid)) as emulator:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.surface.conftest import environment
 
 HASH = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}
 LOCAL = HASH | {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
@@ -91,6 +95,40 @@ def test_embed_refuses_what_is_no_text(cli: Cli, tmp_path: Path) -> None:
     one_message(cli("embed", "binary", "--out", "x.csv", **HASH), 2, ".npy")
 
 
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "POSIX"])
+def test_bytes_on_stdin_that_are_no_text_are_refused_in_every_locale(tmp_path: Path, locale: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "app", "embed", "--json"],
+        cwd=tmp_path,
+        env=environment(LC_ALL=locale, **HASH),
+        input=b"steel\n\xff\xfe\n",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (2, b"")
+    assert b"stdin: not UTF-8 text" in run.stderr
+
+
+def test_a_mark_at_the_start_of_a_file_is_no_text(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("steel\noil\n", encoding="utf-8")
+    (tmp_path / "marked").write_text("steel\r\noil\r\n", encoding="utf-8-sig", newline="")
+    assert cli("embed", "marked", "--json", **HASH).json == cli("embed", "plain", "--json", **HASH).json
+    (tmp_path / "owl-sap.toml").write_text("[sync]\nmax_deletes = 0.5\n", encoding="utf-8-sig")
+    assert cli("config", "show", "--json").json["sync.max_deletes"] == 0.5
+
+
+def test_embed_to_a_file_with_json_says_what_the_file_holds(cli: Cli, tmp_path: Path) -> None:
+    run = cli("embed", "--out", "v.npy", "--json", stdin="a\nb\n", **HASH)
+    assert run.json == {"file": "v.npy", "vectors": 2, "dimension": 16}
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_the_work(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "folder.npy").mkdir()
+    for target, words in [("no/v.npy", "no folder no"), ("folder.npy", "cannot be written"), ("v.txt", ".npy")]:
+        one_message(cli("embed", "--out", target, OWL_SAP_EMBEDDING__MODEL="no/such-model"), 2, target, words)
+
+
 def test_a_wrong_model_is_one_message(cli: Cli) -> None:
     one_message(cli("embed", OWL_SAP_EMBEDDING__MODEL="no/such-model"), 2, "no/such-model")
     one_message(cli("embed", OWL_SAP_EMBEDDING__MODEL="hash:x"), 2, "hash:x")
@@ -136,6 +174,7 @@ def test_status(cli: Cli, tmp_path: Path) -> None:
     assert {"collection", "store", "schema", "table", "generation", "model", "dimension", "rows", "chunks", "empty",
             "last_sync", "lag_seconds", "quarantined", "job"} <= set(row)  # fmt: skip
     assert (row["collection"], row["store"], row["rows"]) == ("materials", "local", 0)
+    assert row["foreign"] == 0
     assert "materials" in cli("status", **LOCAL).out
 
 
@@ -174,6 +213,20 @@ def test_a_host_that_is_not_there(cli: Cli, configured: None) -> None:
     run = cli("status", HANA_PASSWORD="canary-78", **hana, **HASH)
     one_message(run, 3, f"127.0.0.1:{port}", "refused")
     assert "canary-78" not in run.err
+
+
+def test_a_password_that_is_not_set_is_one_message(cli: Cli, configured: None) -> None:
+    run = cli("status", HANA_HOST="127.0.0.1", HANA_USER="U", HANA_SCHEMA="S", **HASH)
+    one_message(run, 2, "[hana]", "password", "HANA_PASSWORD")
+
+
+def test_a_failed_sync_names_the_collection_and_shows_no_counts(cli: Cli, configured: None) -> None:
+    run = cli("sync", "--all", **LOCAL)
+    assert run.code == 2
+    assert "owl-sap: materials: no HANA" in run.err
+    row = next(line for line in run.out.splitlines() if "materials" in line)
+    assert "FAILED" in row
+    assert "0" not in row
 
 
 def test_a_failed_sync_still_gives_its_json(cli: Cli, configured: None) -> None:

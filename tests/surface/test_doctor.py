@@ -13,7 +13,7 @@ import pytest
 
 from app.src import doctor
 from app.src.doctor import Fault
-from app.src.settings import HanaSettings, Settings
+from app.src.settings import CollectionSettings, HanaSettings, Settings
 
 
 class Known(Exception):
@@ -37,8 +37,8 @@ class Patient:
     def probe_vector_types(self) -> str:
         return "REAL_VECTOR"
 
-    def probe_table(self, collection: str) -> str:
-        return collection
+    def probe_table(self, collection: CollectionSettings) -> str:
+        return collection.name
 
     def probe_store(self) -> str:
         return "store"
@@ -67,8 +67,8 @@ def test_in_order_and_all_well(listener: int) -> None:
     )
     names = [check.check for check in doctor.examine(patient) if check.ok]
     assert names == [
-        "python", "gpu", "model", "hdbcli", "hana address", "hana dns", "hana tcp", "hana tls", "hana login",
-        "table of a", "vector types", "store",
+        "python", "torch", "gpu", "model", "hdbcli", "hana address", "hana dns", "hana tcp", "hana tls", "hana login",
+        "table of a", "vector types", "store writable", "disk",
     ]  # fmt: skip
     assert "plain text" in found(patient)["hana tls"].detail
 
@@ -78,7 +78,7 @@ def test_a_closed_port_stops_what_builds_on_it() -> None:
     assert not checks["hana tcp"].ok
     assert "HANA_PORT" in checks["hana tcp"].fix
     assert '"hana tcp" failed' in checks["hana tls"].detail
-    assert not checks["store"].ok
+    assert not checks["store writable"].ok
 
 
 def test_a_name_that_does_not_resolve() -> None:
@@ -151,13 +151,14 @@ def test_errors_are_told_with_a_fix_and_unexpected_ones_without_their_text() -> 
     checks = found(Ill(store={"kind": "local", "path": "x"}))
     assert (checks["model"].ok, checks["model"].detail) == (False, "no such model")
     assert checks["model"].fix
-    assert "row text" not in checks["store"].detail
+    assert "row text" not in checks["store writable"].detail
 
 
 def test_a_missing_package_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "hash:8 needs none" in doctor._torch(Patient().settings)
     with pytest.raises(Fault) as caught:
-        doctor._torch()
+        doctor._torch(Settings())
     assert "[engine]" in caught.value.fix
     with pytest.raises(Fault) as caught:
         doctor._hdbcli()

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from app.src.service import Service
+from app.src.settings import Settings
+
 dbapi = pytest.importorskip("hdbcli.dbapi")
 
 ROOT = Path(__file__).parents[2]
@@ -65,8 +68,8 @@ def hana(sapdemo: dict[str, Any]) -> Iterator[dict[str, str]]:
     execute(sapdemo, 'DROP SCHEMA "VECTORS" CASCADE')
 
 
-def execute(greeting: dict[str, Any], *statements: str) -> None:
-    connection = dbapi.connect(
+def connected(greeting: dict[str, Any]) -> Any:
+    return dbapi.connect(
         address=greeting["host"],
         port=greeting["port"],
         user=greeting["user"],
@@ -76,9 +79,20 @@ def execute(greeting: dict[str, Any], *statements: str) -> None:
         connectTimeout=5000,
         communicationTimeout=20000,
     )
-    with closing(connection):
+
+
+def execute(greeting: dict[str, Any], *statements: str) -> None:
+    with closing(connected(greeting)) as connection:
         for statement in statements:
             connection.cursor().execute(statement)
+
+
+def query(greeting: dict[str, Any], statement: str) -> list[Any]:
+    with closing(connected(greeting)) as connection:
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        rows: list[Any] = cursor.fetchall()
+        return rows
 
 
 def configure(folder: Path, text: str = MATERIALS) -> None:
@@ -137,6 +151,42 @@ def test_vectors_in_the_local_store(cli: Cli, tmp_path: Path, hana: dict[str, st
     away = local | {"HANA_PORT": "1"}
     assert cli("search", "materials", "swivel chair", "--json", **away).json[0]["key"]["MANDT"] == "100"
     assert (tmp_path / "vectors" / "vectors.sqlite").is_file()
+
+
+def test_a_filter_that_nothing_passes_says_what_there_is(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path)
+    assert cli("sync", "materials", **hana).code == 0
+    run = cli("search", "materials", "chair", "--filter", '{"MTARD": "HIBE"}', **hana)
+    assert run.code == 0
+    assert "MTART, SPRAS" in run.err
+
+
+def test_a_schema_that_is_not_there_is_told_and_is_no_empty_store(
+    cli: Cli, tmp_path: Path, hana: dict[str, str]
+) -> None:
+    configure(tmp_path)
+    nowhere = hana | {"OWL_SAP_STORE__SCHEMA": "NOWHERE"}
+    for arguments in (["status"], ["search", "materials", "chair"], ["sync", "materials"], ["verify", "materials"]):
+        run = cli(*arguments, **nowhere)
+        assert run.code == 2, (arguments, run.err)
+        assert "NOWHERE" in run.err
+        assert len(run.err.strip().splitlines()) == 1
+    check = next(check for check in cli("doctor", "--json", **nowhere).json if check["check"] == "store writable")
+    assert not check["ok"]
+    assert "NOWHERE" in check["detail"]
+    assert "CREATE ANY" in check["fix"]
+
+
+def test_readiness_needs_the_stores_schema(sapdemo: dict[str, Any], hana: dict[str, str]) -> None:
+    login = {name: sapdemo[name] for name in ("host", "port", "user", "password")} | {"encrypt": False}
+    document = {"hana": login, "store": {"schema": "NOWHERE"}, "embedding": {"model": "hash:8"}}
+    for schema, ready in (("NOWHERE", False), ("VECTORS", True)):
+        document["store"] = {"schema": schema}
+        service = Service(Settings.model_validate(document))
+        readiness = service.ready()
+        assert readiness.checks == {"engine": True, "store": ready}
+        assert ready or "NOWHERE" in str(readiness.unavailable)
+        service.close()
 
 
 def test_a_wrong_password(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
@@ -274,6 +324,26 @@ def test_doctor_on_a_system_that_is_well(cli: Cli, tmp_path: Path, hana: dict[st
     checks = {check["check"]: check["detail"] for check in run.json}
     assert "rows readable" in checks["table of materials"]
     assert "REAL_VECTOR" in checks["vector types"]
+    assert "VECTORS" in checks["store writable"]
+    assert cli("sync", "materials", **hana).code == 0
+    assert cli("doctor", **hana).code == 0, "with the state table there"
+
+
+def test_doctor_leaves_nothing_in_the_schema(
+    cli: Cli, tmp_path: Path, sapdemo: dict[str, Any], hana: dict[str, str]
+) -> None:
+    configure(tmp_path)
+    assert cli("doctor", **hana).code == 0
+    left = query(sapdemo, "SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = 'VECTORS'")
+    assert left == []
+
+
+def test_doctor_checks_the_columns_of_a_table(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    configure(tmp_path, MATERIALS.replace("{MAKTX}", "{MAKT}"))
+    run = cli("doctor", "--json", **hana)
+    check = next(check for check in run.json if check["check"] == "table of materials")
+    assert (run.code, check["ok"]) == (1, False)
+    assert "MAKTX" in check["detail"]
 
 
 def test_doctor_stops_at_a_wrong_password(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from app.src.core import backends
 from app.src.jobs import JobRunning, UnknownJob
 from app.src.service import Service
 from connector import errors
@@ -50,6 +51,10 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.LeaseLost, 409),
     (errors.SyncPaused, 409),
     (errors.ConnectorError, CRASHED),
+    (backends.NonFinite, 422),
+    (backends.OutOfMemory, UNAVAILABLE),
+    (backends.EngineClosed, UNAVAILABLE),
+    (backends.EngineError, CRASHED),
 )
 WHY_CRASHED = "unexpected error; the log of the service has it under this request id"
 
@@ -84,11 +89,15 @@ def install(app: FastAPI, service: Service) -> None:
         assert isinstance(error, RequestValidationError)
         faults = [{"where": _where(fault["loc"]), "what": fault["msg"]} for fault in error.errors()]
         detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
+        if "json" not in request.headers.get("content-type", "") and request.headers.get("content-length", "0") != "0":
+            detail += "; send the header Content-Type: application/json"
         return problem(request, 422, detail, errors=faults[:50])
 
     async def routing(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return problem(request, error.status_code, str(error.detail))
+        answer = problem(request, error.status_code, str(error.detail))
+        answer.headers.update(error.headers or {})  # a 405 says what is allowed
+        return answer
 
     for kind, _ in STATUS:
         app.add_exception_handler(kind, ours)

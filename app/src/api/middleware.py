@@ -15,6 +15,7 @@ from app.src.api.errors import CRASHED, TOO_LARGE, WHY_CRASHED, log_without_text
 from app.src.metrics import Metrics
 
 REQUEST_ID = "X-Request-Id"
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
@@ -57,7 +58,8 @@ class Observed:
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
-        self._metrics.http_requests.labels(scope["method"], route, str(status)).inc()
+        method = scope["method"] if scope["method"] in _METHODS else "other"  # a caller may invent any number of them
+        self._metrics.http_requests.labels(method, route, str(status)).inc()
         self._metrics.http_seconds.labels(route).observe(seconds)
 
 

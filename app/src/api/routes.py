@@ -14,12 +14,19 @@ from fastapi import APIRouter, Header, Response
 from numpy.typing import NDArray
 
 from app.src.api import schemas
-from app.src.api.errors import ACCEPTED, RETRY_AFTER, UNAVAILABLE, TooMuch, Unprocessable
+from app.src.api.errors import ACCEPTED, PROBLEM, RETRY_AFTER, UNAVAILABLE, TooMuch, Unprocessable
 from app.src.metrics import CONTENT_TYPE
 from app.src.service import Service, SyncRequest
 
 Result = TypeVar("Result")
 _RAW = "application/octet-stream"
+
+
+_CONTENT = {PROBLEM: {"schema": schemas.ProblemBody.model_json_schema()}}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "What was asked cannot be done; `detail` says why.", "content": _CONTENT},
+    "5XX": {"description": "503, with Retry-After: HANA or the store is away.", "content": _CONTENT},
+}
 
 
 class _Json(Response):
@@ -74,7 +81,7 @@ class _Desk:
 def router(service: Service) -> APIRouter:
     """Every route of this version, bound to `service`."""
     desk = _Desk(service)
-    routes = APIRouter()
+    routes = APIRouter(responses=_PROBLEMS)
     for add in (_add_health, _add_engine, _add_collections, _add_jobs):
         add(routes, desk)
     return routes
@@ -113,7 +120,7 @@ def _add_engine(routes: APIRouter, desk: _Desk) -> None:
         desk.check_texts(body.texts, name="inputs")
         vectors = await desk.run(partial(desk.embed, body))
         headers = {"X-Embedding-Dimension": str(vectors.shape[1]), "X-Embedding-Count": str(len(vectors))}
-        if _RAW in accept:
+        if _RAW in accept.lower():
             return Response(vectors.astype("<f4", copy=False).tobytes(), media_type=_RAW, headers=headers)
         return _Json(vectors, headers=headers)
 

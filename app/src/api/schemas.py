@@ -63,13 +63,26 @@ class JobStarted(BaseModel):
     job: str
 
 
+class ProblemBody(BaseModel):
+    """RFC 9457, as every error is answered."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+
+
 class JobBody(BaseModel):
     id: str
     collection: str
     state: str
-    progress: dict[str, int]
-    result: dict[str, Any] | None
+    progress: dict[str, int] = Field(examples=[{"done": 400, "total": 596}])
+    result: dict[str, Any] | None = Field(description="the report of the sync, once it is over")
     error: str | None
+    created: float = Field(description="POSIX time")
+    finished: float | None
 
 
 class HealthBody(BaseModel):
@@ -80,10 +93,16 @@ class HealthBody(BaseModel):
 class CollectionBody(BaseModel):
     collection: str
     store: str
+    schema_name: str | None = Field(alias="schema")
     table: str | None
-    rows: int
+    generation: int
     model: str | None
     dimension: int | None
+    rows: int
+    chunks: int
+    foreign: int
+    empty: int
+    quarantined: int
     last_sync: str | None
     lag_seconds: float | None
     job: str | None

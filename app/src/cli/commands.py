@@ -24,6 +24,7 @@ from app.src.settings import Loaded, Settings, load, show
 
 if TYPE_CHECKING:
     from app.src.service import Service
+    from connector.verify import VerifyReport
 
 app = typer.Typer(
     name="owl-sap",
@@ -38,7 +39,9 @@ app.add_typer(config_app, name="config")
 P = ParamSpec("P")
 Verb = Callable[P, int | None]
 _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
-_SYNC_COLUMNS = ("collection", "read", "upserted", "unchanged", "empty", "quarantined", "deleted", "paused", "seconds")
+_SYNC_COLUMNS = ("collection", "read", "upserted", "unchanged", "empty", "quarantined", "deleted", "seconds", "outcome")
+_VERIFY_COLUMNS = ("rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "foreign", "quarantined", "ok")
+_NO_COLLECTIONS = "owl-sap.toml has no [[collections]] block; owl-sap.example.toml shows one"
 
 
 @dataclass(slots=True)
@@ -104,11 +107,11 @@ def _debugging(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     return any(isinstance(invocation, Invocation) and invocation.debug for invocation in invocations)
 
 
-def _report(error: Exception, debug: bool = False) -> int:
+def _report(error: Exception, debug: bool = False, subject: str = "") -> int:
     if debug:
         traceback.print_exc()
     for line in message(error).splitlines() or [type(error).__name__]:
-        output.fail(line)
+        output.fail(subject + line)
     return exit_code(error)
 
 
@@ -156,11 +159,18 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     if json:
         output.write_json(run.reports)
     else:
-        output.table("Synced", run.reports, _SYNC_COLUMNS)
+        output.counts("Synced", [_sync_row(report) for report in run.reports], _SYNC_COLUMNS)
     if interrupted.code is not None:
         output.say(f"stopped on request; go on with: owl-sap sync {' '.join(chosen)}")
         return interrupted.code
     return run.code
+
+
+def _sync_row(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The report for people: what failed has no counts, or its zeros would look like an empty source."""
+    if report["error"] is not None:
+        return {"collection": report["collection"], "outcome": "FAILED"}
+    return {**report, "outcome": "stopped" if report["stopped"] else "PAUSED" if report["paused"] else "done"}
 
 
 def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
@@ -168,7 +178,7 @@ def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
         raise UsageFault("name the collections to sync, or give --all (not both)")
     chosen = list(dict.fromkeys(service.names() if all_ else names))
     if not chosen:
-        raise UsageFault("owl-sap.toml has no [[collections]] block; owl-sap.example.toml shows one")
+        raise UsageFault(_NO_COLLECTIONS)
     for name in chosen:
         service.spec(name)
     return chosen
@@ -194,7 +204,9 @@ class _SyncRun:
             error = None
         except Exception as caught:
             report, error = SyncReport(name), message(caught)
-            self.code = max(self.code, _report(caught))
+            self.code = max(self.code, _report(caught, subject=f"{name}: "))
+        for note in report.notes:
+            output.say(f"{name}: {note}")
         self.reports.append(report.as_dict() | {"error": error})
         if report.paused:
             output.say(_paused(name, report.paused, report.to_delete))
@@ -226,10 +238,19 @@ def verify(
     if json:
         output.write_json(report.as_dict())
     else:
-        output.table(f"{name}: {'ok' if report.ok else 'NOT ok'}", [report.as_dict()])
-        if not report.ok and not repair:
-            output.say(f"mend it with: owl-sap verify {name} --repair")
+        output.counts(f"{name}: {'ok' if report.ok else 'NOT ok'}", [report.as_dict()], _VERIFY_COLUMNS)
+        if repair or not report.ok:
+            output.say(_verified(name, report, repair))
     return OK if report.ok else FAILED
+
+
+def _verified(name: str, report: VerifyReport, repair: bool) -> str:
+    """What to do next, or what was done."""
+    if report.paused is not None:
+        return f"{name}: not everything was mended ({report.paused}); check the source, then run: owl-sap sync {name}"
+    if repair:
+        return f"{name}: {report.repaired} rows mended"
+    return f"mend it with: owl-sap verify {name} --repair"
 
 
 @verb(app, "search")
@@ -248,13 +269,21 @@ def search(  # noqa: PLR0913 - as above
     if not text.strip():
         raise UsageFault("the search text is empty")
     where = _parsed_filter(filter_)
-    with _service(_settings(ctx)) as service:
+    settings = _settings(ctx)
+    with _service(settings) as service:
         hits = [hit.as_dict() for hit in service.search(name, text, k, where).hits]
     if json:
         output.write_json(hits)
         return
+    if where and not hits:
+        output.say(_nothing_passes(settings, name))
     shown = [hit | {"text": output.shorten(hit["text"])} for hit in hits]
     output.table(f"{name}: {text}", shown, ("score", "key", "text", "metadata"))
+
+
+def _nothing_passes(settings: Settings, name: str) -> str:
+    columns = next(collection.metadata for collection in settings.collections if collection.name == name)
+    return f"no row passes the filter; filters look at metadata, here: {', '.join(columns) or 'none'}"
 
 
 def _parsed_filter(text: str | None) -> dict[str, Any] | None:
@@ -280,8 +309,15 @@ def status(
         rows = service.status(None if name is None else [name])
     if json:
         output.write_json(rows)
+    elif not rows:
+        output.say(_NO_COLLECTIONS)
     else:
-        output.table("Collections", rows, _STATUS_COLUMNS)
+        output.counts("Collections", [row | {"last_sync": _minute(row["last_sync"])} for row in rows], _STATUS_COLUMNS)
+
+
+def _minute(moment: str | None) -> str | None:
+    """2026-11-21T03:22:58.545375+00:00, to the second."""
+    return None if moment is None else moment[:19].replace("T", " ") + "Z"
 
 
 # ---------------------------------------------------------------------------------------------------- engine and doctor
@@ -295,10 +331,9 @@ def embed(
     json: JsonFlag = False,
 ) -> None:
     """Texts to vectors, in the order given: JSON lines, one JSON document with --json, or an .npy file with --out."""
-    from app.src.cli.embedding import Sink, lines_of
+    from app.src.cli.embedding import Sink, check_target, lines_of
 
-    if out is not None and out.suffix != ".npy":
-        raise UsageFault(f"--out {out}: only .npy files are written")
+    check_target(out)
     with _service(_settings(ctx)) as service:
         sink = Sink(out, json)
         for texts in lines_of(file):
@@ -383,7 +418,7 @@ def config_show(
     loaded = invocation.load()
     rows = show(loaded)
     if not json:
-        rows = [row | {"value": None if row["value"] is None else str(row["value"])} for row in rows]
+        rows = [row | {"value": _setting(row["value"])} for row in rows]
     if json:
         output.write_json(rows if origin else {row["setting"]: row["value"] for row in rows})
         return
@@ -391,6 +426,13 @@ def config_show(
     if origin:
         for name, note in loaded.inert.items():
             output.say(f"{name}: {note}")
+
+
+def _setting(value: Any) -> str | None:
+    """As one would write it; of collections only the names."""
+    if isinstance(value, list):
+        return ", ".join(item["name"] for item in value) or None
+    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
 
 
 @verb(config_app, "schema")

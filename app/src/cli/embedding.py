@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -21,13 +22,13 @@ _BATCH = 4096
 def lines_of(file: Path | None) -> Iterator[list[str]]:
     """The lines without their ends, a batch at a time. Raises UsageFault for a file that is no text."""
     try:
-        if file is None:
-            yield from _batches(sys.stdin)
-        else:
-            with file.open(encoding="utf-8") as opened:
-                yield from _batches(opened)
+        # Opened anew: Python's own stdin lets bytes that are no text through in some locales. -sig: a mark of Windows
+        # editors at the start is no part of the first line.
+        source = 0 if file is None else file
+        with open(source, encoding="utf-8-sig", errors="strict", closefd=file is not None) as opened:
+            yield from _batches(opened)
     except OSError as error:
-        raise UsageFault(f"{file}: {error.strerror}") from None
+        raise UsageFault(f"{file or 'stdin'}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageFault(f"{file or 'stdin'}: not UTF-8 text") from None
 
@@ -37,12 +38,26 @@ def _batches(stream: IO[str]) -> Iterator[list[str]]:
         yield batch
 
 
-class Sink:
-    """Where vectors go: JSON lines at once, or collected for one JSON document or an .npy file."""
+def check_target(out: Path | None) -> None:
+    """Before anything is computed. Raises UsageFault for a file that cannot be written."""
+    if out is None:
+        return
+    if out.suffix != ".npy":
+        raise UsageFault(f"--out {out}: only .npy files are written")
+    if not out.parent.is_dir():
+        raise UsageFault(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise UsageFault(f"--out {out}: cannot be written")
 
-    def __init__(self, file: Path | None, whole: bool) -> None:
+
+class Sink:
+    """Where vectors go: JSON lines at once, or collected for one JSON document or an .npy file. With both, the
+    document says what the file holds."""
+
+    def __init__(self, file: Path | None, json: bool) -> None:
         self._file = file
-        self._whole = whole or file is not None
+        self._json = json
+        self._whole = json or file is not None
         self._blocks: list[NDArray[np.float32]] = []
         self._count = 0
         self._cut = 0
@@ -62,7 +77,9 @@ class Sink:
         if self._file is not None:
             np.save(self._file, vectors)
             output.say(f"{self._count} vectors of {dimension} numbers in {self._file}")
-        elif self._whole:
+            if self._json:
+                output.write_json({"file": str(self._file), "vectors": self._count, "dimension": dimension})
+        elif self._json:
             output.write_json(vectors)
         if self._cut:
             output.say(f"{self._cut} texts are longer than the model takes and were cut")

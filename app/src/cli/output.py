@@ -37,18 +37,56 @@ def write_json(document: Any) -> None:
 
 
 def table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Rows under headings; numbers to the right; what a value holds is never read as markup."""
+    """Rows under headings; numbers to the right; what a value holds is never read as markup. Long texts are folded."""
     if not rows:
         say(f"{title}: nothing")
         return
-    names = list(columns or rows[0])
-    drawn = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    console().print(_drawn(title, rows, list(columns or rows[0])))
+
+
+def counts(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A table of many short values. Where the terminal is too narrow for its columns they become lines, with as many
+    rows beside each other as there is room for."""
+    screen = console()
+    if not rows or _fits(screen, _drawn(title, rows, columns)):
+        table(title, rows, columns)
+        return
+    names = [name for name in columns if name != "collection"]
+    side_by_side = len(rows)
+    while side_by_side > 1 and not _fits(screen, _turned(title, rows[:side_by_side], names)):
+        side_by_side -= 1
+    for start in range(0, len(rows), side_by_side):
+        screen.print(_turned(title, rows[start : start + side_by_side], names))
+
+
+def _fits(screen: Console, drawn: Table) -> bool:
+    """With every value on one line."""
+    unlimited = screen.options.update(width=10_000)
+    return screen.measure(drawn, options=unlimited).maximum <= screen.width
+
+
+def _drawn(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+    drawn = _empty(title)
     for name in names:
         numeric = all(isinstance(row.get(name), int | float) or row.get(name) is None for row in rows)
         drawn.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*(escape(shown(row.get(name))) for name in names))
-    console().print(drawn)
+    return drawn
+
+
+def _turned(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+    drawn = _empty(title)
+    drawn.add_column("")
+    for row in rows:
+        drawn.add_column(escape(shown(row.get("collection", ""))), justify="right", overflow="fold")
+    for name in names:
+        drawn.add_row(name.replace("_", " "), *(escape(shown(row.get(name))) for row in rows))
+    return drawn
+
+
+def _empty(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", header_style="bold")
 
 
 def shown(value: Any) -> str:

@@ -62,7 +62,7 @@ class _Shown:
 
     def _table(self, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
         if not self._json:
-            output.table(title, rows, columns)
+            output.counts(title, rows, columns)
 
     def sync(self, interrupted: Interrupted) -> None:
         reports = self.document["sync"]

@@ -251,6 +251,7 @@ class EmbeddingEngine:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each whole text, without special tokens."""
+        self._check_open()
         return self._backend.count(_strings(texts))
 
     def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
@@ -262,6 +263,7 @@ class EmbeddingEngine:
 
     def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
         """Where the pieces of `split` stand: first character, one after the last."""
+        self._check_open()
         offsets = self._backend.offsets(text)
         if len(offsets) <= max_tokens:
             yield 0, len(text)

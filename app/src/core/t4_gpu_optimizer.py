@@ -253,9 +253,9 @@ class Bench:
         peak = self.profile.peak(precision)
         return Matmul(
             **_names(self.profile, shape, precision),
-            tflops=round(rate, 4),
+            tflops=_figure(rate),
             spread=round(_spread(samples), 4),
-            share_of_peak=round(rate / peak, 4) if peak else None,
+            share_of_peak=_figure(rate / peak) if peak else None,
             relative_error=product.relative_error(),
         )
 
@@ -279,6 +279,11 @@ def _names(profile: DeviceProfile, shape: Shape, precision: Precision) -> dict[s
         "aligned": shape.aligned(precision),
         "tensor_cores": tensor_cores,
     }
+
+
+def _figure(number: float) -> float:
+    """Four significant digits: by decimals a slow device would have a rate of nothing."""
+    return float(f"{number:.4g}")
 
 
 def _spread(samples: Sequence[float]) -> float:

@@ -93,7 +93,7 @@ def _file(config: Path | None, variables: Mapping[str, tuple[str, str]], folder:
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file}: not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -110,9 +110,11 @@ class _Layers:
 
     def put(self, path: SettingPath, value: Any, origin: str) -> None:
         node = self.tree
-        for name in path[:-1]:
-            inner = node.get(name)
-            node[name] = node = inner if isinstance(inner, dict) else {}
+        for depth, name in enumerate(path[:-1], start=1):
+            inner = node.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise SettingsError(f"{self.origins[path[:depth]]}: {name}: must be a section, not a single value")
+            node = inner
         node[path[-1]] = value
         self.origins[path] = origin
 
@@ -243,7 +245,8 @@ def _origin(location: Sequence[str | int], origins: Mapping[SettingPath, str]) -
         origin = origins.get(tuple(str(part) for part in location[:length]))
         if origin is not None:
             return origin
-    return "settings"
+    # A section that only variables made: the first of them.
+    return next((origin for path, origin in origins.items() if path[: len(location)] == tuple(location)), "settings")
 
 
 def _shown(location: Sequence[str | int]) -> str:

@@ -126,7 +126,10 @@ def read_moment(value: Any, model: Any) -> Moment:
     )
     if "DDD" in found:
         first = moments.checked(_year(found), 1, 1, clock)
-        return Moment(first.ticks + (int(found["DDD"]) - 1) * 86_400 * moments.TICKS)
+        day = Moment(first.ticks + (int(found["DDD"]) - 1) * 86_400 * moments.TICKS)
+        if day.ticks < 0 or day.whole.year != first.whole.year:
+            raise moments.bad_moment()
+        return day
     return moments.checked(_year(found), _month(found), int(found.get("DD", 1)), clock)
 
 
@@ -147,6 +150,8 @@ def _month(found: dict[str, str]) -> int:
 def _hour(found: dict[str, str]) -> int:
     if "HH12" not in found:
         return int(found.get("HH24", 0))
+    if not 1 <= int(found["HH12"]) <= 12:
+        raise moments.bad_moment()
     return int(found["HH12"]) % 12 + (12 if found.get("half", "am").lower() == "pm" else 0)
 
 

@@ -129,7 +129,8 @@ def _ticks_of(count: Any) -> int:
 
 
 def add_seconds(value: Any, count: Any) -> str:
-    return like_argument(value, Moment(moment(value).ticks + _ticks_of(count)))
+    ticks = moment(value).ticks + _ticks_of(count)
+    return like_argument(value, Moment(ticks % (86_400 * TICKS) if len(value) == len("HH:MM:SS") else ticks))
 
 
 def add_days(value: Any, count: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import struct
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -11,6 +13,7 @@ from hana_emulator.errors import HanaError, invalid_number
 
 Number = int | float | Decimal
 
+_NUMBER = re.compile(r"[-+.0-9eE]+")
 _BITS = {"TINYINT": (0, 255), "SMALLINT": (-(2**15), 2**15 - 1), "INTEGER": (-(2**31), 2**31 - 1)}
 _BITS["BIGINT"] = (-(2**63), 2**63 - 1)
 
@@ -28,13 +31,19 @@ def decimal_text(value: Decimal) -> str:
     return format(abs(value) if value.is_zero() else value, "f")
 
 
+def digits(text: str) -> str:
+    """`text` for a Python number type, which also reads 'inf', '1_000' and digits of other scripts; HANA does not."""
+    stripped = text.strip()
+    return stripped if _NUMBER.fullmatch(stripped) else ""
+
+
 def number(value: Any) -> Number:
     """A storage value as a number: text (DECIMAL or a string) exactly. Raises 339 without naming the value."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, str):
         try:
-            found = Decimal(value.strip())
+            found = Decimal(digits(value))
         except InvalidOperation:
             found = Decimal("NaN")
         if found.is_finite():
@@ -50,6 +59,14 @@ def to_double(value: Any) -> float:
     if not math.isfinite(found):
         raise overflow("DOUBLE")
     return found
+
+
+def to_real(value: Any) -> float:
+    """The nearest single-precision number."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", to_double(value)))[0])
+    except OverflowError:
+        raise overflow("REAL") from None
 
 
 def to_integer(type_name: str) -> Callable[[Any], int]:

@@ -10,6 +10,8 @@ from hana_emulator.errors import HanaError
 
 from . import numbers
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def plain(value: Any) -> str:
     """Implicit conversion to a string, where a function that takes text is given something else."""
@@ -31,6 +33,11 @@ def _units(text: str) -> bytes:
 def _text(units: bytes) -> str:
     """Half of a surrogate pair cannot be stored and becomes U+FFFD."""
     return units.decode("utf-16-le", "replace")
+
+
+def whole(text: str) -> str:
+    """`text` as SQLite can keep it."""
+    return _text(_units(text)) if not text.isascii() and _SURROGATE.search(text) else text
 
 
 def _wide(text: str) -> bool:

@@ -1,0 +1,31 @@
+"""A scene for each store, in a stand-in that is shared by the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.service import EngineEmbedder
+from tests.adversity.scene import Scene
+from tests.emulator.process import Emulator
+
+pytest.importorskip("hdbcli")
+
+
+@pytest.fixture(scope="session")
+def hashing() -> Iterator[EngineEmbedder]:
+    engine = load_engine(EngineOptions(model="hash:64"))
+    yield EngineEmbedder(engine)
+    engine.close()
+
+
+@pytest.fixture(params=["hana", "local"])
+def scene(
+    request: pytest.FixtureRequest, emulator: Emulator, hana_schema: str, hashing: EngineEmbedder, tmp_path: Path
+) -> Iterator[Scene]:
+    scene = Scene(emulator, hana_schema, request.param, tmp_path / "scene", hashing)
+    yield scene
+    scene.close()

@@ -1,0 +1,114 @@
+"""The source changes its shape or empties itself while it is read: nothing is deleted that a person has not seen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from connector.errors import ConnectorError, SchemaChanged, UnknownColumn, UnknownTable
+from connector.model import CollectionStatus
+from connector.sync import Ends, SyncReport
+from connector.verify import verify
+from tests.adversity.scene import EMPTY, NAME, ROWS, Scene, WatchedSource
+
+FULL = ROWS - EMPTY
+
+
+def interrupted(scene: Scene, page: int, *statements: str, **options: object) -> SyncReport:
+    """A sync that finds the table changed by `statements` before it reads the page of that number."""
+
+    def change(number: int) -> None:
+        if number == page:
+            for sql in statements:
+                scene.run(sql)
+
+    plain = scene.ends()
+    return scene.sync(Ends(WatchedSource(scene.pool(), change), plain.store, plain.embedder), **options)
+
+
+def status(scene: Scene) -> CollectionStatus:
+    found = scene.store().status(NAME)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "statement", "error", "named"),
+    [
+        (3, 'DROP TABLE "ROWS"', SchemaChanged, "ROWS"),
+        (6, 'DROP TABLE "ROWS"', SchemaChanged, "ROWS"),
+        (4, 'ALTER TABLE "ROWS" DROP ("TXT")', SchemaChanged, "TXT"),
+        (4, 'ALTER TABLE "ROWS" DROP ("GRP")', SchemaChanged, "GRP"),
+        (1, 'DROP TABLE "ROWS"', UnknownTable, "ROWS"),
+        (1, 'ALTER TABLE "ROWS" DROP ("TXT")', UnknownColumn, "TXT"),
+    ],
+)
+def test_a_table_or_column_dropped_in_the_middle(
+    scene: Scene, page: int, statement: str, error: type[ConnectorError], named: str
+) -> None:
+    scene.sync()
+    before, checkpoint = scene.content(), status(scene).last_sync
+    with pytest.raises(error, match=named):
+        interrupted(scene, page, statement)
+    assert scene.content() == before
+    assert status(scene).last_sync == checkpoint
+
+
+def test_what_was_read_before_the_table_went_is_kept(scene: Scene) -> None:
+    with pytest.raises(SchemaChanged):
+        interrupted(scene, 5, 'DROP TABLE "ROWS"')
+    assert 38 <= len(scene.content()) <= 78
+    assert status(scene).last_sync is None
+
+
+def test_a_table_emptied_in_the_middle_pauses_the_deletions(scene: Scene) -> None:
+    scene.sync()
+    report = interrupted(scene, 3, 'DELETE FROM "ROWS"')
+    assert (report.read, report.deleted, report.paused) == (40, 0, "max_deletes")
+    assert report.to_delete == FULL - 38
+    assert len(scene.content()) == FULL
+
+
+def test_a_source_that_is_empty_today(scene: Scene) -> None:
+    scene.sync()
+    scene.run('DELETE FROM "ROWS"')
+    report = scene.sync()
+    assert (report.read, report.to_delete, report.deleted, report.paused) == (0, FULL, 0, "max_deletes")
+    checked = verify(scene.spec, scene.ends(), repair=True)
+    assert (checked.orphaned, checked.ok) == (FULL, False)
+    assert len(scene.content()) == FULL
+    assert scene.sync(max_deletes=1.0).deleted == FULL
+    assert scene.content() == {}
+
+
+@pytest.mark.parametrize(("gone", "paused"), [(23, None), (24, "max_deletes")])
+def test_the_brake_is_a_share_of_what_is_stored(scene: Scene, gone: int, paused: str | None) -> None:
+    """0.2 of 116 stored rows are 23.2."""
+    scene.sync()
+    keys = sorted(int(json.loads(id_)[0]) for id_ in scene.content())[:gone]
+    scene.run('DELETE FROM "ROWS" WHERE "K" = ?', *[(key,) for key in keys])
+    report = scene.sync()
+    assert (report.to_delete, report.deleted, report.paused) == (gone, 0 if paused else gone, paused)
+
+
+def test_rows_that_come_and_go_while_they_are_read(scene: Scene) -> None:
+    """Behind the reader: found by the next run. Before it: found by this one. No row is doubled or lost for good."""
+    report = interrupted(
+        scene,
+        4,
+        """INSERT INTO "ROWS" VALUES (-5, 'behind the reader', 'G')""",
+        """INSERT INTO "ROWS" VALUES (1000, 'before the reader', 'G')""",
+        'DELETE FROM "ROWS" WHERE "K" IN (10, 110)',
+        """UPDATE "ROWS" SET "TXT" = 'moved on' WHERE "K" IN (11, 111)""",
+    )
+    assert (report.read, report.upserted) == (ROWS, FULL)  # one less before the reader, one more
+    after = scene.sync()
+    assert (after.upserted, after.deleted, after.unchanged) == (2, 1, FULL - 2)
+    assert scene.converges().unchanged == FULL
+
+
+def test_a_widened_column_is_no_change_of_the_rows(scene: Scene) -> None:
+    scene.sync()
+    scene.run('ALTER TABLE "ROWS" ADD ("MORE" NVARCHAR(10))')
+    assert scene.sync().unchanged == FULL

@@ -1,0 +1,247 @@
+"""The line to the stand-in breaks, stalls and comes back while a sync reads and writes: no row lost, none doubled."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from app.src.service import EngineEmbedder
+from connector.errors import ConnectionLost, DatabaseError
+from connector.hana import ONCE, RetryPolicy
+from connector.source import HanaSource
+from connector.sync import Ends
+from tests.adversity.proxy import ANY, COMMIT, CONNECT, EXECUTE, EXECUTE_DIRECT, PREPARE, Fault, Proxy, Strike
+from tests.adversity.scene import EMPTY, PAGE, ROWS, Scene, WatchedSource
+from tests.emulator.process import running
+
+LOST = [Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.HALF_REPLY]
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.parametrize("fault", LOST)
+def test_reading_goes_on_where_it_was_cut(scene: Scene, fault: Fault) -> None:
+    """Every second page is cut once: each is read again, from the key where the one before it ended."""
+    with Proxy(scene.emulator.port) as proxy:
+        ends = scene.ends(proxy.port)
+        table = ends.source.describe(scene.spec.source)
+        assert table.primary_key == ("K",)
+        proxy.strike(*(Strike(EXECUTE, nth, fault) for nth in (1, 3, 5, 8)))
+        report = scene.sync(ends)
+        assert proxy.fired.is_set()
+    assert (report.read, report.upserted, report.superseded) == (ROWS, ROWS - EMPTY, 0)
+    assert scene.converges().upserted == 0
+
+
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.6, 0.9])
+def test_a_reset_after_so_many_bytes(scene: Scene, share: float) -> None:
+    """Wherever in the stream of replies the reset falls, in the middle of a page too."""
+    with Proxy(scene.emulator.port) as proxy:
+        assert sum(len(page) for page in HanaSource(scene.pool(proxy.port)).pages(_query(scene), PAGE)) == ROWS
+        whole = proxy.reply_bytes
+    with Proxy(scene.emulator.port, cut_after=int(whole * share)) as proxy:
+        keys = [row.key for page in HanaSource(scene.pool(proxy.port)).pages(_query(scene), PAGE) for row in page]
+        assert proxy.fired.is_set()
+    assert keys == [(number,) for number in range(ROWS)]
+
+
+def _query(scene: Scene):
+    from connector.model import Query
+
+    return Query(scene.spec.source, ("K",), ("TXT", "GRP"))
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+@pytest.mark.parametrize("fault", LOST)
+@pytest.mark.parametrize("nth", [2, 3, 6])
+def test_a_commit_of_which_nobody_knows_whether_it_happened(scene: Scene, fault: Fault, nth: int) -> None:
+    """It is done again, and doing it twice is the same as once."""
+    with Proxy(scene.emulator.port) as proxy:
+        ends = scene.ends(proxy.port)
+        proxy.strike(Strike(COMMIT, nth, fault))
+        report = scene.sync(ends)
+        assert proxy.fired.is_set()
+    assert (report.read, report.upserted) == (ROWS, ROWS - EMPTY)
+    assert scene.converges().unchanged == ROWS - EMPTY
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+@pytest.mark.parametrize("turn", range(8))
+def test_a_cut_at_any_request(scene: Scene, turn: int) -> None:
+    _cut_at(scene, random.randint(8 * turn + 1, 8 * turn + 8), random.choice(LOST))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nth", range(1, 80))
+@pytest.mark.parametrize("fault", LOST)
+def test_a_cut_at_every_request(scene: Scene, nth: int, fault: Fault) -> None:
+    _cut_at(scene, nth, fault)
+
+
+def _cut_at(scene: Scene, nth: int, fault: Fault) -> None:
+    """Either the sync rides over it, or it says that the line is lost; the store is sound in both cases."""
+    with Proxy(scene.emulator.port) as proxy:
+        ends = scene.ends(proxy.port)
+        proxy.strike(Strike(ANY, nth, fault))
+        try:
+            report = scene.sync(ends)
+        except DatabaseError as error:
+            assert error.retryable, f"request {nth}, {fault.name}: {error}"
+        else:
+            assert (report.read, report.upserted) == (ROWS, ROWS - EMPTY), f"request {nth}, {fault.name}"
+    scene.converges()
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+@pytest.mark.parametrize("message", [EXECUTE, COMMIT])
+def test_a_line_that_stalls_is_given_up_after_the_communication_timeout(scene: Scene, message: int) -> None:
+    with Proxy(scene.emulator.port) as proxy:
+        ends = scene.ends(proxy.port, communication_timeout=0.4)
+        proxy.strike(Strike(message, 5, Fault.STALL))
+        start = time.monotonic()
+        report = scene.sync(ends)
+        assert proxy.fired.is_set()
+    assert report.upserted == ROWS - EMPTY
+    assert time.monotonic() - start < 10
+    scene.converges()
+
+
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+def test_a_line_that_stays_dead_ends_with_a_clear_error_after_the_retries(scene: Scene) -> None:
+    with Proxy(scene.emulator.port) as proxy:
+        ends = scene.ends(proxy.port, retry=RetryPolicy(attempts=3, first_wait=0.001, longest_wait=0.002))
+        scene.sync(ends)
+        before = scene.content(ends.store)
+        proxy.strike(*(Strike(EXECUTE, nth, Fault.LOSE_REQUEST) for nth in range(2, 30)))
+        with pytest.raises(ConnectionLost, match=r"ROWS") as caught:
+            scene.sync(ends)
+        assert proxy.requests[EXECUTE] == 1 + 3
+    assert scene.emulator.password not in str(caught.value)
+    assert scene.content() == before
+
+
+# ----------------------------------------------------------------------------------- ended from the server's side
+
+
+@pytest.mark.parametrize("fault_at", ["page", "between"])
+def test_sessions_disconnected_by_an_administrator(scene: Scene, fault_at: str) -> None:
+    """All sessions but the administrator's, before each page: while idle in the pool and while in use."""
+    calls: list[int] = []
+
+    def disconnect(number: int) -> None:
+        calls.append(number)
+        if fault_at == "page" or number == 3:
+            _disconnect_all(scene)
+
+    plain = scene.ends()
+    ends = Ends(WatchedSource(scene.pool(), disconnect), plain.store, plain.embedder)
+    report = scene.sync(ends)
+    assert (report.read, report.upserted, report.superseded) == (ROWS, ROWS - EMPTY, 0)
+    assert calls[:6] == [1, 2, 3, 4, 5, 6]
+    assert scene.converges().upserted == 0
+
+
+def _disconnect_all(scene: Scene) -> None:
+    connection = scene.emulator.connect(autocommit=True)
+    cursor = connection.cursor()
+    cursor.execute("SELECT CURRENT_CONNECTION FROM DUMMY")
+    for id_ in range(scene.first_session, cursor.fetchone()[0]):
+        try:
+            cursor.execute(f"ALTER SYSTEM DISCONNECT SESSION '{id_}'")
+        except Exception as error:
+            assert "no session" in str(error)
+    connection.close()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path, hashing: EngineEmbedder, request: pytest.FixtureRequest):
+    """A scene in a stand-in of its own, which may be killed; `restart` brings it back at the same port."""
+    with ExitStack() as stack:
+        data = ("--data", str(tmp_path / "data"))
+        emulator = stack.enter_context(running(*data))
+        scene = Scene(emulator, "SAPDEMO", request.param, tmp_path / "scene", hashing)
+        stack.callback(scene.close)
+
+        def restart() -> None:
+            emulator.process.kill()
+            emulator.process.wait(5)
+            stack.enter_context(running("--port", str(emulator.port), *data))
+
+        yield scene, restart
+
+
+@pytest.mark.parametrize("mortal", ["hana", "local"], indirect=True)
+def test_the_stand_in_is_killed_and_restarted_in_the_middle_of_a_sync(mortal) -> None:
+    scene, restart = mortal
+    pool = scene.pool(retry=RetryPolicy(attempts=8, first_wait=0.1, longest_wait=0.3))
+    plain = scene.ends(retry=RetryPolicy(attempts=8, first_wait=0.1, longest_wait=0.3))
+    source = WatchedSource(pool, lambda number: restart() if number == 4 else None)
+    report = scene.sync(Ends(source, plain.store, plain.embedder))
+    assert (report.read, report.upserted) == (ROWS, ROWS - EMPTY)
+    assert scene.converges().unchanged == ROWS - EMPTY
+
+
+@pytest.mark.parametrize("mortal", ["hana"], indirect=True)
+def test_a_sync_into_a_stand_in_that_stays_away_exits_with_3(mortal) -> None:
+    scene, restart = mortal
+    scene.sync()
+    scene.emulator.process.send_signal(signal.SIGKILL)
+    scene.emulator.process.wait(5)
+    start = time.monotonic()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((scene.emulator.host, scene.emulator.port), timeout=1)
+    code, _, errors = scene.cli("sync", "rows")
+    assert code == 3, errors
+    assert f"{scene.emulator.host}:{scene.emulator.port}" in errors
+    assert time.monotonic() - start < 20
+    restart()
+    scene.converges()
+
+
+# -------------------------------------------------------------------------------------------------------- logging in
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+@pytest.mark.parametrize("arguments", [["sync", "--all"], ["verify", "rows"], ["search", "rows", "pump"], ["doctor"]])
+def test_a_wrong_password_is_sent_exactly_once(scene: Scene, arguments: list[str]) -> None:
+    """HANA locks a user after a few failures, so neither retries nor the second collection may send it again."""
+    with (scene.folder / "owl-sap.toml").open("a") as file:
+        file.write(f'\n[[collections]]\nname = "more"\nsource = "{scene.schema}.ROWS"\ntemplate = "{{TXT}}"\n')
+    with Proxy(scene.emulator.port) as proxy:
+        code, out, errors = scene.cli(*arguments, port=proxy.port, env={"HANA_PASSWORD": "canary-4711"})
+        assert proxy.requests[CONNECT] == 1, (proxy.requests, out, errors)
+    assert code == (1 if arguments == ["doctor"] else 3), errors
+    assert "login refused" in out + errors
+    assert "canary" not in out + errors
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+def test_a_line_cut_during_login_is_tried_again(scene: Scene) -> None:
+    with Proxy(scene.emulator.port, Strike(CONNECT, 1, Fault.LOSE_REPLY)) as proxy:
+        assert scene.pool(proxy.port).read("SELECT 1 FROM DUMMY") == [(1,)]
+        assert proxy.requests[CONNECT] == 2
+    with (
+        Proxy(scene.emulator.port, Strike(CONNECT, 1, Fault.LOSE_REQUEST)) as proxy,
+        pytest.raises(ConnectionLost, match=str(proxy.port)),
+    ):
+        scene.pool(proxy.port, retry=ONCE).read("SELECT 1 FROM DUMMY")
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+def test_what_changes_data_outside_a_transaction_is_not_sent_twice(scene: Scene) -> None:
+    """A plain `execute` may not be repeatable, so it is the caller who decides."""
+    with Proxy(scene.emulator.port) as proxy:
+        pool = scene.pool(proxy.port)
+        pool.read("SELECT 1 FROM DUMMY")
+        proxy.strike(Strike(EXECUTE_DIRECT, 1, Fault.LOSE_REPLY), Strike(PREPARE, 1, Fault.LOSE_REPLY))
+        with pytest.raises(ConnectionLost):
+            pool.execute("INSERT INTO \"%s\".ROWS VALUES (9999, 'x', 'G')" % scene.schema)
+        assert proxy.requests[EXECUTE_DIRECT] == 1
+        assert pool.read(f'SELECT COUNT(*) FROM "{scene.schema}"."ROWS" WHERE "K" = 9999') == [(1,)]

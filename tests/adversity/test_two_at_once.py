@@ -1,0 +1,133 @@
+"""Two workers want one collection: one waits, or takes over from one that stood still, which then can write no more."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from connector.errors import LeaseLost
+from connector.model import ChangeSet, Checkpoint
+from connector.sync import Ends
+from tests.adversity.proxy import EXECUTE, Fault, Proxy, Strike
+from tests.adversity.scene import EMPTY, NAME, QUICK, ROWS, Scene, WatchedSource
+from tests.emulator.process import REPOSITORY
+
+FULL = ROWS - EMPTY
+
+
+def test_two_syncs_of_one_collection_add_up(scene: Scene) -> None:
+    """The second waits for the first and then finds nothing to do, whichever it is."""
+    together = threading.Barrier(2)
+    workers = []
+    for _ in range(2):
+        plain = scene.ends()
+        source = WatchedSource(scene.pool(), lambda number: time.sleep(0.01))
+        workers.append(Ends(source, plain.store, plain.embedder))
+
+    def work(ends: Ends) -> tuple[int, int, int, int]:
+        together.wait(5)
+        report = scene.sync(ends)
+        return report.upserted, report.unchanged, report.embedded_texts, report.empty
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = sorted(threads.map(work, workers))
+    assert first == (0, FULL, 0, EMPTY)
+    assert second[:2] == (FULL, 0)
+    scene.converges()
+
+
+def test_two_processes_at_once(scene: Scene) -> None:
+    processes = [scene.spawn("sync", "rows", "--json") for _ in range(2)]
+    reports = []
+    for process in processes:
+        with process:
+            out, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors
+        reports += json.loads(out)
+    assert sorted((report["upserted"], report["unchanged"]) for report in reports) == [(0, FULL), (FULL, 0)]
+    scene.converges()
+
+
+def test_who_waits_too_long_is_told_who_has_it(scene: Scene) -> None:
+    ends = scene.ends()
+    ends.store.open(NAME, ends.embedder)
+    with ends.store.lease(NAME, "the night job", 0):
+        with pytest.raises(LeaseLost, match=r"'rows'.*'the night job'.*0\.2 s"):
+            scene.sync(lease_wait=0.2, owner="another")
+        assert scene.content() == {}
+    assert scene.sync().upserted == FULL
+
+
+def worker(scene: Scene, port: int) -> subprocess.Popen[str]:
+    login = {"host": "127.0.0.1", "port": port, "user": scene.emulator.user, "password": scene.emulator.password}
+    wanted = {"schema": scene.schema, "kind": scene.kind, "folder": str(scene.folder / "vectors"), "login": login}
+    command = [sys.executable, "-m", "tests.adversity.worker", json.dumps(wanted)]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["it has finished", "it still runs"])
+def test_a_worker_that_stood_still_past_its_lease_writes_nothing_more(scene: Scene, finished: bool) -> None:
+    """SIGSTOP in the middle of reading; another takes over; SIGCONT."""
+    with Proxy(scene.emulator.port) as proxy:
+        process = worker(scene, proxy.port)
+        stopped = Strike(EXECUTE, 16, Fault.NOTHING, lambda: process.send_signal(signal.SIGSTOP))
+        proxy.strike(stopped)
+        with process:
+            assert proxy.fired.wait(10)
+            scene.run("""UPDATE "ROWS" SET "TXT" = 'changed since' WHERE "K" BETWEEN 100 AND 104""")
+            resume: Callable[[], None] = lambda: process.send_signal(signal.SIGCONT)  # noqa: E731
+            if finished:
+                assert scene.sync().upserted >= 5
+                before = scene.content()
+                resume()
+                out, _ = process.communicate(timeout=20)
+                assert scene.content() == before
+            else:
+                plain = scene.ends()
+                source = WatchedSource(scene.pool(), lambda number: resume() if number == 3 else time.sleep(0.02))
+                scene.sync(Ends(source, plain.store, plain.embedder))
+                out, _ = process.communicate(timeout=20)
+    assert json.loads(out)["error"] == "LeaseLost", out
+    assert scene.converges().upserted == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ChangeSet(deleted=["[1]"]),
+        ChangeSet(checkpoint=Checkpoint(rows_read=1)),
+        ChangeSet(released=["[1]"]),
+    ],
+    ids=["deletion", "checkpoint", "release"],
+)
+def test_every_kind_of_change_needs_the_lease(scene: Scene, changes: ChangeSet) -> None:
+    scene.sync()
+    stale, fresh = scene.store(), scene.store()
+    with stale.lease(NAME, "stale", 2) as lease:
+        scene.expire_lease()
+        with fresh.lease(NAME, "fresh", 2), pytest.raises(LeaseLost, match="taken over"):
+            stale.apply(lease, changes)
+    assert len(scene.content()) == FULL
+    status = fresh.status(NAME)
+    assert status is not None
+    assert fresh.open(NAME, scene.embedder).rows_read == ROWS
+
+
+def test_a_slow_run_keeps_its_lease_beyond_the_ttl(scene: Scene) -> None:
+    """The renewing thread, not the writes, keeps it: nothing is written for longer than the lease lasts."""
+    plain = scene.ends()
+    source = WatchedSource(scene.pool(), lambda number: time.sleep(1.5 * QUICK.ttl) if number == 2 else None)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(scene.sync, Ends(source, plain.store, plain.embedder))
+        time.sleep(1.2 * QUICK.ttl)
+        with pytest.raises(LeaseLost):
+            scene.sync(lease_wait=0)
+        assert running.result(10).upserted == FULL

@@ -1,0 +1,423 @@
+"""What must hold of the engine whatever texts come, in whatever order, batches, threads and troubles."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.src.core import engine as engine_module
+from app.src.core.backends import EngineClosed, EngineError, NonFinite, OutOfMemory, TokenIds, Vectors
+from app.src.core.engine import EmbeddingEngine, padded, plan_batches
+from tests.core.conftest import ScriptedBackend
+
+FEW = settings(max_examples=25, deadline=None)
+PARTS = ("pump", "Öl", "seal-ring", "漢字", "🦉", "4711", "/BIC/AZD", "leak.", "\t", "STEEL")
+a_text = st.lists(st.sampled_from(PARTS), max_size=30).map(" ".join)
+some_texts = st.lists(a_text, min_size=1, max_size=40)
+VARIED = [" ".join(PARTS[(row + place * row) % len(PARTS)] for place in range(1 + row % 23)) for row in range(70)]
+
+
+def fresh(**attributes: Any) -> tuple[EmbeddingEngine, ScriptedBackend]:
+    backend = ScriptedBackend()
+    for name, value in attributes.items():
+        setattr(backend, name, value)
+    return EmbeddingEngine(backend), backend
+
+
+class FailsAt(ScriptedBackend):
+    """Raises `error` at the call of `forward` with this number, counted from 1, and at no other."""
+
+    def __init__(self, number: int, error: type[Exception] = OutOfMemory) -> None:
+        super().__init__()
+        self.number, self.error, self.calls = number, error, 0
+
+    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+        self.calls += 1
+        if self.calls == self.number:
+            raise self.error("planted")
+        return super().forward(batch, exact=exact)
+
+
+# ------------------------------------------------------------------------------------------------------------- planning
+
+
+@FEW
+@given(st.lists(st.integers(0, 260), max_size=80), st.integers(1, 4096), st.sampled_from([1, 4, 8, 16]))
+def test_no_batch_could_have_taken_the_next_text(lengths: list[int], budget: int, multiple: int) -> None:
+    """Greedy over descending lengths: a batch ends only because one text more would have passed the budget."""
+    plan = plan_batches(lengths, budget, multiple)
+    for batch in plan[:-1]:
+        assert padded(lengths[batch[0]], multiple) * (len(batch) + 1) > budget
+
+
+@FEW
+@given(st.lists(st.integers(1, 260), min_size=1, max_size=80), st.integers(64, 4096))
+def test_a_larger_budget_never_needs_more_batches(lengths: list[int], budget: int) -> None:
+    assert len(plan_batches(lengths, 2 * budget)) <= len(plan_batches(lengths, budget))
+
+
+@FEW
+@given(st.integers(0, 300), st.integers(1, 500))
+def test_equal_lengths_stay_in_their_order(length: int, count: int) -> None:
+    plan = plan_batches([length] * count, 512, 8)
+    assert [position for batch in plan for position in batch] == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("length", "multiple", "cost"),
+    [(0, 1, 1), (0, 8, 8), (1, 8, 8), (7, 8, 8), (8, 8, 8), (9, 8, 16), (255, 16, 256), (256, 16, 256), (5, 1, 5)],
+)
+def test_what_a_length_costs(length: int, multiple: int, cost: int) -> None:
+    assert padded(length, multiple) == cost
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "multiple", "plan"),
+    [
+        ([], 64, 8, []),
+        ([0], 64, 8, [[0]]),
+        ([0, 0, 0], 16, 8, [[0, 1], [2]]),
+        ([100], 64, 8, [[0]]),  # above the budget alone: its own batch, not an error
+        ([100, 100], 64, 8, [[0], [1]]),
+        ([8, 8], 16, 8, [[0, 1]]),  # exactly the budget
+        ([8, 8], 15, 8, [[0], [1]]),  # one below
+        ([9, 8], 16, 8, [[0], [1]]),  # the longest decides for both
+        ([1, 2, 3, 4], 12, 1, [[3, 2, 1], [0]]),
+        ([5, 1, 1, 1, 1], 5, 1, [[0], [1, 2, 3, 4]]),
+    ],
+)
+def test_plans_by_hand(lengths: list[int], budget: int, multiple: int, plan: list[list[int]]) -> None:
+    assert plan_batches(lengths, budget, multiple) == plan
+
+
+@pytest.mark.parametrize(
+    ("sizes", "texts", "characters", "windows"),
+    [
+        ([1, 1, 1, 1], 2, 100, [[0, 1], [2, 3]]),
+        ([1, 1, 1], 2, 100, [[0, 1], [2]]),
+        ([60, 60, 60], 10, 100, [[0, 1], [2]]),
+        ([100, 1, 100], 10, 100, [[0], [1, 2]]),
+        ([500], 10, 100, [[0]]),
+        ([0, 0, 0, 0, 0], 5, 1, [[0, 1, 2, 3, 4]]),
+    ],
+)
+def test_windows_by_hand(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], texts: int, characters: int, windows: list[list[int]]
+) -> None:
+    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", texts)
+    monkeypatch.setattr(engine_module, "WINDOW_CHARACTERS", characters)
+    assert list(engine_module.windows_of(["x" * size for size in sizes])) == windows
+
+
+# ------------------------------------------------------------------------------------- order, company and duplicates
+
+
+@FEW
+@given(some_texts, st.randoms(use_true_random=False))
+def test_any_permutation_permutes_the_rows(texts: list[str], chance: random.Random) -> None:
+    engine, _ = fresh()
+    order = list(range(len(texts)))
+    chance.shuffle(order)
+    plain = engine.embed(texts)
+    np.testing.assert_array_equal(engine.embed([texts[place] for place in order]), plain[order])
+
+
+@FEW
+@given(some_texts, st.integers(64, 400))
+def test_the_budget_changes_batches_and_no_vector(texts: list[str], budget: int) -> None:
+    large, _ = fresh()
+    small, scripted = fresh()
+    small.memory.shrink(budget)
+    np.testing.assert_array_equal(small.embed(texts), large.embed(texts))
+    assert all(len(batch) == 1 or max(map(len, batch)) * len(batch) <= budget for batch in scripted.batches)
+
+
+@FEW
+@given(some_texts)
+def test_each_different_text_is_computed_once(texts: list[str]) -> None:
+    engine, scripted = fresh()
+    vectors = engine.embed(texts + texts[::-1])
+    assert sum(map(len, scripted.batches)) == len(set(texts))
+    np.testing.assert_array_equal(vectors[: len(texts)], vectors[len(texts) :][::-1])
+    stats = engine.stats()
+    assert (stats.texts, stats.computed_texts, stats.batches) == (
+        2 * len(texts),
+        len(set(texts)),
+        len(scripted.batches),
+    )
+    assert stats.tokens == sum(len(tokens) for batch in scripted.batches for tokens in batch)
+
+
+def test_the_caller_may_write_into_its_rows(engine: EmbeddingEngine) -> None:
+    first = engine.embed(["pump", "pump", "seal"])
+    kept = first.copy()
+    first[0] = 0
+    assert first[1].any(), "rows of identical texts must not share memory"
+    np.testing.assert_array_equal(engine.embed(["pump", "pump", "seal"]), kept)
+
+
+COMPANY = [
+    "hydraulic pump",
+    "",
+    "🦉",
+    "Ölfilter für Hydraulikaggregat, Größe 12",
+    "a",
+    "word " * 300,
+    "order 4711 " * 40,
+    "MARA-MATNR 000000000000004711",
+]
+
+
+def test_a_real_text_has_one_vector_alone_and_in_company(minilm: EmbeddingEngine) -> None:
+    together = minilm.embed(COMPANY)
+    alone = np.concatenate([minilm.embed([text]) for text in COMPANY])
+    assert (together * alone).sum(axis=1).min() >= 0.999999
+    doubled = minilm.embed([text for text in COMPANY for _ in range(2)])
+    assert (doubled[::2] * together).sum(axis=1).min() >= 0.999999
+
+
+def test_real_rows_follow_any_order(minilm: EmbeddingEngine) -> None:
+    texts = [text[:200] for text in COMPANY]
+    plain = minilm.embed(texts)
+    for seed in range(3):
+        order = list(range(len(texts)))
+        random.Random(seed).shuffle(order)
+        shuffled = minilm.embed([texts[place] for place in order])
+        assert (shuffled * plain[order]).sum(axis=1).min() >= 0.999999
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Pump", "pump", True),  # an uncased model
+        ("Öl", "Ol", True),  # it strips accents
+        ("oil  leak", "oil leak", True),
+        (" oil leak\n", "oil leak", True),
+        ("oil leak", "leak oil", False),
+        ("oil leak", "oil leaks", False),
+        ("10", "100", False),
+        ("oil", "", False),
+    ],
+)
+def test_what_the_real_model_tells_apart(minilm: EmbeddingEngine, one: str, other: str, same: bool) -> None:
+    first, second = minilm.embed([one, other])
+    assert bool(first @ second > 0.99999) is same
+
+
+# ------------------------------------------------------------------------------------------------------------- failures
+
+
+def test_running_out_of_memory_at_any_call_changes_nothing() -> None:
+    """The n-th call fails, for every n until a run has fewer calls than that."""
+    wanted, _ = fresh()
+    vectors = wanted.embed(VARIED)
+    number = 0
+    while True:
+        number += 1
+        backend = FailsAt(number)
+        engine = EmbeddingEngine(backend)
+        engine.memory.shrink(360)
+        np.testing.assert_array_equal(engine.embed(VARIED), vectors)
+        assert engine.stats().computed_texts == len(set(VARIED))
+        if backend.calls < number:
+            break
+        assert engine.stats().out_of_memory == 2  # the one above to make batches small, and this one
+    assert number > 4
+
+
+def test_a_failing_batch_leaves_a_healthy_engine() -> None:
+    for number in (1, 2, 3):
+        backend = FailsAt(number, RuntimeError)
+        engine = EmbeddingEngine(backend)
+        engine.memory.shrink(360)
+        with pytest.raises(RuntimeError, match="planted"):
+            engine.embed(VARIED)
+        assert engine.stats().texts == 0, "a call that failed gave no texts"
+        np.testing.assert_array_equal(engine.embed(VARIED), fresh()[0].embed(VARIED))
+
+
+def test_a_failing_window_leaves_no_thread_and_a_healthy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 5)
+    for number in (1, 4, 9):
+        engine = EmbeddingEngine(FailsAt(number, RuntimeError))
+        with pytest.raises(RuntimeError, match="planted"):
+            engine.embed(VARIED)
+        assert not [thread for thread in threading.enumerate() if thread.name == "owl-sap-tokenize"]
+        assert engine.embed(VARIED).shape == (len(VARIED), 32)
+
+
+@FEW
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.sampled_from([np.nan, np.inf, -np.inf, 0.0]))
+def test_non_finite_names_exactly_the_bad_texts(good: list[bool], value: float) -> None:
+    """Bad texts have two tokens, good ones three; some occur twice."""
+    texts = [f"good text {row % 7}" if fine else f"bad {row % 5}" for row, fine in enumerate(good)]
+    engine, scripted = fresh(spoil=lambda tokens, _exact: value if len(tokens) == 2 else None)
+    bad = [row for row, fine in enumerate(good) if not fine]
+    if not bad:
+        assert engine.embed(texts).shape[0] == len(texts)
+        return
+    with pytest.raises(NonFinite) as caught:
+        engine.embed(texts)
+    assert list(caught.value.indices) == bad
+    assert f"{len(bad)} text(s)" in str(caught.value)
+    assert scripted.exact_batches == len({texts[row] for row in bad}), "each was tried once more in fp32"
+
+
+def test_many_bad_texts_make_a_short_message() -> None:
+    error = NonFinite(range(5000))
+    assert len(str(error)) < 150
+    assert str(error).endswith("9 ...")
+    assert len(error.indices) == 5000
+
+
+def test_only_bad_rows_are_recomputed() -> None:
+    spoiled = ScriptedBackend()
+    spoiled.spoil = lambda tokens, exact: None if exact or len(tokens) != 2 else np.nan
+    engine = EmbeddingEngine(spoiled)
+    np.testing.assert_array_equal(engine.embed(["a", "b c", "d e f"]), fresh()[0].embed(["a", "b c", "d e f"]))
+    assert (spoiled.exact_batches, engine.stats().recomputed) == (1, 1)
+    assert [len(batch) for batch in spoiled.batches] == [3, 1]
+
+
+# ------------------------------------------------------------------------------------------------------ threads and end
+
+
+def test_threads_with_different_calls_disturb_nobody() -> None:
+    engine, scripted = fresh()
+    wanted = engine.embed(VARIED)
+    counts = engine.count_tokens(VARIED)
+    pieces = engine.split(VARIED[22], 5, 2)
+
+    def one(number: int) -> bool:
+        kind = number % 4
+        if kind == 0:
+            return bool((engine.embed(VARIED) == wanted).all())
+        if kind == 1:
+            return engine.count_tokens(VARIED) == counts
+        if kind == 2:
+            return engine.split(VARIED[22], 5, 2) == pieces
+        part = VARIED[number % 50 : number % 50 + 9]
+        return bool((engine.embed(part) == wanted[number % 50 : number % 50 + 9]).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(80)))
+    assert engine.stats().texts == len(VARIED) * 21 + 9 * 20
+    assert engine.stats().batches == len(scripted.batches)
+
+
+def test_threads_that_run_out_of_memory_still_get_their_rows() -> None:
+    wanted = fresh()[0].embed(VARIED)
+    engine, _ = fresh(most_tokens=70)
+    with ThreadPoolExecutor(6) as pool:
+        for found in pool.map(lambda _: engine.embed(VARIED), range(12)):
+            np.testing.assert_array_equal(found, wanted)
+    assert 64 <= engine.memory.token_budget <= 70 + 70 // 8
+
+
+def test_closing_waits_for_the_batch_and_ends_the_call() -> None:
+    inside, go = threading.Event(), threading.Event()
+    engine, scripted = fresh()
+    engine.memory.shrink(200)
+    forward = scripted.forward
+
+    def slow(batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+        inside.set()
+        assert go.wait(10)
+        assert scripted.closed == 0, "the model went away under a batch"
+        return forward(batch, exact=exact)
+
+    scripted.forward = slow  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(engine.embed, VARIED)
+        assert inside.wait(10)
+        closing = pool.submit(engine.close)
+        assert not closing.done()
+        go.set()
+        closing.result(10)
+        error = call.exception(10)
+    assert error is None or isinstance(error, EngineClosed)  # it may have had its last batch in hand
+    assert scripted.closed == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda engine: engine.embed(["oil"]),
+        lambda engine: engine.embed([]),
+        lambda engine: engine.count_tokens(["oil"]),
+        lambda engine: engine.split("oil leak", 1, 0),
+    ],
+    ids=["embed", "embed nothing", "count_tokens", "split"],
+)
+def test_every_call_after_closing_is_refused(call: Any) -> None:
+    engine, _ = fresh()
+    engine.close()
+    with pytest.raises(EngineClosed, match="hash:32"):
+        call(engine)
+
+
+def test_leaving_the_block_closes_even_after_an_error() -> None:
+    backend = FailsAt(1, RuntimeError)
+    with pytest.raises(RuntimeError, match="planted"), EmbeddingEngine(backend) as engine:
+        engine.embed(["oil"])
+    assert backend.closed == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- identity
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        ({}, False),
+        ({"precision": "bf16"}, False),
+        ({"precision": "tf32"}, False),
+        ({"precision": "int8"}, True),
+        ({"precision_reason": "another"}, False),
+        ({"path": "padded"}, False),
+        ({"name": "hash:33"}, True),
+        ({"pooling": "cls"}, True),
+        ({"max_tokens": 253}, True),
+        ({"weights_sha256": "f" * 64}, True),
+        ({"tokenizer_sha256": "f" * 64}, True),
+    ],
+    ids=str,
+)
+def test_the_fingerprint_changes_when_vectors_would_and_only_then(changed: dict[str, Any], differs: bool) -> None:
+    plain, scripted = fresh()
+    other = ScriptedBackend()
+    other.info = replace(scripted.info, **changed)
+    assert (EmbeddingEngine(other).fingerprint != plain.fingerprint) is differs
+
+
+def test_use_does_not_change_the_fingerprint(engine: EmbeddingEngine) -> None:
+    before = engine.fingerprint
+    engine.embed(VARIED)
+    engine.memory.shrink(64)
+    assert engine.fingerprint == before
+
+
+def test_retryable_is_only_what_waiting_mends() -> None:
+    from app.src.core import backends
+
+    kinds = {
+        kind.__name__: kind.retryable for kind in EngineError.__subclasses__() if kind.__module__ == backends.__name__
+    }
+    assert kinds == {
+        "ModelNotFound": False,
+        "ModelUnsupported": False,
+        "WeightsMismatch": False,
+        "DeviceUnavailable": False,
+        "OutOfMemory": True,
+        "EngineClosed": False,
+        "NonFinite": False,
+    }
