@@ -204,6 +204,8 @@ class Checkpoint:
     """UTC, by the store's clock; None: no run has completed yet."""
     rows_read: int = 0
     empty: int = 0
+    key: tuple[str, ...] = ()
+    """Names of the key columns, so that hits can name them while the source is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,8 @@ class CollectionStatus:
     empty: int
     quarantined: int
     last_sync: datetime | None
+    key: tuple[str, ...] = ()
+    """Names of the key columns, as the last complete run read them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 
 from connector.apply import STAGES, DocumentWriter, StageClock, Target, Written
 from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, quarantine_id
-from connector.errors import DatabaseError, RowRejected
+from connector.errors import DatabaseError, LeaseLost, RowRejected
 from connector.model import (
     ChangeSet,
     Checkpoint,
@@ -25,6 +26,9 @@ from connector.model import (
     Source,
     VectorStore,
 )
+
+_LEASE_SLICE = 1.0
+"""Seconds between questions whether to stop, while another worker holds the lease."""
 
 Stop = Callable[[], bool]
 """Asked between pages; True: end early, keeping what is done."""
@@ -108,13 +112,30 @@ def sync(
     table = ends.source.describe(spec.source)
     renderer = Renderer(spec, table, ends.embedder)
     ends.store.open(spec.name, ends.embedder)
-    with ends.store.lease(spec.name, options.owner, options.lease_wait) as lease:
+    with ExitStack() as held:
+        lease = _own(held, ends.store, spec.name, options, stop)
+        if lease is None:
+            return SyncReport(spec.name, stopped=True)
         ends.store.open(spec.name, ends.embedder)  # while we waited, another worker may have given it another model
         run = _Run(ends, renderer, lease, options, observer)
         report = run(stop)
     if report.upserted:
         _optimise(ends.store, report)
     return report
+
+
+def _own(held: ExitStack, store: VectorStore, collection: str, options: SyncOptions, stop: Stop) -> Lease | None:
+    """The collection's lease, kept until `held` ends; None when asked to stop while another worker had it."""
+    deadline = time.monotonic() + options.lease_wait
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return held.enter_context(store.lease(collection, options.owner, min(max(left, 0.0), _LEASE_SLICE)))
+        except LeaseLost:
+            if stop():
+                return None
+            if left <= _LEASE_SLICE:
+                raise
 
 
 def _optimise(store: VectorStore, report: SyncReport) -> None:
@@ -252,7 +273,7 @@ class _Run:
             self._report.paused = "max_deletes"
         else:
             self._delete_unseen()
-        checkpoint = Checkpoint(rows_read=self._report.read, empty=self._report.empty)
+        checkpoint = Checkpoint(rows_read=self._report.read, empty=self._report.empty, key=self._renderer.key)
         changes = ChangeSet(released=sorted(self._quarantined), checkpoint=checkpoint)
         with self._clock("apply"):
             self._ends.store.apply(self._lease, changes)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
 DISTRIBUTION = "owl-sap-connector"
-_STAMP_SECONDS = 5.0
+_STATUS_SECONDS = 5.0
 """How long search remembers which model a collection was made with: asking counts its rows."""
 
 
@@ -107,8 +107,7 @@ class Service:
         self.parts = Parts(settings, source=source, store=store)
         self.jobs = Jobs(settings.api.job_workers, self.parts.expected_errors)
         self.probes = Probes(self.parts)
-        self._keys: dict[str, tuple[str, ...]] = {}
-        self._stamps: dict[str, tuple[float, tuple[str, int]]] = {}
+        self._known: dict[str, tuple[float, CollectionStatus]] = {}
 
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
@@ -170,7 +169,7 @@ class Service:
         spec = self.spec(name)
         with self._counted(name):
             report = sync(spec, Ends(self.source, self.store, self.embedder), options, observer, stop)
-        self._stamps.pop(name, None)
+        self._known.pop(name, None)
         self._count_sync(report)
         return report
 
@@ -261,57 +260,52 @@ class Service:
         spec = self.spec(name)
         if isinstance(query, str) and not query.strip():
             raise ValueError("the search text is empty")
-        stamp = self._stamp(name)
+        stored = self._known_status(name)
         start = time.perf_counter()
-        vector = self._query_vector(query, name, stamp)
+        vector = self._query_vector(query, stored)
         embedded = time.perf_counter()
         hits = self.store.search(name, vector, k, where)
         found = time.perf_counter()
         took = {"embed": embedded - start, "store": found - embedded}
         for stage, seconds in took.items():
             self.metrics.search_seconds.labels(name, stage).observe(seconds)
-        columns = self._key_columns(spec)
+        columns = self._key_columns(spec, stored)
         return Found(
             [_found(hit, columns) for hit in hits],
             {stage: round(seconds * 1000, 3) for stage, seconds in took.items()},
         )
 
-    def _stamp(self, name: str) -> tuple[str, int]:
-        """Model and dimension of what is stored. Raises UnknownCollection when nothing ever was."""
-        asked, stamp = self._stamps.get(name, (-math.inf, ("", 0)))
-        if time.monotonic() - asked < _STAMP_SECONDS:
-            return stamp
-        status = self._stored(name)
-        if status is None:
-            raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
-        stamp = (status.model, status.dimension)
-        self._stamps[name] = (time.monotonic(), stamp)
-        return stamp
+    def _known_status(self, name: str) -> CollectionStatus:
+        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
+        asked, status = self._known.get(name, (-math.inf, None))
+        if status is None or time.monotonic() - asked >= _STATUS_SECONDS:
+            status = self._stored(name)
+            if status is None:
+                raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
+            self._known[name] = (time.monotonic(), status)
+        return status
 
-    def _query_vector(self, query: str | Sequence[float], name: str, stamp: tuple[str, int]) -> NDArray[np.float32]:
+    def _query_vector(self, query: str | Sequence[float], stored: CollectionStatus) -> NDArray[np.float32]:
         from connector.stores.records import ModelStamp
 
-        model, dimension = stamp
         if not isinstance(query, str):
-            return unit_vector(query, dimension)
+            return unit_vector(query, stored.dimension)
         configured = ModelStamp.of(self.embedder)
-        if (configured.id, configured.dimension) != stamp:
+        if (configured.id, configured.dimension) != (stored.model, stored.dimension):
             raise ModelMismatch(
-                f'"{name}" holds vectors of {model} ({dimension} numbers each), but the configured model is '
-                f"{configured.id} ({configured.dimension}); configure the model it was made with"
+                f'"{stored.collection}" holds vectors of {stored.model} ({stored.dimension} numbers each), but the '
+                f"configured model is {configured.id} ({configured.dimension}); configure the model it was made with"
             )
         return self.embedder.embed_query(query)
 
-    def _key_columns(self, spec: CollectionSpec) -> tuple[str, ...]:
-        """Names of the key columns. While the source is away positions stand in for names that were never read."""
-        if spec.key:
-            return spec.key
-        if spec.name not in self._keys:
-            try:
-                self._keys[spec.name] = self.source.describe(spec.source).primary_key
-            except (DatabaseError, ConfigurationError):
-                return ()
-        return self._keys[spec.name]
+    def _key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]:
+        """Names of the key columns. Before a first complete run, with the source away, positions stand in for them."""
+        if spec.key or stored.key:
+            return spec.key or stored.key
+        try:
+            return self.source.describe(spec.source).primary_key
+        except (DatabaseError, ConfigurationError):
+            return ()
 
     # ---------------------------------------------------------------------------------------------- how it fares
 

@@ -327,6 +327,7 @@ class HanaStore:
             empty=found.checkpoint.empty,
             quarantined=self._pool.read(self._sql.count_quarantine(), (collection,))[0][0],
             last_sync=found.checkpoint.last_sync,
+            key=found.checkpoint.key,
         )
 
     def _counts(self, found: _Collection) -> tuple[int, int, int]:

@@ -68,7 +68,7 @@ def _take(table: LeaseTable, collection: str, owner: str, wait: float, times: Le
         left = deadline - time.monotonic()
         if left <= 0:
             raise LeaseLost(
-                f"collection {collection!r} is being written by {taken!r} and was not free within {wait:g} s; "
+                f"collection {collection!r} is being written by {taken!r} and did not become free in time; "
                 "wait until it is done, then try again"
             )
         time.sleep(min(times.poll, left))

@@ -249,6 +249,7 @@ class LocalStore:
             empty=found.checkpoint.empty,
             quarantined=quarantined,
             last_sync=found.checkpoint.last_sync,
+            key=found.checkpoint.key,
         )
 
     # -------------------------------------------------------------------------------------------------- searching

@@ -117,16 +117,22 @@ def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
     return np.frombuffer(raw, dtype="<f4", offset=4).astype(np.float32)
 
 
+CHECKPOINT_LENGTH = 1000
+"""Characters: the column of the state table."""
+
+
 def checkpoint_text(checkpoint: Checkpoint) -> str:
-    """Without its time: that is the store's clock's."""
-    return json.dumps({"rows_read": checkpoint.rows_read, "empty": checkpoint.empty})
+    """Without its time: that is the store's clock's. Names of key columns that do not fit are left out."""
+    counts = {"rows_read": checkpoint.rows_read, "empty": checkpoint.empty}
+    text = json.dumps(counts | {"key": checkpoint.key})
+    return text if len(text) <= CHECKPOINT_LENGTH else json.dumps(counts)
 
 
 def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
     if not text:
         return Checkpoint()
     values = json.loads(text)
-    return Checkpoint(last_sync=last_sync, rows_read=int(values["rows_read"]), empty=int(values["empty"]))
+    return Checkpoint(last_sync, int(values["rows_read"]), int(values["empty"]), tuple(values.get("key", ())))
 
 
 def in_utc(moment: datetime | None) -> datetime | None:

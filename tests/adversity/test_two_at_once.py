@@ -78,7 +78,8 @@ def test_a_worker_that_stood_still_past_its_lease_writes_nothing_more(scene: Sce
     """SIGSTOP in the middle of reading; another takes over; SIGCONT."""
     with Proxy(scene.emulator.port) as proxy:
         process = worker(scene, proxy.port)
-        stopped = Strike(EXECUTE, 16, Fault.NOTHING, lambda: process.send_signal(signal.SIGSTOP))
+        nth = 16 if scene.kind == "hana" else 5  # among the pages
+        stopped = Strike(EXECUTE, nth, Fault.NOTHING, lambda: process.send_signal(signal.SIGSTOP))
         proxy.strike(stopped)
         with process:
             assert proxy.fired.wait(10)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -407,6 +408,25 @@ def test_progress_and_stages_reach_the_observer(ends, source):
     sync(SPEC, ends, OPTIONS, watcher)
     assert watcher.done == [(3, 7), (6, 7), (7, 7)]
     assert watcher.stages == {"read", "render", "tokenize", "embed", "apply"}
+
+
+def test_a_wait_for_another_worker_ends_when_asked(ends, source, store):
+    fill(source, 3)
+    sync(SPEC, ends, OPTIONS)
+    with store.lease(SPEC.name, "other", 1):
+        started = time.monotonic()
+        report = sync(SPEC, ends, OPTIONS, stop=lambda: True)
+        assert time.monotonic() - started < 5
+        assert (report.stopped, report.read) == (True, 0)
+        with pytest.raises(LeaseLost, match="other"):
+            sync(SPEC, ends, replace(OPTIONS, lease_wait=0.2))
+    assert sync(SPEC, ends, OPTIONS).unchanged == 3
+
+
+def test_the_key_columns_are_remembered(ends, source, store):
+    fill(source, 1)
+    sync(SPEC, ends, OPTIONS)
+    assert store.status(SPEC.name).key == ("MANDT", "MATNR")
 
 
 def test_an_index_that_cannot_be_built_is_a_note_not_a_failure(ends, source, store, monkeypatch):

@@ -150,6 +150,13 @@ def ids(store: VectorStore, name: str, where: dict[str, Any] | None = None, k: i
 # ------------------------------------------------------------------------------------------------------ round trips
 
 
+def test_the_checkpoint_carries_the_key_columns_unless_they_are_too_long(store, name):
+    write(store, name, ChangeSet(checkpoint=Checkpoint(rows_read=3, empty=1, key=("MANDT", "/BIC/X"))))
+    assert (status(store, name).key, status(store, name).empty) == (("MANDT", "/BIC/X"), 1)
+    write(store, name, ChangeSet(checkpoint=Checkpoint(rows_read=3, empty=2, key=("X" * 127,) * 9)))
+    assert (status(store, name).key, status(store, name).empty) == ((), 2)
+
+
 def test_what_is_written_is_read(store, name):
     chunks = [chunk("a", 0, MTART="FERT", N=1, X=1.5, B=True, NIL=None), chunk("a", 1), chunk("b ö 😀", 0)]
     vectors = unit(3, DIMENSION)

@@ -103,11 +103,11 @@ DAMAGES: list[tuple[str, Damage, str]] = [
     ("modules of text", replaced("modules.json", "soon"), "modules.json cannot be read"),
     ("modules of nothing", replaced("modules.json", "[]"), "does not begin with a Transformer"),
     ("modules of an object", replaced("modules.json", "{}"), "does not begin with a Transformer"),
-    ("modules of numbers", replaced("modules.json", "[1]"), "modules.json"),
-    ("config of a list", replaced("config.json", "[]"), "config.json"),
-    ("config of null", replaced("config.json", "null"), "config.json"),
-    ("settings of a list", replaced("sentence_bert_config.json", "[]"), "sentence_bert_config.json"),
-    ("pooling of a list", replaced("1_Pooling/config.json", "[]"), "config.json"),
+    ("modules of numbers", replaced("modules.json", "[1]"), "does not begin with a Transformer"),
+    ("config of a list", replaced("config.json", "[]"), "config.json holds no JSON object"),
+    ("config of null", replaced("config.json", "null"), "config.json holds no JSON object"),
+    ("settings of a list", replaced("sentence_bert_config.json", "[]"), "sentence_bert_config.json holds no"),
+    ("pooling of a list", replaced("1_Pooling/config.json", "[]"), "config.json holds no JSON object"),
     ("settings of text", replaced("sentence_bert_config.json", "{"), "sentence_bert_config.json cannot be read"),
     ("config in latin-1", lambda folder: (folder / "config.json").write_bytes(b'{"x": "\xe4"}'), "config.json cannot"),
     ("own code", rewritten("config.json", auto_map={"AutoModel": "evil.Evil"}), "own code"),
@@ -127,6 +127,16 @@ def test_a_damaged_folder_is_one_clear_refusal(make_folder: Callable[..., Path],
     assert words in str(caught.value)
     assert "damaged" in str(caught.value), "the message names the model"
     assert str(folder.parent) not in str(caught.value) or "transformers" in str(caught.value)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("kept", [0, 4, 100, 100_000])
+def test_weights_that_were_cut_off_are_refused(make_folder: Callable[..., Path], packed: bool, kept: int) -> None:
+    """As an interrupted download leaves them."""
+    weights = make_folder() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(ModelUnsupported, match="tiny"):
+        engine_of(weights.parent, packed=packed)
 
 
 @pytest.mark.parametrize(

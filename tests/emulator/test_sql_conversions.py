@@ -44,10 +44,10 @@ NO_VECTOR, TOO_LARGE = (Code(8), NO), Code(274)
 """By CAST, text is read as a vector; into a column it needs TO_REAL_VECTOR."""
 DAY, CLOCK, SECOND = "2024-02-29", "10:11:12", "2024-02-29 10:11:12"
 TICK, FULL, MIDNIGHT = f"{SECOND}.5000000", f"{SECOND}.0000000", f"{DAY} 00:00:00.0000000"
-FOUR, DATES = (NO,) * 4, (BAD_DATE,) * 4
+FOUR, DATES, NUMBERS = (NO,) * 4, (BAD_DATE,) * 4, (BAD_NUMBER,) * 3
 """No number, boolean, binary or vector becomes a date or time, and none of these a number."""
 MATRIX: dict[str, tuple[object, ...]] = {
-    # source                          INTEGER DECIMAL DOUBLE BOOLEAN NVARCHAR NCLOB DATE TIME SECONDDATE TIMESTAMP BIN VEC
+    # INTEGER DECIMAL DOUBLE BOOLEAN NVARCHAR NCLOB DATE TIME SECONDDATE TIMESTAMP VARBINARY REAL_VECTOR
     "7": (7, "7.0", 7.0, 1, "7", "7", *FOUR, NO, NO),
     "7.55": (7, "7.6", 7.55, 1, "7.55", "7.55", *FOUR, NO, NO),
     "-7.55": (-7, "-7.6", -7.55, 1, "-7.55", "-7.55", *FOUR, NO, NO),
@@ -56,14 +56,12 @@ MATRIX: dict[str, tuple[object, ...]] = {
     "TRUE": (1, "1.0", 1.0, 1, "TRUE", "TRUE", *FOUR, NO, NO),
     "FALSE": (0, "0.0", 0.0, 0, "FALSE", "FALSE", *FOUR, NO, NO),
     "' 12.5 '": (12, "12.5", 12.5, NO, " 12.5 ", " 12.5 ", *DATES, b" 12.5 ", NO_VECTOR),
-    "'x'": (BAD_NUMBER, BAD_NUMBER, BAD_NUMBER, NO, "x", "x", *DATES, b"x", NO_VECTOR),
-    "''": (BAD_NUMBER, BAD_NUMBER, BAD_NUMBER, NO, "", "", *DATES, b"", NO_VECTOR),
-    "'on'": (BAD_NUMBER, BAD_NUMBER, BAD_NUMBER, 1, "on", "on", *DATES, b"on", NO_VECTOR),
+    "'x'": (*NUMBERS, NO, "x", "x", *DATES, b"x", NO_VECTOR),
+    "''": (*NUMBERS, NO, "", "", *DATES, b"", NO_VECTOR),
+    "'on'": (*NUMBERS, 1, "on", "on", *DATES, b"on", NO_VECTOR),
     "TO_NCLOB('7')": (7, "7.0", 7.0, NO, "7", "7", *DATES, b"7", NO_VECTOR),
     f"'{DAY}'": (
-        BAD_NUMBER,
-        BAD_NUMBER,
-        BAD_NUMBER,
+        *NUMBERS,
         NO,
         DAY,
         DAY,

@@ -125,7 +125,7 @@ def test_nothing_in_one_document(capfdbinary: pytest.CaptureFixture[bytes]) -> N
     assert capfdbinary.readouterr() == (b"[]\n", b"")
 
 
-# ---------------------------------------------------------------------------------------------------------- as a process
+# -------------------------------------------------------------------------------------------------------- as a process
 
 
 def test_stdin_and_file_give_the_same(cli: Cli, tmp_path: Path) -> None:
@@ -139,15 +139,11 @@ def test_stdin_and_file_give_the_same(cli: Cli, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, ENGINE.embed(["steel", "", "Öl 🦉", "steel"]))
 
 
-@pytest.mark.parametrize(
-    ("redirection", "words"),
-    [("<&-", "owl-sap: stdin: Bad file descriptor"), ("< .", "owl-sap: stdin: Is a directory")],
-)
-def test_a_stdin_that_cannot_be_read(tmp_path: Path, redirection: str, words: str) -> None:
-    command = ["bash", "-c", f'exec "$0" -m app embed {redirection}', sys.executable]
+def test_a_stdin_that_is_closed(tmp_path: Path) -> None:
+    command = ["bash", "-c", 'exec "$0" -m app embed <&-', sys.executable]
     variables = {**os.environ, **HASH, "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert (run.returncode, run.stdout, run.stderr.strip()) == (2, "", words)
+    assert (run.returncode, run.stdout, run.stderr.strip()) == (2, "", "owl-sap: stdin: Bad file descriptor")
 
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])

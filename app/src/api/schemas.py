@@ -104,5 +104,6 @@ class CollectionBody(BaseModel):
     empty: int
     quarantined: int
     last_sync: str | None
+    key: list[str] | None
     lag_seconds: float | None
     job: str | None

@@ -123,14 +123,17 @@ class Folder:
 def read_folder(path: Path, name: str) -> Folder:
     """Raises ModelUnsupported, naming the file, for what cannot be computed safely or truly."""
     modules = _read_json(path / "modules.json", name)
-    if not isinstance(modules, list) or not modules or _module_kind(modules[0]) != "Transformer":
+    listed = isinstance(modules, list) and all(isinstance(module, dict) for module in modules)
+    if not listed or not modules or _module_kind(modules[0]) != "Transformer":
         raise ModelUnsupported(f"model {name!r}: modules.json does not begin with a Transformer")
     _refuse_prompts(path, name)
     encoder = path / str(modules[0].get("path", ""))
-    config = _read_json(encoder / "config.json", name)
+    config = _read_object(encoder / "config.json", name)
     if "auto_map" in config:
         raise ModelUnsupported(f"model {name!r} brings its own code (auto_map in config.json), which is never run")
-    settings = _read_json(encoder / "sentence_bert_config.json", name, optional=True)
+    settings = _read_object(encoder / "sentence_bert_config.json", name, optional=True)
+    if not (encoder / "tokenizer.json").is_file():
+        raise ModelUnsupported(f"model {name!r} has no fast tokenizer (tokenizer.json)")
     return Folder(
         path=path,
         encoder=encoder,
@@ -155,12 +158,19 @@ def _read_json(path: Path, model: str, *, optional: bool = False) -> Any:
         raise ModelUnsupported(f"model {model!r}: {path.name} cannot be read: {type(error).__name__}") from error
 
 
+def _read_object(path: Path, model: str, *, optional: bool = False) -> dict[str, Any]:
+    found = _read_json(path, model, optional=optional)
+    if not isinstance(found, dict):
+        raise ModelUnsupported(f"model {model!r}: {path.name} holds no JSON object")
+    return found
+
+
 def _module_kind(module: dict[str, Any]) -> str:
     return str(module.get("type", "")).rsplit(".", 1)[-1]
 
 
 def _refuse_prompts(path: Path, name: str) -> None:
-    settings = _read_json(path / "config_sentence_transformers.json", name, optional=True)
+    settings = _read_object(path / "config_sentence_transformers.json", name, optional=True)
     if settings.get("default_prompt_name"):
         raise ModelUnsupported(f"model {name!r} puts a prompt before every text (default_prompt_name): not supported")
 
@@ -170,7 +180,7 @@ def _pooling(path: Path, name: str, modules: list[dict[str, Any]]) -> str:
     kinds = [_module_kind(module) for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         return ""
-    config = _read_json(path / modules[1].get("path", "") / "config.json", name)
+    config = _read_object(path / modules[1].get("path", "") / "config.json", name)
     mode = config.get("pooling_mode")
     if mode is None:
         chosen = [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
@@ -182,7 +192,7 @@ def _max_length(encoder: Path, config: dict[str, Any], settings: dict[str, Any],
     """Longest input with special tokens: what sentence-transformers uses, never more than there are positions."""
     limits = [settings.get("max_seq_length")]
     if limits[0] is None:
-        tokenizer = _read_json(encoder / "tokenizer_config.json", name, optional=True)
+        tokenizer = _read_object(encoder / "tokenizer_config.json", name, optional=True)
         limits = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
     known = [int(limit) for limit in limits if limit is not None and 0 < limit < 1_000_000]
     if not known:

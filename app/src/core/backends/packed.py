@@ -97,14 +97,17 @@ class PackedEncoder:
 
     @classmethod
     def load(cls, folder: Folder, dtype: torch.dtype) -> PackedEncoder:
-        """Raises ModelUnsupported when the weights are not those of a BertModel."""
+        """Raises ModelUnsupported when the weights are not those of a BertModel, or are damaged."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         tensors: dict[str, torch.Tensor] = {}
-        for file in folder.weights:
-            tensors.update({name.removeprefix("bert."): value.to(dtype) for name, value in load_file(file).items()})
         try:
+            for file in folder.weights:
+                tensors.update({name.removeprefix("bert."): value.to(dtype) for name, value in load_file(file).items()})
             return cls(folder, tensors)
+        except SafetensorError as error:
+            raise ModelUnsupported(f"model {folder.name!r}: model.safetensors cannot be read: {error}") from error
         except KeyError as error:
             raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
 

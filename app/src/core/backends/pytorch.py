@@ -263,6 +263,7 @@ class PaddedEncoder(_Rectangular):
 
 
 def _load_transformer(folder: Folder, target: Target) -> Any:
+    from safetensors import SafetensorError
     from transformers import AutoModel
 
     with _quiet_transformers():
@@ -274,7 +275,7 @@ def _load_transformer(folder: Folder, target: Target) -> Any:
                 use_safetensors=True,
                 dtype=target.dtype,
             )
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, OSError, SafetensorError) as error:
             raise ModelUnsupported(f"model {folder.name!r}: transformers cannot load it: {error}") from error
     return model.to(target.profile.torch_name).eval()
 

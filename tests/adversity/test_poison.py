@@ -1,0 +1,280 @@
+"""Rows that no one expects, engines that fall ill, disks that fill up: the other rows go on, and nothing bad is stored."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.src.core.backends import OutOfMemory
+from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.service import EngineEmbedder
+from connector.errors import ConfigurationError, StoreCorrupt
+from connector.model import CollectionSpec, TableRef, Vectors
+from connector.stores.local import LocalStore
+from connector.sync import Ends, SyncOptions, sync
+from connector.verify import verify
+from tests.adversity.scene import EMPTY, NAME, ROWS, Scene
+
+FULL = ROWS - EMPTY
+
+# ------------------------------------------------------------------------------------------------------------- texts
+
+POISON: list[tuple[str, str, bool]] = [
+    # (what it is, text, is it empty for us?)
+    ("a NUL inside", "pump\0station", False),
+    ("only NUL", "\0\0\0", True),
+    ("a megabyte", "valve " * 175_000, False),
+    ("one word of 100,000 letters", "x" * 100_000, False),
+    ("combining characters", "e" + "\u0301" * 5_000, False),
+    ("emoji only", "😀👨‍👩‍👧‍👦🏳️‍🌈" * 20, False),
+    ("right to left and back", "\u202eabc\u202c \u0645\u0636\u062e\u0629", False),
+    ("private use and unassigned", "\ue000\U000f0000\U0003ffff", False),
+    ("non-characters", "\uffff\ufffe\U0010ffff", False),
+    ("control characters", "".join(map(chr, range(1, 32))) + "pump", False),
+    ("a quote, a brace, a percent", "'; DROP TABLE X; -- {TXT} %s ? :1 \\", False),
+    ("JSON", '{"a": [1, null]}', False),
+    ("a byte-order mark", "\ufeffpump", False),
+    ("blanks", "     ", True),
+    ("tabs and line ends", "\t\r\n\v\f", True),
+    ("no-break and ideographic blanks", "\u00a0\u3000\u2003\u2028\u2029\u0085", True),
+    ("nothing", "", True),
+]
+
+
+@pytest.mark.parametrize("type_", ["NCLOB", "NVARCHAR(5000)"])
+def test_strange_texts_stop_nobody(scene: Scene, type_: str) -> None:
+    chosen = [(name, text, empty) for name, text, empty in POISON if type_ == "NCLOB" or len(text) <= 5000]
+    scene.run(f'CREATE COLUMN TABLE "P" ("K" INTEGER PRIMARY KEY, "TXT" {type_})')
+    scene.run('INSERT INTO "P" VALUES (?, ?)', *[(number, text) for number, (_, text, _) in enumerate(chosen)])
+    scene.run("""INSERT INTO "P" VALUES (900, 'a plain pump')""")
+    spec = CollectionSpec("poison", TableRef(scene.schema, "P"), "{TXT}")
+    ends = scene.ends()
+    report = sync(spec, ends, SyncOptions(page_rows=3, window=4))
+    empty = sum(is_empty for _, _, is_empty in chosen)
+    assert report.read == len(chosen) + 1
+    assert report.read == report.upserted + report.empty + report.quarantined
+    assert report.empty == empty
+    assert ends.store.quarantine("poison") == []
+    (best,) = ends.store.search("poison", ends.embedder.embed_query("a plain pump"), 1, None)
+    assert best.id == "[900]"
+    kept = {record.id: record.text for page in ends.store.records("poison") for record in page if record.number == 0}
+    for number, (name, text, is_empty) in enumerate(chosen):
+        if is_empty:
+            assert f"[{number}]" not in kept
+        else:
+            assert text.strip()[:20].startswith((kept[f"[{number}]"] or "")[:5]), name
+    assert verify(spec, ends).ok
+    assert sync(spec, ends, SyncOptions(page_rows=3, window=4)).upserted == 0
+
+
+def test_values_of_the_row_never_reach_the_log_or_the_messages(scene: Scene) -> None:
+    """A key longer than the store takes is set aside, named by its digest or key, without its text."""
+    scene.run('CREATE COLUMN TABLE "P" ("K" NVARCHAR(3000) PRIMARY KEY, "TXT" NVARCHAR(50))')
+    scene.run('INSERT INTO "P" VALUES (?, ?)', ("x" * 2999, "canary-31"), ("1", "plain"), ("2", "canary-32"))
+    config = f'\n[[collections]]\nname = "p"\nsource = "{scene.schema}.P"\ntemplate = "{{TXT}}"\n'
+    with (scene.folder / "owl-sap.toml").open("a") as file:
+        file.write(config)
+    code, out, errors = scene.cli("sync", "p", "--json")
+    (report,) = json.loads(out)
+    assert (code, report["read"], report["upserted"] + report["quarantined"]) == (0, 3, 3)
+    assert report["upserted"] >= 2
+    assert "canary" not in out + errors
+
+
+# ------------------------------------------------------------------------------------------------------ sick engines
+
+
+class SickBackend:
+    """The hashing backend with a fault: `ill(tokens)` says what happens to a batch's row, or that memory runs out."""
+
+    def __init__(self, backend: Any, fault: str, every: int = 7) -> None:
+        self._backend = backend
+        self._fault = fault
+        self._every = every
+        self.batches: list[int] = []
+        self.failures = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def forward(self, batch: Sequence[Any], *, exact: bool = False) -> Vectors:
+        size = sum(map(len, batch))
+        if self._fault == "memory" and len(batch) > 1 and size > 100:
+            self.failures += 1
+            raise OutOfMemory("planted")
+        self.batches.append(size)
+        vectors: Vectors = np.array(self._backend.forward(batch, exact=exact))
+        for row, tokens in enumerate(batch):
+            if sum(tokens) % self._every == 0 and self._fault in ("nan", "inf"):
+                vectors[row, 0] = float(self._fault)
+        return vectors
+
+
+def sick(fault: str) -> tuple[EngineEmbedder, SickBackend]:
+    engine = load_engine(EngineOptions(model="hash:64"))
+    backend = SickBackend(engine._backend, fault)
+    return EngineEmbedder(EmbeddingEngine(backend)), backend  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fault", ["nan", "inf"])
+def test_a_vector_that_is_not_finite_is_never_stored(scene: Scene, fault: str) -> None:
+    embedder, _ = sick(fault)
+    plain = scene.ends()
+    report = scene.sync(Ends(plain.source, plain.store, embedder))
+    assert report.quarantined > 5
+    assert report.read == report.upserted + report.empty + report.quarantined
+    for page in plain.store.records(NAME):
+        for record in page:
+            assert record.vector is not None
+            assert np.isfinite(record.vector).all()
+            assert abs(np.linalg.norm(record.vector) - 1) < 1e-3
+    rows = plain.store.quarantine(NAME)
+    assert (len(rows), {row.stage for row in rows}) == (report.quarantined, {"embed"})
+    healed = scene.sync(plain)
+    assert (healed.upserted, healed.quarantined) == (report.quarantined, 0)
+    assert plain.store.quarantine(NAME) == []
+    scene.converges()
+
+
+class Liar:
+    """An embedder that breaks its promise: vectors of some texts are not unit vectors, and it does not say so."""
+
+    def __init__(self, embedder: EngineEmbedder, bad: float) -> None:
+        self._embedder = embedder
+        self._bad = bad
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._embedder, name)
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        vectors = np.array(self._embedder.embed_documents(texts))
+        for row, text in enumerate(texts):
+            if text.startswith("pump 5"):
+                vectors[row] *= self._bad
+        return vectors
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf"), 2.0, 0.9])
+def test_the_store_is_the_last_guard_and_isolates_the_rows(scene: Scene, bad: float) -> None:
+    """Rows 5, 50 to 59 begin so. Their window is halved until each stands alone; all others are stored."""
+    plain = scene.ends()
+    with np.errstate(invalid="ignore"):
+        report = scene.sync(Ends(plain.source, plain.store, Liar(scene.embedder, bad)))  # type: ignore[arg-type]
+    assert (report.quarantined, report.upserted) == (11, FULL - 11)
+    wrong = {f"[{number}]" for number in (5, *range(50, 60))}
+    assert {row.id for row in plain.store.quarantine(NAME)} == wrong
+    assert set(scene.content()) == scene.truth() - wrong
+    assert scene.converges().upserted == 11
+
+
+@pytest.mark.parametrize("query", [np.zeros(64), np.full(64, np.nan), np.ones(63), np.ones((1, 64))])
+def test_a_sick_query_is_refused(scene: Scene, query: np.ndarray) -> None:
+    ends = scene.ends()
+    scene.sync(ends)
+    with pytest.raises(ConfigurationError, match="query vector"):
+        ends.store.search(NAME, query.astype(np.float32), 3, None)
+
+
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+def test_out_of_memory_gives_the_same_vectors_in_smaller_batches(scene: Scene) -> None:
+    embedder, backend = sick("memory")
+    plain = scene.ends()
+    report = scene.sync(Ends(plain.source, plain.store, embedder), window=200)
+    assert backend.failures > 0
+    assert max(backend.batches) <= 100 or backend.failures < len(backend.batches)
+    assert (report.upserted, report.quarantined) == (FULL, 0)
+    assert scene.converges().upserted == 0  # verify compares every vector with the healthy engine's
+
+
+# ------------------------------------------------------------------------------------------- the local store's file
+
+
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.parametrize("kilobytes", [60, 120])
+def test_a_full_disk_exits_with_3_and_leaves_whole_documents(scene: Scene, kilobytes: int) -> None:
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, kilobytes * 1024))
+
+    LocalStore(scene.folder / "vectors").close()
+    code, _, errors = scene.cli("sync", "rows", preexec_fn=limit)
+    assert code == 3, errors
+    assert "vectors.sqlite" in errors
+    scene.converges()
+
+
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+def test_a_database_that_may_not_grow_rolls_the_change_set_back_whole(scene: Scene) -> None:
+    scene.sync()
+    before = scene.content()
+    scene.run("""UPDATE "ROWS" SET "TXT" = "TXT" || ' and much more text of which there is a lot, ' || "TXT" """)
+    store = LocalStore(scene.folder / "vectors")
+    with store._file.write() as db:
+        (pages,) = db.execute("PRAGMA page_count").fetchone()
+        db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(Exception, match=r"no room left.*nothing was written"):
+        sync(scene.spec, Ends(scene.ends().source, store, scene.embedder), SyncOptions(window=1000))
+    store.close()
+    assert scene.content() == before
+    scene.converges()
+
+
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: b"", "empty"),
+        (lambda data: data[:7], "no SQLite file"),
+        (lambda data: b"\0" * len(data), "no SQLite file"),
+        (lambda data: data[: len(data) // 2], "SQLite says"),
+        (lambda data: data[:100], "SQLite says"),
+        (lambda data: data[:16] + b"\xff" * 4080 + data[4096:], "SQLite says"),
+        (lambda data: data[:68] + b"\0\0\0\0" + data[72:], "another program"),
+    ],
+    ids=["empty", "seven bytes", "zeros", "half", "header only", "broken first page", "not ours"],
+)
+def test_a_damaged_file_is_refused_by_name(scene: Scene, damage: Any, said: str) -> None:
+    scene.sync()
+    scene.close()
+    file = scene.folder / "vectors" / "vectors.sqlite"
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    damaged = damage(file.read_bytes())
+    file.write_bytes(damaged)
+    code, _, errors = scene.cli("status", "rows")
+    assert code == 3, errors
+    assert str(Path("vectors") / "vectors.sqlite") in errors
+    assert "sync again" in errors
+    assert said in errors
+    assert file.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.parametrize("page", range(2, 12, 2))
+def test_a_page_of_rubbish_is_damage_or_harmless_and_never_a_wrong_answer(scene: Scene, page: int) -> None:
+    """Rubbish in a page of the file: refused by name, or found by verify, or in a page that nothing uses."""
+    scene.sync()
+    scene.close()
+    file = scene.folder / "vectors" / "vectors.sqlite"
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(file.read_bytes())
+    data[page * 4096 : page * 4096 + 4096] = bytes(range(256)) * 16
+    file.write_bytes(data)
+    try:
+        ends = scene.ends()
+        found = verify(scene.spec, ends)
+        hits = ends.store.search(NAME, ends.embedder.embed_query("pump 5 of plant 5"), 3, None)
+    except StoreCorrupt as error:
+        assert "vectors.sqlite" in str(error)
+    else:
+        assert not found.ok or hits[0].id == "[5]"
