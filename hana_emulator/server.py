@@ -16,6 +16,7 @@ from hana_emulator.session import Session
 
 _JOIN_SECONDS = 5.0
 _HANGUP_SECONDS = 0.1
+_LAST_WORDS_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -33,6 +34,18 @@ def check_loopback(host: str) -> None:
         loopback = False
     if not loopback:
         raise BindRefused(f"the stand-in listens on loopback only: use --host 127.0.0.1 instead of {host}")
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """Read what the client is still sending before closing: closing over unread bytes would reset the line, and the
+    client would lose the reply that says what was wrong."""
+    until = time.monotonic() + _LAST_WORDS_SECONDS
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
+        sock.settimeout(_LAST_WORDS_SECONDS)
+        while sock.recv(1 << 16) and time.monotonic() < until:
+            pass
+    sock.close()
 
 
 class HangupWatch:
@@ -129,7 +142,7 @@ class Server:
             _log.error("session %d ended by %s", session.id, type(error).__name__)
         finally:
             self._watch.remove(sock)
-            sock.close()
+            _hang_up(sock)
             with self._lock:
                 self._open.pop(threading.current_thread(), None)
 

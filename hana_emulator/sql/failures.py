@@ -34,6 +34,7 @@ def translate(error: Exception, reported: HanaError | None) -> HanaError:
 _OPERATIONAL = {
     "syntax error": (257, "sql syntax error: the statement is not understood by this stand-in"),
     "ESCAPE expression": (306, "invalid argument: ESCAPE takes one character"),
+    "parser stack overflow": (257, "sql syntax error: the statement is nested too deeply for this stand-in"),
     "misuse of": (257, "sql syntax error: an aggregate or window function is not allowed here"),
     "interrupted": (139, "current operation cancelled by request and transaction rolled back"),
     "no such table": (259, "invalid table name: the table was dropped meanwhile"),

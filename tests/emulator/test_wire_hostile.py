@@ -29,6 +29,8 @@ def server() -> Iterator[Server]:
     database.add(inserted, lambda _, rows: Outcome([1] * len(rows)))
     chosen = Statement("SELECT", FunctionCode.SELECT, (), (Column("N", BIGINT),))
     database.add(chosen, lambda *_: Outcome(rows=iter([(number,) for number in range(50_000)])))
+    one = Statement("PING", FunctionCode.SELECT, (), (Column("N", BIGINT),))
+    database.add(one, lambda *_: Outcome(rows=iter([(1,)])))
     server = Server(database)
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -40,7 +42,7 @@ def server() -> Iterator[Server]:
 
 def connect(server: Server) -> WireClient:
     client = WireClient(socket.create_connection(server.address, timeout=5))
-    client.login()
+    client.login(methods=(b"SCRAMSHA256",))  # the quicker one
     return client
 
 
@@ -72,7 +74,7 @@ def replies(sock: socket.socket) -> list[Answer]:
 
 
 def assert_serves(neighbour: WireClient) -> None:
-    assert neighbour.execute("SELECT").count(5) > 0
+    assert neighbour.execute("PING").count(5) == 1
 
 
 def hostile(server: Server, *packets: bytes) -> list[Answer]:
@@ -136,7 +138,7 @@ parts = st.lists(
 )
 
 
-@settings(QUICKLY, max_examples=120)
+@settings(QUICKLY, max_examples=100)
 @given(message=st.one_of(st.sampled_from(MESSAGES), st.integers(-128, 127)), chosen=parts)
 def test_any_parts_in_any_message(server: Server, neighbour: WireClient, message: int, chosen: list) -> None:
     """Frames are right, contents are not: the argument count may say anything."""
@@ -147,7 +149,7 @@ def test_any_parts_in_any_message(server: Server, neighbour: WireClient, message
     assert_serves(neighbour)
 
 
-@settings(QUICKLY, max_examples=120)
+@settings(QUICKLY, max_examples=100)
 @given(count=st.integers(0, 3), data=st.binary(max_size=120))
 def test_any_parameters_of_a_prepared_statement(server: Server, neighbour: WireClient, count: int, data: bytes) -> None:
     first = struct.pack("<q", 1)
