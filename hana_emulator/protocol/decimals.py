@@ -66,7 +66,7 @@ def decode(data: bytes) -> Decimal | None:
     mantissa = number & ((1 << _MANTISSA_BITS) - 1)
     exponent = (number >> _MANTISSA_BITS & 0x3FFF) - _BIAS
     value = Decimal(mantissa).scaleb(exponent, _EXACT)
-    return -value if number >> 127 else value
+    return value.copy_negate() if number >> 127 else value  # unary minus would round to 28 digits
 
 
 def to_fixed(value: str | int | float, scale: int) -> int:

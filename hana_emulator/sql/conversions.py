@@ -5,10 +5,11 @@ They carry what SQLite lacks: exact decimals, checked integers, strict conversio
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import statistics
 from collections.abc import Callable
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, DecimalException, InvalidOperation
 from typing import Any, cast
 
 from hana_emulator.errors import HanaError
@@ -62,7 +63,13 @@ def _bigint(value: Storage) -> Storage:
 def _divide_double(left: float, right: float) -> float:
     if right == 0:
         raise HanaError(304, "division by zero undefined")
-    return left / right
+    return _finite(left / right)
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise HanaError(314, "numeric overflow: the result does not fit DOUBLE")
+    return value
 
 
 def _modulo(left: Any, right: Any) -> Any:
@@ -159,7 +166,7 @@ def _reporting(function: Callable[..., Storage], report: Report) -> Callable[...
         except HanaError as error:
             report(error)
             raise
-        except (InvalidOperation, OverflowError):
+        except (DecimalException, OverflowError):
             report(HanaError(314, "numeric overflow in an expression"))
             raise
 

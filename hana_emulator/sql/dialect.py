@@ -130,7 +130,7 @@ def number_parameters(sql: str, found: list[Token]) -> str:
     for token in found:
         if is_parameter(token):
             number += 1
-            pieces += [sql[position : token.start], f":{PARAMETER_PREFIX}{number}"]
+            pieces += [sql[position : token.start], f":{PARAMETER_PREFIX}{number} "]
             position = token.end + 1
     return "".join([*pieces, sql[position : _end_without_hint(sql, found)]])
 
@@ -176,6 +176,7 @@ def _syntax_error(error: Exception, sql: str) -> HanaError:
 
 def parameter_number(node: exp.Expr) -> int | None:
     """k for the k-th `?` of the statement, None for anything else."""
-    if isinstance(node, exp.Placeholder) and isinstance(node.this, str) and node.this.startswith(PARAMETER_PREFIX):
-        return int(node.this.removeprefix(PARAMETER_PREFIX))
+    if isinstance(node, exp.Placeholder) and isinstance(node.this, str):
+        digits = node.this.removeprefix(PARAMETER_PREFIX)
+        return int(digits) if digits != node.this and digits.isdecimal() else None
     return None

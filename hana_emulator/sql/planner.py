@@ -108,7 +108,7 @@ class _Preparation:
         return self._prepared(plan.function, plan, BoundQuery("", ()))
 
     def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:
-        if any(number not in self.binding.parameters for number in range(1, self.parameter_count + 1)):
+        if self.binding.parameters.keys() != set(range(1, self.parameter_count + 1)):
             raise syntax_error("a parameter stands where none is allowed")
         return Prepared(
             self.sql,
@@ -130,6 +130,8 @@ class _Preparation:
         kept = body[:where] if where is not None else body
         if not kept:
             raise syntax_error("UPSERT needs a table and values")
+        if where is not None and not condition:
+            raise syntax_error("WHERE needs a condition")
         offset = self.tokens[0].end + 1
         text = _numbered(self.sql, kept, offset, 0)
         node = dialect.parse(f"INSERT INTO {text}")
@@ -154,7 +156,7 @@ def _numbered(sql: str, tokens: list[Token], start: int, known: int) -> str:
     for token in tokens:
         if dialect.is_parameter(token):
             known += 1
-            pieces += [sql[position : token.start], f":{dialect.PARAMETER_PREFIX}{known}"]
+            pieces += [sql[position : token.start], f":{dialect.PARAMETER_PREFIX}{known} "]
             position = token.end + 1
     return "".join([*pieces, sql[position : tokens[-1].end + 1]])
 

@@ -225,7 +225,7 @@ class Session:
         if self._writing:
             return
         waited, limit = 0.0, self._database.lock_timeout
-        while not self._database.write_lock.acquire(timeout=_LOCK_POLL_SECONDS):
+        while not self._database.write_lock.acquire(timeout=min(_LOCK_POLL_SECONDS, limit)):
             waited += _LOCK_POLL_SECONDS
             if self._cancelled:
                 raise failures.cancelled()

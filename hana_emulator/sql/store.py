@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from hana_emulator.errors import HanaError, invalid_number, value_too_large
 from hana_emulator.seam import Storage
-from hana_emulator.sql.builtin.numbers import digits
+from hana_emulator.sql.builtin.numbers import bounded, digits
 from hana_emulator.sql.datatypes import FLOATING_SCALE
 from hana_emulator.types import BINARIES, CHARACTER_LOBS, FLOATS, INTEGERS, STRINGS, VECTORS, HanaType, TypeCode
 
@@ -68,7 +68,7 @@ def to_decimal(value: Storage, where: str) -> Decimal:
     """Any numeric storage value as a Decimal. Raises HanaError 339."""
     try:
         if isinstance(value, str):
-            number = Decimal(digits(value))
+            number = bounded(Decimal(digits(value)))
         elif isinstance(value, (int, float)):
             number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
         else:
@@ -103,7 +103,7 @@ def plain_decimal(number: Decimal, precision: int = 34) -> str:
     """At most `precision` digits, no exponent, no trailing zeros after the point."""
     with localcontext() as context:
         context.prec = precision
-        number = +number
+        number = bounded(+number)
     text = f"{number:f}"
     if "." in text:
         text = text.rstrip("0").rstrip(".")

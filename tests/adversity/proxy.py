@@ -142,6 +142,8 @@ class Proxy:
                     self._fire(strike)
                 case Fault.LOSE_REPLY | Fault.HALF_REPLY:
                     link.strike = strike
+                case _:
+                    pass
             link.server.sendall(header + body)
 
     def _replies(self, link: _Link) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.src.service import EngineEmbedder
+from app.src.parts import EngineEmbedder
 from connector.hana import ConnectionOptions, HanaPool, RetryPolicy
 from connector.model import ChunkSpec, CollectionSpec, Row, TableRef, VectorStore
 from connector.model import Query as SourceQuery
@@ -36,7 +36,9 @@ EMPTY = ROWS // 30
 QUICK = LeaseTimes(ttl=1, renew=0.2, poll=0.02)
 HASTY = RetryPolicy(attempts=4, first_wait=0.01, longest_wait=0.05)
 ENVIRONMENT = {
-    name: value for name, value in os.environ.items() if not name.startswith(("OWL_SAP_", "HANA_", "T4_GPU_", "USE_GPU"))
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("OWL_SAP_", "HANA_", "T4_GPU_", "USE_GPU"))
 }
 TOML = """
 [[collections]]
@@ -163,9 +165,7 @@ class Scene:
     def expire_lease(self) -> None:
         """As if the 30 seconds had passed for which a dead worker keeps its lease."""
         if self.kind == "hana":
-            if self.run(
-                f"SELECT 1 FROM SYS.TABLES WHERE SCHEMA_NAME = '{self.schema}' AND TABLE_NAME = 'OWL_STATE'"
-            ):
+            if self.run(f"SELECT 1 FROM SYS.TABLES WHERE SCHEMA_NAME = '{self.schema}' AND TABLE_NAME = 'OWL_STATE'"):
                 self.run(f'UPDATE "{self.schema}"."OWL_STATE" SET "LEASE_UNTIL" = NULL')
         elif (path := self.folder / "vectors" / "vectors.sqlite").exists():
             with closing(sqlite3.connect(path)) as db, db:
@@ -179,7 +179,9 @@ class Scene:
         for page in store.records(NAME):
             for record in page:
                 assert record.id is not None
-                found.setdefault(record.id, []).append((record.number or 0, record.text or "", record.content_hash or b""))
+                found.setdefault(record.id, []).append(
+                    (record.number or 0, record.text or "", record.content_hash or b"")
+                )
         return {id_: tuple(sorted(chunks)) for id_, chunks in found.items()}
 
     def truth(self) -> set[str]:

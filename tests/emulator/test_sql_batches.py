@@ -3,7 +3,6 @@ against a model of committed rows."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 import pytest
@@ -161,8 +160,8 @@ FORMS: list[tuple[str, tuple[object, ...], int, Rows]] = [
     ("MERGE INTO T AS A USING T2 AS B ON A.K = B.K WHEN MATCHED AND A.Q = ? THEN UPDATE SET N = B.N", (99,), 0, START),
     ("MERGE INTO T AS A USING T2 AS B ON A.K = B.K WHEN NOT MATCHED AND B.N LIKE ? THEN INSERT (K, N) "
      "VALUES (B.K, B.N)", ("x%",), 0, START),
-    ("MERGE INTO T USING (SELECT K, N FROM T2 WHERE K = ?) X ON T.K = X.K WHEN MATCHED THEN UPDATE SET N = X.N", (2,), 1,
-     [START[0], (2, "zwei", 20)]),
+    ("MERGE INTO T USING (SELECT K, N FROM T2 WHERE K = ?) X ON T.K = X.K WHEN MATCHED THEN UPDATE SET N = X.N", (2,),
+     1, [START[0], (2, "zwei", 20)]),
     ("MERGE INTO T USING T2 ON T.K = T2.K WHEN MATCHED THEN DELETE", (), 1, [START[0]]),
     ("MERGE INTO S.T USING DUMMY ON T.K = 1 WHEN MATCHED THEN UPDATE SET N = 'd'", (), 1, [(1, "d", 10), START[1]]),
     ("MERGE INTO T USING T2 ON T.K = T2.K AND T2.N = 'none' WHEN MATCHED THEN UPDATE SET N = 'x' "
@@ -236,7 +235,7 @@ class Writer:
 
     sql: Sql
     own: Content | None = None
-    savepoints: dict[str, Content] = field(default_factory=dict)
+    savepoints: list[tuple[str, Content]] = field(default_factory=list)
 
 
 class TwoSessions(RuleBasedStateMachine):
@@ -271,7 +270,11 @@ class TwoSessions(RuleBasedStateMachine):
         own = self.writers[number].own
         return self.committed if own is None else own
 
-    @rule(number=st.integers(0, 1), keys=st.lists(st.integers(1, 5), min_size=1, max_size=3), name=st.text("xy", max_size=3))
+    @rule(
+        number=st.integers(0, 1),
+        keys=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+        name=st.text("xy", max_size=3),
+    )
     def insert(self, number: int, keys: list[int], name: str) -> None:
         before = self.seen(number)
         clash = len(set(keys)) < len(keys) or not before.keys().isdisjoint(keys)
@@ -299,31 +302,29 @@ class TwoSessions(RuleBasedStateMachine):
         writer = self.writers[number]
         writer.sql.session.commit()
         self.committed = self.seen(number)
-        writer.own, writer.savepoints = None, {}
+        writer.own, writer.savepoints = None, []
 
     @rule(number=st.integers(0, 1))
     def rollback(self, number: int) -> None:
         self.writers[number].sql.run("ROLLBACK")
-        self.writers[number].own, self.writers[number].savepoints = None, {}
+        self.writers[number].own, self.writers[number].savepoints = None, []
 
     @rule(number=st.integers(0, 1), name=st.sampled_from(["A", "B"]))
     def savepoint(self, number: int, name: str) -> None:
         writer = self.writers[number]
         if writer.own is not None:
             writer.sql.run(f"SAVEPOINT {name}")
-            writer.savepoints.pop(name, None)
-            writer.savepoints[name] = copy.copy(writer.own)
+            writer.savepoints.append((name, writer.own))
 
     @precondition(lambda self: any(writer.savepoints for writer in self.writers))
     @rule(name=st.sampled_from(["A", "B"]))
     def rollback_to(self, name: str) -> None:
         writer = next(writer for writer in self.writers if writer.savepoints)
-        if name in writer.savepoints:
+        places = [place for place, (known, _) in enumerate(writer.savepoints) if known == name]
+        if places:
             writer.sql.run(f"ROLLBACK TO SAVEPOINT {name}")
-            writer.own = copy.copy(writer.savepoints[name])
-            names = list(writer.savepoints)
-            for later in names[names.index(name) + 1 :]:
-                del writer.savepoints[later]
+            del writer.savepoints[places[-1] + 1 :]
+            writer.own = writer.savepoints[-1][1]
         else:
             assert writer.sql.code(f"ROLLBACK TO SAVEPOINT {name}") == 128
 
@@ -334,5 +335,5 @@ class TwoSessions(RuleBasedStateMachine):
             assert writer.sql.session.in_transaction == (writer.own is not None)
 
 
-TwoSessions.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
-test_two_sessions = TwoSessions.TestCase
+TestTwoSessions = TwoSessions.TestCase
+TestTwoSessions.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

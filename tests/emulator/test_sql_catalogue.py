@@ -56,7 +56,8 @@ AFTER: list[tuple[list[str], str, Rows]] = [
      [K_ROW, N_ROW, ("T", "B", "DATE", 10, None, "TRUE")]),
     (["ALTER TABLE T DROP (N)"], "defaults", [("K", None, None, None)]),
     (["ALTER TABLE T ALTER (N NVARCHAR(77))"], "columns", [K_ROW, ("T", "N", "NVARCHAR", 77, None, "TRUE")]),
-    (["ALTER TABLE T ALTER (N NVARCHAR(5) DEFAULT 'y')"], "defaults", [("K", None, None, None), ("N", "'y'", None, "name")]),
+    (["ALTER TABLE T ALTER (N NVARCHAR(5) DEFAULT 'y')"], "defaults",
+     [("K", None, None, None), ("N", "'y'", None, "name")]),
     (["COMMENT ON TABLE T IS 'it''s'"], "tables", [("T", "COLUMN", "TRUE", "it's")]),
     (["COMMENT ON COLUMN T.K IS 'key'", "COMMENT ON COLUMN T.N IS NULL"], "defaults",
      [("K", None, None, "key"), ("N", "'x'", None, None)]),
@@ -161,14 +162,18 @@ def layered(sql: Sql) -> Sql:
     sql.run("CREATE VIEW V1 AS SELECT * FROM T WHERE K < 3")
     sql.run("CREATE VIEW V2 (NUMBER, LABEL) AS SELECT K, UPPER(N) FROM V1")
     sql.run("CREATE VIEW V3 AS SELECT A.LABEL, B.D FROM V2 A JOIN V1 B ON A.NUMBER = B.K")
-    sql.run("CREATE VIEW V4 AS SELECT LABEL, SUM(D) AS TOTAL FROM V3 GROUP BY LABEL UNION ALL SELECT 'ALL', SUM(D) FROM T")
+    sql.run(
+        "CREATE VIEW V4 AS SELECT LABEL, SUM(D) AS TOTAL FROM V3 GROUP BY LABEL UNION ALL SELECT 'ALL', SUM(D) FROM T"
+    )
     return sql
 
 
 def test_views_on_views(layered: Sql) -> None:
     assert layered.rows("SELECT * FROM V4 ORDER BY LABEL") == [("ALL", "3.75"), ("ONE", "1.50"), ("TWO", "2.25")]
     assert layered.result_types("SELECT * FROM V4") == ["NVARCHAR", "DECIMAL"]
-    assert layered.rows("SELECT X.LABEL FROM V3 X LEFT JOIN V4 Y ON X.LABEL = Y.LABEL WHERE Y.TOTAL > ?", "2") == [("TWO",)]
+    assert layered.rows("SELECT X.LABEL FROM V3 X LEFT JOIN V4 Y ON X.LABEL = Y.LABEL WHERE Y.TOTAL > ?", "2") == [
+        ("TWO",)
+    ]
     layered.run("UPDATE T SET N = 'zwei' WHERE K = 2")
     assert layered.column("SELECT LABEL FROM V2 ORDER BY NUMBER") == ["ONE", "ZWEI"]
 
@@ -213,16 +218,31 @@ def test_a_view_that_reads_itself_is_an_error_not_a_crash(layered: Sql) -> None:
 
 def test_views_nest_deeply_and_end_in_a_clear_error(sql: Sql) -> None:
     sql.run("CREATE VIEW W1 AS SELECT 1 AS A FROM DUMMY")
-    for number in range(2, 19):
+    for number in range(2, 18):
         sql.run(f"CREATE VIEW W{number} AS SELECT A + 1 AS A FROM W{number - 1}")
     assert sql.value("SELECT A FROM W10") == 10
     assert sql.code("SELECT A FROM W16") == 257
-    assert sql.code("SELECT A FROM W18") == 391
+    assert sql.code("CREATE VIEW W18 AS SELECT A FROM W17") == 391
 
 
 # --- schemas ----------------------------------------------------------------------------------------------------------
 
-SCHEMAS = ["s", "S x", "/BIC/1", "a.b", 'q"q', "SELECT", "ÄÖ", "^", "%", "main", "temp", "~S.T", "sqlite_schema", "x" * 127]
+SCHEMAS = [
+    "s",
+    "S x",
+    "/BIC/1",
+    "a.b",
+    'q"q',
+    "SELECT",
+    "ÄÖ",
+    "^",
+    "%",
+    "main",
+    "temp",
+    "~S.T",
+    "sqlite_schema",
+    "x" * 127,
+]
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
@@ -242,9 +262,9 @@ def test_odd_schemas_stand_beside_each_other(sql: Sql, schema: str) -> None:
     sql.run(f"SET SCHEMA {SCHEMA}")
     assert sql.column(f"SELECT A FROM {quoted}.W ORDER BY A") == [1, 2]
     assert sql.rows("SELECT A FROM T") == []
-    assert sql.rows(f"SELECT {quoted}.T.A, S.T.A FROM {quoted}.T LEFT JOIN S.T ON {quoted}.T.A = S.T.A WHERE {quoted}.T.A < 2") == [
-        (1, None)
-    ]
+    assert sql.rows(
+        f"SELECT {quoted}.T.A, S.T.A FROM {quoted}.T LEFT JOIN S.T ON {quoted}.T.A = S.T.A WHERE {quoted}.T.A < 2"
+    ) == [(1, None)]
     top = f"SELECT TOP 1 A FROM {quoted}.T ORDER BY L2DISTANCE(V, TO_REAL_VECTOR('[1,1]')) NULLS LAST"
     assert sql.column(top) == [1]
     assert [row[0] for row in described(sql, "tables", schema)] == ["T"]

@@ -139,7 +139,14 @@ def test_logic_with_unknown(sql: Sql, condition: str, expected: bool | None) -> 
 
 
 def test_condition_is_not_a_value_nor_a_value_a_condition(sql: Sql) -> None:
-    for text in ("WHERE 1", "WHERE 'x'", "WHERE NULL AND 1", "WHERE NOT 5", "HAVING 1", "WHERE CASE WHEN 1=1 THEN 1 END"):
+    for text in (
+        "WHERE 1",
+        "WHERE 'x'",
+        "WHERE NULL AND 1",
+        "WHERE NOT 5",
+        "HAVING 1",
+        "WHERE CASE WHEN 1=1 THEN 1 END",
+    ):
         assert sql.code(f"SELECT COUNT(*) FROM DUMMY {text}") == 257, text
 
 
@@ -231,7 +238,8 @@ GROUPS = [
     ("SELECT K, DENSE_RANK() OVER (ORDER BY N) FROM T ORDER BY K", [(1, 5), (2, 1), (3, 4), (4, 3), (5, 1), (6, 2)]),
     ("SELECT K, COUNT(N) OVER (PARTITION BY D) FROM T ORDER BY K", [(1, 1), (2, 0), (3, 1), (4, 1), (5, 1), (6, 1)]),
     ("SELECT K, LEAD(N) OVER (ORDER BY K) FROM T WHERE K < 4 ORDER BY K", [(1, None), (2, "a"), (3, None)]),
-    ("SELECT K, FIRST_VALUE(K) OVER (PARTITION BY D ORDER BY K DESC) FROM T WHERE D = 2.5 ORDER BY K", [(1, 5), (5, 5)]),
+    ("SELECT K, FIRST_VALUE(K) OVER (PARTITION BY D ORDER BY K DESC) FROM T WHERE D = 2.5 ORDER BY K",
+     [(1, 5), (5, 5)]),
     ("SELECT STRING_AGG(N, '+' ORDER BY K DESC) FROM T", [("+B+a+b",)]),
     ("SELECT COALESCE(N, D, 'none') FROM T WHERE K IN (2, 5) ORDER BY K", [("none",), ("2.50",)]),
 ]  # fmt: skip

@@ -59,6 +59,27 @@ def test_unordered_rows_come_back_in_rowid_order() -> None:
     assert scores.tolist() == pytest.approx([0.0, 0.5**0.5, 1.0])
 
 
+EXTREMES = [
+    # row, query, cosine
+    ([1.4e-45, 0], [1.4e-45, 0], 1.0),
+    ([1.4e-45, 1.4e-45], [1, 0], 0.5**0.5),
+    ([1e-30, -1e-30], [1e30, 1e30], 0.0),
+    ([1e-38, 0], [-3e38, 0], -1.0),
+    ([1e-26, 2e-26], [2e-26, 4e-26], 1.0),
+    ([3e38, 3e38], [3e38, 3e38], 1.0),
+    ([3e38, -3e38], [1, 1], 0.0),
+    ([1, 1e-30], [1e-30, 1], 0.0),
+]
+
+
+@pytest.mark.parametrize(("row", "query", "expected"), EXTREMES)
+def test_no_vector_is_too_short_or_too_long_for_its_cosine(
+    row: list[float], query: list[float], expected: float
+) -> None:
+    ((_, score),) = scored(rows_of(row), query, COSINE)
+    assert score == pytest.approx(expected, abs=1e-5)
+
+
 def test_zero_vectors_score_0_on_either_side() -> None:
     rows = rows_of([0, 0], [1, 0])
     assert scored(rows, [1, 0], COSINE) == [(1, 0.0), (2, 1.0)]

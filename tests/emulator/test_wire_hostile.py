@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from hana_emulator.seam import FunctionCode, Outcome, Statement
 from hana_emulator.server import Server
 from hana_emulator.types import BIGINT, DATE, DOUBLE, INTEGER, NCLOB, TIMESTAMP, Column, HanaType, Parameter, TypeCode
-from tests.emulator.wire_client import HANDSHAKE, Answer, ScriptedDatabase, WireClient, parse_answer, request_packet
+from tests.emulator.wire_client import (
+    HANDSHAKE,
+    Answer,
+    ScriptedDatabase,
+    WireClient,
+    parse_answer,
+    request_packet,
+)
 
 KINDS = [INTEGER, HanaType(TypeCode.NVARCHAR, 20), NCLOB, HanaType(TypeCode.DECIMAL, 10, 2), DATE, TIMESTAMP, DOUBLE]
 MESSAGES = [2, 3, 13, 16, 17, 18, 65, 66, 67, 68, 69, 70, 71, 77, 82]
@@ -140,7 +147,9 @@ parts = st.lists(
 
 @settings(QUICKLY, max_examples=100)
 @given(message=st.one_of(st.sampled_from(MESSAGES), st.integers(-128, 127)), chosen=parts)
-def test_any_parts_in_any_message(server: Server, neighbour: WireClient, message: int, chosen: list) -> None:
+def test_any_parts_in_any_message(
+    server: Server, neighbour: WireClient, message: int, chosen: list[tuple[int, int, bytes]]
+) -> None:
     """Frames are right, contents are not: the argument count may say anything."""
     packet = request_packet(message, [(kind, max(-32768, count), data) for kind, count, data in chosen])
     answers = hostile(server, packet)
@@ -153,7 +162,9 @@ def test_any_parts_in_any_message(server: Server, neighbour: WireClient, message
 @given(count=st.integers(0, 3), data=st.binary(max_size=120))
 def test_any_parameters_of_a_prepared_statement(server: Server, neighbour: WireClient, count: int, data: bytes) -> None:
     first = struct.pack("<q", 1)
-    answers = hostile(server, request_packet(3, [(3, 1, b"INSERT")]), request_packet(13, [(10, 1, first), (32, count, data)]))
+    answers = hostile(
+        server, request_packet(3, [(3, 1, b"INSERT")]), request_packet(13, [(10, 1, first), (32, count, data)])
+    )
     assert answers[0].function_code == FunctionCode.INSERT
     assert_clean(answers)
     assert_serves(neighbour)
@@ -218,7 +229,9 @@ ABSURD = [
 ]
 
 
-@pytest.mark.parametrize(("offset", "form", "value", "answered"), [row[1:] for row in ABSURD], ids=[r[0] for r in ABSURD])
+@pytest.mark.parametrize(
+    ("offset", "form", "value", "answered"), [row[1:] for row in ABSURD], ids=[r[0] for r in ABSURD]
+)
 def test_absurd_numbers_in_headers(
     server: Server, neighbour: WireClient, offset: int, form: str, value: int, answered: bool
 ) -> None:

@@ -191,10 +191,10 @@ def part(read: Callable[[datetime], int | str]) -> Callable[[Any], int | str]:
     return lambda value: read(moment(value).whole)
 
 
-def second(value: Any) -> int | str:
-    """Whole seconds; with a decimal fraction when there is one (HANA: DECIMAL(9,7))."""
+def second(value: Any) -> str:
+    """Seconds as a decimal, with a fraction when there is one (HANA: DECIMAL(9,7))."""
     found = moment(value)
-    return found.whole.second if not found.fraction else f"{found.whole.second}.{found.fraction:07d}"
+    return str(found.whole.second) if not found.fraction else f"{found.whole.second}.{found.fraction:07d}"
 
 
 def iso_week(day: date) -> str:

@@ -37,13 +37,22 @@ def digits(text: str) -> str:
     return stripped if _NUMBER.fullmatch(stripped) else ""
 
 
+def bounded(value: Decimal) -> Decimal:
+    """`value` in the range of a decimal floating point number of 128 bits: 314 beyond it, 0 where it vanishes."""
+    if value.is_finite() and value and not -6143 <= value.adjusted() <= 6144:
+        if value.adjusted() > 0:
+            raise overflow("DECIMAL")
+        return Decimal(0)
+    return value
+
+
 def number(value: Any) -> Number:
     """A storage value as a number: text (DECIMAL or a string) exactly. Raises 339 without naming the value."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, str):
         try:
-            found = Decimal(digits(value))
+            found = bounded(Decimal(digits(value)))
         except InvalidOperation:
             found = Decimal("NaN")
         if found.is_finite():

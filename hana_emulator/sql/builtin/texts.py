@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from hana_emulator.errors import HanaError
+from hana_emulator.types import MAX_LENGTH
 
 from . import numbers
 
@@ -99,13 +100,20 @@ def rtrim(value: Any, characters: Any = " ") -> str:
 
 
 def lpad(value: Any, width: Any, pattern: Any = " ") -> str:
-    text, wanted = plain(value), max(int(numbers.number(width)), 0)
+    text, wanted = plain(value), _width(width)
     return (_padding(plain(pattern), wanted - len(text)) + text)[:wanted]
 
 
 def rpad(value: Any, width: Any, pattern: Any = " ") -> str:
-    text, wanted = plain(value), max(int(numbers.number(width)), 0)
+    text, wanted = plain(value), _width(width)
     return (text + _padding(plain(pattern), wanted - len(text)))[:wanted]
+
+
+def _width(value: Any) -> int:
+    wanted = int(numbers.number(value))
+    if wanted > MAX_LENGTH:
+        raise HanaError(306, f"invalid argument: a text is padded to {MAX_LENGTH} characters at most")
+    return max(wanted, 0)
 
 
 def _padding(pattern: str, count: int) -> str:
@@ -131,12 +139,18 @@ def locate(haystack: Any, needle: Any, start: Any = 1, occurrence: Any = 1) -> i
 
 
 def substring_before(value: Any, pattern: Any) -> str:
-    head, separator, _ = plain(value).partition(plain(pattern))
+    head, separator, _ = _parted(value, pattern)
     return head if separator else ""
 
 
 def substring_after(value: Any, pattern: Any) -> str:
-    return plain(value).partition(plain(pattern))[2]
+    return _parted(value, pattern)[2]
+
+
+def _parted(value: Any, pattern: Any) -> tuple[str, str, str]:
+    """An empty pattern stands before the first character."""
+    text, searched = plain(value), plain(pattern)
+    return text.partition(searched) if searched else ("", "", text)
 
 
 def reverse(value: Any) -> str:
