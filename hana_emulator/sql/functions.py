@@ -32,6 +32,7 @@ from hana_emulator.types import (
     NCLOB,
     STRINGS,
     TIMESTAMP,
+    VECTORS,
     HanaType,
     TypeCode,
 )
@@ -126,7 +127,14 @@ def _first_text(arguments: Sequence[HanaType]) -> HanaType:
 def _substring(arguments: Sequence[HanaType]) -> HanaType:
     """Of a LOB, a string; of a string or binary, its own kind."""
     kind = _first(arguments)
+    if kind.code in VECTORS | {TypeCode.BLOB}:
+        return VARBINARY
     return kind if kind.code in STRINGS | BINARIES else TEXT
+
+
+def _string_piece(arguments: Sequence[HanaType]) -> HanaType:
+    kind = _first(arguments)
+    return kind if kind.code in STRINGS else TEXT
 
 
 def _day_result(arguments: Sequence[HanaType]) -> HanaType:
@@ -238,8 +246,8 @@ def _define_texts() -> None:
     _define("INITCAP", texts.initcap, (None,), _first_text)
     _define("LENGTH", texts.length, (None,), INTEGER)
     _define("SUBSTRING SUBSTR", texts.substring, (None, INTEGER, INTEGER), _substring, required=2)
-    _define("LEFT", texts.left, (None, INTEGER), _substring)
-    _define("RIGHT", texts.right, (None, INTEGER), _substring)
+    _define("LEFT", texts.left, (None, INTEGER), _string_piece)
+    _define("RIGHT", texts.right, (None, INTEGER), _string_piece)
     _define("TRIM", texts.trim, (None, TEXT), _first_text, required=1)
     _define("LTRIM", texts.ltrim, (None, TEXT), _first_text, required=1)
     _define("RTRIM", texts.rtrim, (None, TEXT), _first_text, required=1)

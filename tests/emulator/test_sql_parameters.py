@@ -129,7 +129,7 @@ def test_question_marks_in_literals_names_and_comments_are_no_parameters(sql: Sq
 
 def test_a_parameter_ends_where_its_sign_ends(table: Sql) -> None:
     assert [column.name for column in table.prepare('SELECT ?C, ?"d" FROM DUMMY').columns] == ["C", "d"]
-    assert table.rows("SELECT ?C, 1+?AS D FROM DUMMY WHERE?=?", "x", 1, "a", "a") == [("x", "2")]
+    assert table.rows("SELECT ?C, 1+?AS D FROM DUMMY WHERE?=?", "x", 1, "a", "a") == [("x", 2)]
     assert table.run("UPSERT T2 VALUES(?,?)WHERE A=?", 5, "z", 5) == 1
     for text in (
         "SELECT :P__1 FROM DUMMY",

@@ -303,6 +303,9 @@ ONCE_WRONG = [
     "SUBSTR_BEFORE('a', '') || SUBSTR_AFTER('a', '')",
     "TO_DECIMAL('1', 'a', 'b')",
     "REVERSE(NCHAR(55357))",
+    "SUBSTR(TO_REAL_VECTOR('[1,-2]'), 0)",
+    "SUBSTRING(TO_BLOB('abc'), 2)",
+    "LEFT(X'FF00', 1)",
 ]
 
 
