@@ -32,6 +32,9 @@ NORM_TOLERANCE = 1e-3
 COSINE_FLOOR = 0.999
 """A sampled vector embedded again must be at least this near to the stored one (fp16 against fp32 stays above it)."""
 SAMPLE = 32
+FREE_DELETES = 10
+"""So many orphans a repair deletes whatever their share; above it the brake of `sync` holds here too, because a
+condition mistyped in the configuration makes orphans of rows that are all well."""
 
 
 @dataclass(slots=True)
@@ -70,8 +73,9 @@ def verify(
 
     Reads the store once, then the source once. Every stored text, metadata, hash and vector is checked; in addition
     `SAMPLE` stored texts are embedded again. With `repair` the rows found wrong are rendered, embedded and written
-    anew, orphans are deleted, and the comparison is made a second time: `ok` is its verdict. A source that is empty
-    while the store is not is never taken as a reason to delete: `paused` then says `source_empty`.
+    anew, orphans are deleted, and the comparison is made a second time: `ok` is its verdict. More than `max_deletes` of
+    the rows (and more than `FREE_DELETES`) are not deleted, nor is anything when the source is empty: `paused` then
+    says `max_deletes` or `source_empty`; a `sync` with a higher limit deletes them.
 
     Raises as `sync` does.
     """
@@ -125,6 +129,7 @@ class _Audit:
             try:
                 document = self._renderer.document(row)
             except RowRejected:
+                self._report.quarantined += 1
                 self._quarantined.add(quarantine_id(row.key))
             else:
                 documents[document.id] = document
@@ -167,8 +172,9 @@ class _Audit:
         orphans = self._stored.documents
         if not orphans:
             return
-        if not self._read:
-            self._report.paused = "source_empty"
+        allowed = max(FREE_DELETES, self._options.max_deletes * self._report.rows)
+        if not self._read or len(orphans) > allowed:
+            self._report.paused = "max_deletes" if self._read else "source_empty"
             return
         for ids in _orphan_pages(self._ends.store, lease.collection, set(orphans)):
             self._ends.store.apply(lease, ChangeSet(deleted=ids))
@@ -229,13 +235,17 @@ class _Stored:
     def check_sample(self, embedder: Embedder) -> None:
         if not self._sample:
             return
+        sample = self._sample
         try:
-            again = embedder.embed_documents([text for _, text, _ in self._sample])
+            again = embedder.embed_documents([text for _, text, _ in sample])
         except TextsNotEmbeddable as error:
             for index in error.indices:
-                self._sample[index][0].unlike_model = True
-            return
-        for (record, _, vector), fresh in zip(self._sample, again, strict=True):
+                sample[index][0].unlike_model = True
+            sample = [taken for index, taken in enumerate(sample) if index not in set(error.indices)]
+            if not sample:
+                return
+            again = embedder.embed_documents([text for _, text, _ in sample])
+        for (record, _, vector), fresh in zip(sample, again, strict=True):
             record.unlike_model = float(fresh @ vector) < COSINE_FLOOR
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlglot import exp, tokens
 from sqlglot.dialects.dialect import Dialect, NormalizationStrategy
 from sqlglot.errors import ParseError, TokenError
-from sqlglot.parser import Parser
+from sqlglot.parser import Parser as SqlParser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, syntax_error
@@ -58,19 +58,19 @@ class Hana(Dialect):
         HEX_STRINGS: ClassVar[list[Any]] = [("x'", "'"), ("X'", "'")]
         KEYWORDS: ClassVar[dict[str, TokenType]] = _plain_keywords(tokens.Tokenizer.KEYWORDS)
 
-    class Parser(Parser):
+    class Parser(SqlParser):
         FUNCTIONS: ClassVar[dict[str, Any]] = {}
         NO_PAREN_FUNCTIONS: ClassVar[dict[Any, Any]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
             **{
-                name: Parser.FUNCTION_PARSERS[name]
+                name: SqlParser.FUNCTION_PARSERS[name]
                 for name in _KEPT_FUNCTION_PARSERS
-                if name in Parser.FUNCTION_PARSERS
+                if name in SqlParser.FUNCTION_PARSERS
             },
             "CAST": lambda self: self._parse_hana_cast(),
             "SCORE": lambda self: self._parse_score(),
         }
-        NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {"CASE": Parser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
+        NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {"CASE": SqlParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
 
         def _parse_hana_cast(self) -> exp.Expr:
             value = self._parse_disjunction()

@@ -182,6 +182,34 @@ def test_an_empty_source_is_no_reason_to_delete_everything(filled, source):
     assert len(records(filled)) == 12
 
 
+def test_repair_has_the_brake_of_sync_above_a_handful(ends, source):
+    for number in range(40):
+        source.put("100", f"M{number:02}", MAKTX=f"pump number {number}", MTART="FERT")
+    sync(SPEC, ends, OPTIONS)
+    kept = {key: values for key, values in source.data.items() if key[1] >= "M11"}
+    gone = {key: values for key, values in source.data.items() if key[1] < "M11"}
+    source.data = kept
+    report = verify(SPEC, ends, repair=True)
+    assert (report.orphaned, report.paused, report.ok, report.repaired) == (11, "max_deletes", False, 0)
+    source.data = kept | dict([gone.popitem()])
+    report = verify(SPEC, ends, repair=True)
+    assert (report.orphaned, report.paused, report.ok, report.repaired) == (10, None, True, 10)
+
+
+def test_rows_that_cannot_be_rendered_are_counted_as_quarantined(filled, source):
+    source.put("100", "x" * 3000, MAKTX="a key too long to be an id", MTART="FERT")
+    sync(SPEC, filled, OPTIONS)
+    report = verify(SPEC, filled)
+    assert (report.quarantined, report.ok) == (1, True)
+
+
+def test_a_text_the_model_refuses_does_not_spare_the_rest_of_the_sample(filled, monkeypatch):
+    fresh = type(filled.embedder)()
+    fresh.refuse = {"pump number 1"}
+    monkeypatch.setattr(fresh, "_direction", lambda word: np.random.default_rng(len(word)).standard_normal(16))
+    assert verify(SPEC, Ends(filled.source, filled.store, fresh)).bad_vectors > 1
+
+
 def test_report_has_the_promised_keys(filled):
     promised = "rows missing stale orphaned duplicates bad_vectors foreign ok"
     assert set(promised.split()) <= verify(SPEC, filled).as_dict().keys()
