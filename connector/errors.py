@@ -296,19 +296,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         LoginRefused,
         "login refused: user or password is wrong",
-        "check `user` and `password`; it was tried once and will not be tried again, because HANA locks users",
+        "check `user` and `password`; it was tried once and will not be tried again, because HANA locks users: "
+        "restart a running service after the correction",
         codes=frozenset({10}),
     ),
     Rule(
         LoginRefused,
         "login refused: the password must be changed first",
-        "log in with SAP's own tools, choose a new password and set `password`",
+        "log in with SAP's own tools, choose a new password, set `password` and restart a running service",
         codes=frozenset({414}),
     ),
     Rule(
         LoginRefused,
         "login refused: the user is locked",
-        "ask the administrator to unlock the user (ALTER USER ... RESET CONNECT ATTEMPTS)",
+        "ask the administrator to unlock the user (ALTER USER ... RESET CONNECT ATTEMPTS), then restart a running service",
         codes=frozenset({416}),
     ),
     Rule(

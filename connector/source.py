@@ -8,12 +8,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from connector import catalog
-from connector.errors import ConnectorError, NoKey, Overloaded, SchemaChanged, UnknownColumn, UnknownTable
+from connector.errors import (
+    ConfigurationError,
+    ConnectorError,
+    NoKey,
+    Overloaded,
+    SchemaChanged,
+    StatementFailed,
+    UnknownColumn,
+    UnknownTable,
+)
 from connector.hana import HanaPool, Rows, quote
 from connector.model import Key, Query, Row, Table, TableRef
 
 LOOKUP_SIZES = (1, 8, 64)
 """Keys per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
+
+_SYNTAX = 257
+"""HANA's code for a syntax error; ours is fixed text, so with a `where` it is the operator's."""
 
 SMALLEST_PAGE = 16
 """Rows; a HANA that has no memory for these has none for anything."""
@@ -100,6 +112,8 @@ class HanaSource:
         except ConnectorError as error:
             if query.where and isinstance(error, UnknownColumn):
                 raise UnknownColumn(f"{error} Is the name in `where`?") from None
+            if query.where and isinstance(error, StatementFailed) and error.code == _SYNTAX:
+                raise ConfigurationError(f"`where` is no condition that HANA understands: {error}") from None
             raise
 
 

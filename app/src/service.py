@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from app.src.jobs import Job, Jobs
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness
-from app.src.settings import Settings
+from app.src.settings import Settings, no_collections
 from connector.errors import (
     ConfigurationError,
     DatabaseError,
@@ -100,9 +101,12 @@ class Service:
         *,
         source: Source | None = None,
         store: VectorStore | None = None,
+        file: Path | None = None,
     ) -> None:
-        """`source` and `store` replace what the settings describe; the service closes the store all the same."""
+        """`source` and `store` replace what the settings describe; the service closes the store all the same.
+        `file`: where the settings were read, for messages."""
         self.settings = settings
+        self.file = file
         self.metrics = metrics or Metrics()
         self.parts = Parts(settings, source=source, store=store)
         self.jobs = Jobs(settings.api.job_workers, self.parts.expected_errors)
@@ -144,7 +148,8 @@ class Service:
         for collection in self.settings.collections:
             if collection.name == name:
                 return collection.spec()
-        raise UnknownCollection(f'no collection is named "{name}"' + _choices(name, self.names()))
+        hint = _choices(name, self.names()) if self.settings.collections else f"; {no_collections(self.file)}"
+        raise UnknownCollection(f'no collection is named "{name}"' + hint)
 
     def sync(
         self,
@@ -395,8 +400,6 @@ def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]
 
 
 def _choices(name: str, names: Sequence[str]) -> str:
-    if not names:
-        return "; owl-sap.toml has no [[collections]] block"
     near = difflib.get_close_matches(name, names, n=1)
     return f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(names)}"
 

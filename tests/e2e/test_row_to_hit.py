@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from connector.document import metadata_names
-from connector.errors import NoKey, UnknownColumn, UnknownTable
+from connector.errors import ConfigurationError, NoKey, UnknownColumn, UnknownTable
 from connector.model import ChunkSpec, CollectionSpec, TableRef
 from connector.source import HanaSource
 from connector.stores.hana import HanaStore
@@ -153,6 +153,11 @@ def test_unknown_names_are_refused_with_the_nearest(ends, spec, hana_schema):
         sync(replace(spec, source=TableRef(hana_schema, "MARRA")), ends, OPTIONS)
     with pytest.raises(UnknownColumn, match="MTART"):
         sync(replace(spec, metadata=("MTARD",)), ends, OPTIONS)
+
+
+def test_a_where_that_is_no_sql_is_a_mistake_in_the_configuration(ends, spec):
+    with pytest.raises(ConfigurationError, match="where"):
+        sync(replace(spec, where="\"MANDT\" = '100' AND"), ends, OPTIONS)
 
 
 def test_source_in_one_hana_and_vectors_in_another(spec, emulator, open_pool, hashing, run_sql):

@@ -41,7 +41,6 @@ Verb = Callable[P, int | None]
 _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
 _SYNC_COLUMNS = ("collection", "read", "upserted", "unchanged", "empty", "quarantined", "deleted", "seconds", "outcome")
 _VERIFY_COLUMNS = ("rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "foreign", "quarantined", "ok")
-_NO_COLLECTIONS = "owl-sap.toml has no [[collections]] block; owl-sap.example.toml shows one"
 
 
 @dataclass(slots=True)
@@ -149,7 +148,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     """Bring collections up to date: read the rows, embed what changed, delete what is gone."""
     from app.src.service import SyncRequest
 
-    with _service(_settings(ctx)) as service, interruptible() as interrupted:
+    with _service(_loaded(ctx)) as service, interruptible() as interrupted:
         chosen = _chosen(service, names or [], all_)
         request = SyncRequest(full, max_deletes, owner=f"cli-{os.getpid()}")
         run = _SyncRun(service, request, interrupted, strict)
@@ -178,7 +177,7 @@ def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
         raise UsageFault("name the collections to sync, or give --all (not both)")
     chosen = list(dict.fromkeys(service.names() if all_ else names))
     if not chosen:
-        raise UsageFault(_NO_COLLECTIONS)
+        raise UsageFault(no_collections(service.file))
     for name in chosen:
         service.spec(name)
     return chosen
@@ -233,12 +232,13 @@ def verify(
     json: JsonFlag = False,
 ) -> int:
     """Compare a collection with its source, row by row and vector by vector. Exit 1 when something is off."""
-    with _service(_settings(ctx)) as service:
+    with _service(_loaded(ctx)) as service:
         report = service.verify(name, repair=repair)
     if json:
         output.write_json(report.as_dict())
     else:
-        output.counts(f"{name}: {'ok' if report.ok else 'NOT ok'}", [report.as_dict()], _VERIFY_COLUMNS)
+        found = " now; the counts are as found" if repair and report.drift else ""
+        output.counts(f"{name}: {'ok' if report.ok else 'NOT ok'}{found}", [report.as_dict()], _VERIFY_COLUMNS)
         if repair or not report.ok:
             output.say(_verified(name, report, repair))
     return OK if report.ok else FAILED
@@ -305,12 +305,12 @@ def status(
     json: JsonFlag = False,
 ) -> None:
     """What is stored, by which model, and how old it is."""
-    with _service(_settings(ctx)) as service:
+    with _service(_loaded(ctx)) as service:
         rows = service.status(None if name is None else [name])
     if json:
         output.write_json(rows)
     elif not rows:
-        output.say(_NO_COLLECTIONS)
+        output.say(no_collections(service.file))
     else:
         output.counts("Collections", [row | {"last_sync": _minute(row["last_sync"])} for row in rows], _STATUS_COLUMNS)
 
@@ -334,7 +334,7 @@ def embed(
     from app.src.cli.embedding import Sink, check_target, lines_of
 
     check_target(out)
-    with _service(_settings(ctx)) as service:
+    with _service(_loaded(ctx)) as service:
         sink = Sink(out, json)
         for texts in lines_of(file):
             sink.add(service.embed(texts), service.engine.max_tokens, service.engine.count_tokens(texts))
@@ -344,7 +344,7 @@ def embed(
 @verb(app, "doctor")
 def doctor(ctx: typer.Context, json: JsonFlag = False) -> int:
     """Check everything from Python to the store, in order, each line with its fix. Exit 1 when one fails."""
-    with _service(_settings(ctx)) as service:
+    with _service(_loaded(ctx)) as service:
         checks = service.doctor()
     if json:
         output.write_json([check.as_dict() for check in checks])

@@ -11,7 +11,7 @@ from app.src.settings.model import (
     StoreSettings,
     SyncSettings,
 )
-from app.src.settings.sources import Loaded, SettingsError, load, show
+from app.src.settings.sources import Loaded, SettingsError, load, no_collections, show
 
 __all__ = [
     "ApiSettings",
@@ -24,5 +24,6 @@ __all__ = [
     "StoreSettings",
     "SyncSettings",
     "load",
+    "no_collections",
     "show",
 ]

@@ -66,6 +66,13 @@ def load(
     return Loaded(settings, layers.origins, layers.inert, file)
 
 
+def no_collections(file: Path | None) -> str:
+    """Why there is no collection, and what to do; `file` as in Loaded. Names no folder: REST clients see it too."""
+    if file is None:
+        return f"there is no {DEFAULT_FILE} in the working directory; make one (see owl-sap.example.toml) or give --config"
+    return f"{file.name} has no [[collections]] block; owl-sap.example.toml shows one"
+
+
 # ---------------------------------------------------------------------------------------------------- where it stands
 
 
@@ -75,7 +82,9 @@ def _environment(environ: Mapping[str, str] | None, folder: Path) -> dict[str, t
     file = folder / ".env"
     if file.is_file():
         try:
-            merged |= {name: (text, f".env {name}") for name, text in dotenv_values(file).items() if text}
+            # As written: a password may hold a $, which interpolation would take for a variable.
+            values = dotenv_values(file, interpolate=False)
+            merged |= {name: (text, f".env {name}") for name, text in values.items() if text}
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
     actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
