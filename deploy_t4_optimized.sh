@@ -185,6 +185,8 @@ deploy() {
   fi
   step "a container cannot see the GPU. Try: docker run --rm --gpus all ubuntu nvidia-smi" \
     docker run --rm --gpus all --entrypoint nvidia-smi "$image" -L
+  # Docker would make it too, but as root's.
+  [[ -d secrets ]] || step "the folder secrets could not be made; the message above says why." mkdir secrets
   step "the container could not be started; the message above says why." "${compose[@]}" up -d --no-build
   if [[ $mode == dry-run ]]; then
     say "dry run: the host is fit, nothing was changed."

@@ -309,7 +309,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         LoginRefused,
         "login refused: the user is locked",
-        "ask the administrator to unlock the user (ALTER USER ... RESET CONNECT ATTEMPTS), then restart a running service",
+        "ask the administrator to unlock the user (ALTER USER ... RESET CONNECT ATTEMPTS), then "
+        "restart a running service",
         codes=frozenset({416}),
     ),
     Rule(

@@ -7,18 +7,16 @@ class HanaError(Exception):
     """One error as the client will see it: `code` and `text` arrive unchanged as `errorcode` and `errortext`.
 
     `position` is the 1-based character of the statement where it went wrong, 0 when unknown. `rolls_back` says that
-    HANA has already undone the whole transaction (lock wait 131, deadlock 133), not only the statement.
+    the whole transaction has been undone, not only the statement: always so for lock wait 131, deadlock 133 and
+    cancel 139, and for other codes when it is passed.
     """
 
-    def __init__(self, code: int, text: str, *, position: int = 0) -> None:
+    def __init__(self, code: int, text: str, *, position: int = 0, rolls_back: bool = False) -> None:
         super().__init__(f"[{code}] {text}")
         self.code = code
         self.text = text
         self.position = position
-
-    @property
-    def rolls_back(self) -> bool:
-        return self.code in (131, 133)
+        self.rolls_back = rolls_back or code in (131, 133, 139)
 
 
 def syntax_error(detail: str, position: int = 0) -> HanaError:

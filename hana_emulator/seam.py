@@ -56,7 +56,8 @@ class SqlConnection(Protocol):
 
     def execute(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool) -> Outcome:
         """Run once per parameter row (`[()]` when there are none). A failing statement is undone as a whole, the
-        transaction before it stays. With `autocommit` it is committed afterwards. Raises HanaError.
+        transaction before it stays unless the error says `rolls_back`. With `autocommit` it is committed afterwards.
+        Raises HanaError.
 
         `rows` of the outcome stay readable after commit and after later statements (cursors are held over commit).
         """

@@ -28,7 +28,7 @@ def transaction_flags(*flags: TransactionFlag) -> Part:
 
 
 def error_reply(error: HanaError) -> Reply:
-    """After a rollback by the server (131, 133) the reply says so."""
+    """After a rollback by the server (131, 133, 139, a full disk) the reply says so."""
     text = cesu8.encode(error.text)
     state = _SQL_STATES.get(error.code, _GENERAL_STATE)
     data = _ERROR.pack(error.code, error.position, len(text), _LEVEL_ERROR, state) + text

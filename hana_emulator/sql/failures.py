@@ -12,6 +12,13 @@ def cancelled() -> HanaError:
     return HanaError(139, "current operation cancelled by request and transaction rolled back")
 
 
+def rolled_back(error: HanaError) -> HanaError:
+    """The same error, said to have undone the whole transaction."""
+    if error.rolls_back:
+        return error
+    return HanaError(error.code, f"{error.text}; the transaction was rolled back", rolls_back=True)
+
+
 def translate(error: Exception, reported: HanaError | None) -> HanaError:
     """`reported` is what a function of ours raised inside SQLite, which keeps no more than 'user-defined function'."""
     text = str(error)
@@ -21,6 +28,8 @@ def translate(error: Exception, reported: HanaError | None) -> HanaError:
         return _integrity(text)
     if isinstance(error, UnicodeError):
         return HanaError(2, "general error: a string holds half of a surrogate pair, which this stand-in cannot store")
+    if isinstance(error, MemoryError):
+        return HanaError(4, "cannot allocate enough memory: this stand-in has too little")
     if isinstance(error, OverflowError):
         return HanaError(314, "numeric overflow: a number does not fit 64 bits")
     for part, (code, message) in _OPERATIONAL.items():

@@ -86,7 +86,7 @@ class Session:
                 self._database.touch(self._dirty)
         except sqlite3.Error as error:
             self.rollback()
-            raise failures.translate(error, None) from None
+            raise failures.rolled_back(failures.translate(error, None)) from None
         self._end_write()
 
     def rollback(self) -> None:
@@ -122,17 +122,28 @@ class Session:
 
     @contextmanager
     def _statement(self) -> Iterator[None]:
-        """One statement at a time: its clock, its errors in HANA's codes, its cancel flag."""
+        """One statement at a time: its clock, its errors in HANA's codes, its cancel flag, what an error ends."""
         self.context.begin_statement()
         self._cancelled, self._running = False, True
         try:
             yield
-        except HanaError:
-            raise
-        except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
-            raise failures.translate(error, self.context.error) from None
+        except HanaError as error:
+            raise self._settled(error) from None
+        except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, MemoryError) as error:
+            raise self._settled(failures.translate(error, self.context.error)) from None
         finally:
             self._running = False
+
+    def _settled(self, error: HanaError) -> HanaError:
+        """`error`, after ending the transaction if it is one that does. SQLite undoes the whole transaction by itself
+        when a write is interrupted, and at a full disk, an I/O error or lack of memory
+        (https://sqlite.org/lang_transaction.html, section 3)."""
+        self._running = False
+        if self._writing and not self._connection.in_transaction:
+            error = failures.rolled_back(error)
+        if error.rolls_back:
+            self.rollback()
+        return error
 
     def _current(self, statement: Statement) -> Prepared:
         """The statement itself, or prepared anew when the catalogue has changed since."""
@@ -209,14 +220,15 @@ class Session:
         if self._writing:
             yield self._database.table_version(table)
             return
-        with self._database.commit_lock:
-            version = self._database.table_version(table)
-            self._connection.execute("BEGIN")
-            self._connection.execute("SELECT 1 FROM owl_schemas LIMIT 1").fetchone()
         try:
+            with self._database.commit_lock:
+                version = self._database.table_version(table)
+                self._connection.execute("BEGIN")
+                self._connection.execute("SELECT 1 FROM owl_schemas LIMIT 1").fetchone()
             yield version
         finally:
-            self._connection.execute("COMMIT")
+            if self._connection.in_transaction:
+                self._connection.execute("COMMIT")
 
     # ---------------------------------------------------------------------------------------------------- writing
 
@@ -258,17 +270,19 @@ class Session:
         return Outcome(rows_affected=counts)
 
     def _guarded_write(self, plan: WritePlan, rows: Sequence[StorageRow], *, continues: bool) -> list[int]:
-        """An error undoes this statement only; the transaction before it stays."""
+        """An error undoes this statement only; the transaction before it stays, unless SQLite has undone it too."""
         if not continues:
             return self._write_rows(plan, rows)
         self._connection.execute("SAVEPOINT owl_statement")
         try:
-            return self._write_rows(plan, rows)
+            counts = self._write_rows(plan, rows)
         except BaseException:
-            self._connection.execute("ROLLBACK TO owl_statement")
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK TO owl_statement")
+                self._connection.execute("RELEASE owl_statement")
             raise
-        finally:
-            self._connection.execute("RELEASE owl_statement")
+        self._connection.execute("RELEASE owl_statement")
+        return counts
 
     def _write_rows(self, plan: WritePlan, rows: Sequence[StorageRow]) -> list[int]:
         converted = plan.convert(rows)

@@ -157,6 +157,11 @@ def test_every_row_of_the_table(code, text, expected):
     assert getattr(error, "code", code) == code
 
 
+@pytest.mark.parametrize(("code", "text"), [(code, text) for code, text, kind in TABLE if kind is LoginRefused])
+def test_a_refused_login_says_that_a_running_service_must_be_restarted(code, text):
+    assert "restart a running service" in str(classify(code, text, doing="connecting"))
+
+
 def test_every_rule_is_reached_by_the_examples():
     reached = {
         next((i for i, rule in enumerate(RULES) if rule.holds(code, text.lower())), -1) for code, text, _ in TABLE

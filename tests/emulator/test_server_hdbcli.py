@@ -333,6 +333,23 @@ def test_cancel_stops_a_waiting_statement(hana: Any, locked: Any) -> None:
     assert query(locked, "SELECT COUNT(*) FROM T") == [(0,)]
 
 
+def test_cancelled_write_ends_its_transaction(hana: Any, emulator: Emulator, hana_schema: str) -> None:
+    cursor = hana.cursor()
+    cursor.execute("CREATE COLUMN TABLE T (N INTEGER PRIMARY KEY)")
+    cursor.executemany("INSERT INTO T VALUES (?)", [(n,) for n in range(1500)])
+    timer = in_background(hana.cancel)
+    with pytest.raises(dbapi.Error) as error:
+        cursor.execute("DELETE FROM T WHERE N = (SELECT COUNT(*) FROM T A, T B, T C WHERE A.N + B.N + C.N < 0)")
+    timer.join()
+    assert error.value.errorcode == 139
+    other = emulator.connect(currentSchema=hana_schema)
+    other.cursor().execute("INSERT INTO T VALUES (1)")
+    other.commit()
+    cursor.execute("INSERT INTO T VALUES (2)")
+    hana.rollback()
+    assert query(other, "SELECT N FROM T") == [(1,)]
+
+
 def test_many_connections_work_at_once(emulator: Emulator, hana: Any, hana_schema: str) -> None:
     hana.cursor().execute("CREATE COLUMN TABLE T (WHO INTEGER, N INTEGER)")
     failures: list[BaseException] = []

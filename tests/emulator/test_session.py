@@ -241,9 +241,11 @@ def test_error_segment(client: WireClient) -> None:
     assert client.execute("SELECT 3").count(5) == 3
 
 
-@pytest.mark.parametrize("code", [131, 133])
-def test_lock_errors_roll_back_and_say_so(client: WireClient, database: ScriptedDatabase, code: int) -> None:
-    fail(database, HanaError(code, "transaction rolled back"))
+@pytest.mark.parametrize(("code", "rolls_back"), [(131, False), (133, False), (139, False), (2048, True)])
+def test_errors_that_end_the_transaction_roll_back_and_say_so(
+    client: WireClient, database: ScriptedDatabase, code: int, rolls_back: bool
+) -> None:
+    fail(database, HanaError(code, "transaction rolled back", rolls_back=rolls_back))
     answer = client.execute("FAIL")
     assert answer.error()[0] == code
     assert answer.flags() == {0}

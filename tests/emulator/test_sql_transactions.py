@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from hana_emulator.errors import HanaError
 from hana_emulator.sql.database import LOCK_TIMEOUT_SECONDS, Database
+from hana_emulator.sql.session import Session
 from tests.emulator.sql_session import USER, Sql, open_database
 
 SLOW = "SELECT COUNT(*) FROM T A, T B, T C WHERE A.K + B.K + C.K < 0"
@@ -194,6 +196,106 @@ def test_cancel_stops_waiting_for_a_lock(table: Sql, database: Database) -> None
     waiting.session.cancel()
     thread.join(5)
     assert [getattr(error, "code", None) for error in raised] == [139]
+
+
+@pytest.fixture
+def begun(table: Sql) -> Sql:
+    """A transaction whose first write (K = 1000) is done; T has 300 committed rows."""
+    table.many("INSERT INTO T VALUES (?, 'x')", [(number,) for number in range(2, 301)])
+    table.session.commit()
+    table.run("INSERT INTO T VALUES (1000, 'first')")
+    return table
+
+
+@contextmanager
+def cancelled_while_running(session: Session) -> Iterator[None]:
+    """Cancels inside SQLite after 100 steps of its machine: in the middle of a statement over 300 rows, every time."""
+    connection = session._connection
+    connection.set_progress_handler(session.cancel, 100)
+    try:
+        yield
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
+@pytest.mark.parametrize("statement", ["UPDATE T SET N = 'second'", "DELETE FROM T WHERE N = 'x'", SLOW])
+def test_cancel_rolls_the_whole_transaction_back(begun: Sql, other: Sql, statement: str) -> None:
+    with cancelled_while_running(begun.session), pytest.raises(HanaError) as caught:
+        begun.rows(statement) if statement == SLOW else begun.run(statement)
+    assert (caught.value.code, caught.value.rolls_back) == (139, True)
+    assert "transaction rolled back" in caught.value.text
+    assert not begun.session.in_transaction
+    assert keys(begun) == keys(other) == list(range(1, 301))
+    assert other.run("UPDATE T SET N = 'theirs'") == 300
+
+
+@pytest.mark.parametrize(("end", "left"), [("rollback", []), ("commit", [(2000, "third")])])
+def test_writes_after_a_cancelled_one_are_a_transaction_of_their_own(
+    begun: Sql, other: Sql, end: str, left: list[tuple[int, str]]
+) -> None:
+    with cancelled_while_running(begun.session):
+        assert begun.code("UPDATE T SET N = 'second'") == 139
+    begun.run("INSERT INTO T VALUES (2000, 'third')")
+    assert other.value("SELECT COUNT(*) FROM T") == 300
+    getattr(begun.session, end)()
+    assert other.rows("SELECT K, N FROM T WHERE K > 1 AND N <> 'x'") == left
+    assert other.run("INSERT INTO T VALUES (3000, 'free')") == 1
+
+
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+def test_ending_a_transaction_after_its_cancelled_write_does_nothing(begun: Sql, other: Sql, end: str) -> None:
+    with cancelled_while_running(begun.session):
+        assert begun.code("UPDATE T SET N = 'second'") == 139
+    getattr(begun.session, end)()
+    assert other.rows("SELECT K FROM T WHERE N IN ('first', 'second')") == []
+    assert other.run("INSERT INTO T VALUES (3000, 'free')") == 1
+
+
+def test_cancelled_first_write_leaves_no_transaction(begun: Sql, other: Sql) -> None:
+    begun.session.commit()
+    with cancelled_while_running(begun.session):
+        assert begun.code("UPDATE T SET N = 'second'") == 139
+    assert not begun.session.in_transaction
+    assert other.run("UPDATE T SET N = 'theirs'") == 301
+
+
+def test_savepoint_is_gone_after_a_cancelled_write(begun: Sql, other: Sql) -> None:
+    begun.run("SAVEPOINT A")
+    with cancelled_while_running(begun.session):
+        assert begun.code("UPDATE T SET N = 'second'") == 139
+    assert begun.code("ROLLBACK TO SAVEPOINT A") == 128
+    assert other.run("DELETE FROM T") == 300
+
+
+def test_full_disk_rolls_the_whole_transaction_back(begun: Sql, other: Sql) -> None:
+    begun.run("ALTER TABLE T ADD (B BLOB)")
+    begun.run("INSERT INTO T (K) VALUES (2000)")
+    connection = begun.session._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(HanaError) as caught:
+        begun.run("INSERT INTO T (K, B) VALUES (?, ?)", 2001, bytes(100_000))
+    assert (caught.value.code, caught.value.rolls_back) == (2048, True)
+    assert "full; the transaction was rolled back" in caught.value.text
+    assert not begun.session.in_transaction
+    begun.run("INSERT INTO T (K) VALUES (2002)")
+    begun.session.rollback()
+    assert other.rows("SELECT K FROM T WHERE K >= 2000") == []
+    assert other.run("INSERT INTO T (K) VALUES (2003)") == 1
+
+
+def test_lack_of_memory_is_code_4_and_frees_the_lock(begun: Sql, other: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sqlite3 reports it as MemoryError, after SQLite has undone the transaction."""
+
+    def fail(*_: object) -> int:
+        begun.session._connection.execute("ROLLBACK")
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(begun.session, "_write_rows", fail)
+        assert begun.code("DELETE FROM T") == 4
+    assert not begun.session.in_transaction
+    assert other.run("DELETE FROM T") == 300
 
 
 def test_cancel_of_an_idle_or_unknown_session(table: Sql, other: Sql) -> None:

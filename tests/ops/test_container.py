@@ -39,6 +39,30 @@ def test_build_context_holds_no_secret() -> None:
     assert not re.search(r"(?i)(ENV|ARG)\s+\S*(PASSWORD|SECRET|API_KEY|HANA_)", DOCKERFILE)
 
 
+def test_folder_of_secrets_is_mounted_read_only_and_kept_out_of_git_and_image() -> None:
+    assert "./secrets:/run/secrets:ro" in api()["volumes"]
+    for name in (".gitignore", ".dockerignore"):
+        assert "secrets/" in (ROOT / name).read_text().splitlines()
+
+
+def test_paths_that_the_example_gives_are_mounted() -> None:
+    targets = [mount.split(":")[1] for mount in api()["volumes"]]
+    paths = re.findall(r"^#?[A-Z_]+=(/\S+)$", (ROOT / ".env.example").read_text(), re.M)
+    assert len(paths) >= 2
+    for path in paths:
+        assert any(path.startswith(target + "/") for target in targets), path
+
+
+def test_image_holds_our_distribution_so_that_the_version_is_known() -> None:
+    stage, last = DOCKERFILE.split("AS distribution")[1].rsplit("\nFROM ", 1)
+    target = re.search(r"^RUN pip install --no-deps --target (\S+) \.$", stage, re.M)
+    assert target
+    assert f"COPY --from=distribution {target[1]} /app\n" in last
+    assert "PYTHONPATH=/app " in last
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"pyproject.toml", "app", "connector", project["readme"]} <= copied()
+
+
 def test_image_is_slim_unprivileged_offline_and_watched() -> None:
     assert "ARG BASE_IMAGE=python:3.11-slim" in DOCKERFILE
     last_stage = DOCKERFILE.rsplit("\nFROM ", 1)[1]

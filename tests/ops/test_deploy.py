@@ -72,6 +72,22 @@ def test_refusal_is_one_line_with_the_fix(host: Host, situation: str) -> None:
     assert fix in refusals[0]
 
 
+@pytest.mark.parametrize("given", ["HANA_PASSWORD='a$b#c'", "HANA_PASSWORD_FILE=/run/secrets/hana_password"])
+def test_password_or_its_file_is_enough(host: Host, given: str) -> None:
+    (host.folder / ".env").write_text(f"HANA_HOST=h\nHANA_USER=u\n{given}\n")
+    result = host.run(SCRIPT, "--dry-run")
+    assert result.returncode == 0, result.stderr
+
+
+def test_folder_of_secrets_is_made_once_and_kept(host: Host) -> None:
+    assert "+ mkdir secrets" in host.run(SCRIPT, "--dry-run").stdout
+    assert not (host.folder / "secrets").exists()
+    assert host.run(SCRIPT).returncode == 0
+    (host.folder / "secrets" / "hana_ca.pem").write_text("pem")
+    assert "mkdir" not in host.run(SCRIPT).stdout
+    assert (host.folder / "secrets" / "hana_ca.pem").read_text() == "pem"
+
+
 def test_host_and_user_may_stand_in_the_configuration(host: Host) -> None:
     (host.folder / ".env").write_text("HANA_PASSWORD=x\n")
     (host.folder / "owl-sap.toml").write_text('[hana]\nhost = "h"\nuser = "u"\n[store]\n')

@@ -178,6 +178,17 @@ def test_status(cli: Cli, tmp_path: Path) -> None:
     assert "materials" in cli("status", **LOCAL).out
 
 
+@pytest.mark.parametrize("arguments", [["search", "nope", "hi"], ["sync", "--all"], ["verify", "nope"]])
+def test_without_a_file_it_says_so_and_with_an_empty_one_what_is_missing(
+    cli: Cli, tmp_path: Path, arguments: list[str]
+) -> None:
+    one_message(cli(*arguments, **LOCAL), 2, "there is no owl-sap.toml in the working directory", "--config")
+    (tmp_path / "other.toml").write_text("")
+    run = cli("--config", "other.toml", *arguments, **LOCAL)
+    one_message(run, 2, "other.toml has no [[collections]] block")
+    assert "there is no owl-sap.toml in" in cli("status", **LOCAL).err
+
+
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize(
     ("arguments", "words"),

@@ -70,6 +70,14 @@ def test_precedence_for_one_setting(tmp_path: Path) -> None:
     assert now({FRACTION: 0.5}) == (0.5, "flag")
 
 
+@pytest.mark.parametrize("written_as", ["pa${HOME}x", "'pa${HOME}x'", '"pa${HOME}x"'])
+def test_a_dollar_in_dotenv_stays_as_written(tmp_path: Path, written_as: str) -> None:
+    (tmp_path / ".env").write_text(f"HANA_PASSWORD={written_as}\n")
+    password = load(environ={"HOME": "/root"}, folder=tmp_path).settings.hana.password
+    assert password is not None
+    assert password.get_secret_value() == "pa${HOME}x"
+
+
 def test_environment_beats_dotenv_and_empty_counts_as_unset(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("HANA_HOST=from-file\nHANA_USER=FILE\nHANA_SCHEMA=\nUNRELATED=1\n")
     got = load(environ={"HANA_HOST": "from-env", "HANA_USER": ""}, folder=tmp_path)

@@ -20,7 +20,7 @@ from app.src.cli import output
 from app.src.cli.exits import FAILED, INTERRUPTED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import Interrupted, interruptible
 from app.src.cli.progress import watched
-from app.src.settings import Loaded, Settings, load, show
+from app.src.settings import Loaded, Settings, load, no_collections, show
 
 if TYPE_CHECKING:
     from app.src.service import Service
@@ -115,19 +115,19 @@ def _report(error: Exception, debug: bool = False, subject: str = "") -> int:
 
 
 @contextmanager
-def _service(settings: Settings) -> Iterator[Service]:
+def _service(loaded: Loaded) -> Iterator[Service]:
     from app.src.service import Service
 
-    service = Service(settings)
+    service = Service(loaded.settings, file=loaded.file)
     try:
         yield service
     finally:
         service.close()
 
 
-def _settings(ctx: typer.Context, flags: Mapping[tuple[str, ...], Any] | None = None) -> Settings:
+def _loaded(ctx: typer.Context, flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
     invocation: Invocation = ctx.obj
-    return invocation.load(flags).settings
+    return invocation.load(flags)
 
 
 # --------------------------------------------------------------------------------------------------------- collections
@@ -269,14 +269,14 @@ def search(  # noqa: PLR0913 - as above
     if not text.strip():
         raise UsageFault("the search text is empty")
     where = _parsed_filter(filter_)
-    settings = _settings(ctx)
-    with _service(settings) as service:
+    loaded = _loaded(ctx)
+    with _service(loaded) as service:
         hits = [hit.as_dict() for hit in service.search(name, text, k, where).hits]
     if json:
         output.write_json(hits)
         return
     if where and not hits:
-        output.say(_nothing_passes(settings, name))
+        output.say(_nothing_passes(loaded.settings, name))
     shown = [hit | {"text": output.shorten(hit["text"])} for hit in hits]
     output.table(f"{name}: {text}", shown, ("score", "key", "text", "metadata"))
 
@@ -366,10 +366,11 @@ def serve(
     """The REST service; the first line on stdout is {"url": ...} once it answers."""
     from app.src.api import server
 
-    settings = _settings(ctx, {("api", "host"): host, ("api", "port"): port})
-    server.refuse_public(settings.api.host)
-    with _service(settings) as service:
-        server.serve(service, settings.api.host, settings.api.port, lambda url: output.write_json({"url": url}))
+    loaded = _loaded(ctx, {("api", "host"): host, ("api", "port"): port})
+    api = loaded.settings.api
+    server.refuse_public(api.host)
+    with _service(loaded) as service:
+        server.serve(service, api.host, api.port, lambda url: output.write_json({"url": url}))
 
 
 @verb(app, "emulator")
@@ -400,7 +401,7 @@ def demo(
     """Everything once, on the stand-in with sample data: sync, search, verify. Needs no HANA, GPU or account."""
     from app.src.cli.showing import run_demo
 
-    settings = _settings(ctx, {("api", "port"): port})
+    settings = _loaded(ctx, {("api", "port"): port}).settings
     return run_demo(settings, serve=serve_, json=json)
 
 
