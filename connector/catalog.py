@@ -16,9 +16,9 @@ VECTOR_TYPES = frozenset({"REAL_VECTOR", "HALF_VECTOR"})
 NOT_COMPARABLE = LOB_TYPES | VECTOR_TYPES | {"ST_GEOMETRY", "ST_POINT", "ARRAY"}
 """Types that HANA cannot order by, so no column of theirs can be a key."""
 
-_TABLE = "SELECT TABLE_NAME, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
+FIND_TABLE = "SELECT TABLE_NAME, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
 _VIEW = "SELECT VIEW_NAME, COMMENTS FROM SYS.VIEWS WHERE SCHEMA_NAME = ? AND VIEW_NAME = ?"
-_TABLE_COLUMNS = (
+FIND_COLUMNS = (
     "SELECT COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION "
     "FROM SYS.TABLE_COLUMNS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? ORDER BY POSITION"
 )
@@ -30,7 +30,7 @@ _PRIMARY_KEY = (
     "SELECT COLUMN_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? "
     "AND IS_PRIMARY_KEY = 'TRUE' ORDER BY POSITION"
 )
-_SCHEMA = "SELECT SCHEMA_NAME FROM SYS.SCHEMAS WHERE SCHEMA_NAME = ?"
+FIND_SCHEMA = "SELECT SCHEMA_NAME FROM SYS.SCHEMAS WHERE SCHEMA_NAME = ?"
 _SCHEMAS = "SELECT SCHEMA_NAME FROM SYS.SCHEMAS ORDER BY SCHEMA_NAME"
 _TABLES = "SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = ? ORDER BY TABLE_NAME"
 _VIEWS = "SELECT VIEW_NAME FROM SYS.VIEWS WHERE SCHEMA_NAME = ? ORDER BY VIEW_NAME"
@@ -40,8 +40,8 @@ def describe(pool: HanaPool, ref: TableRef) -> Table:
     """The table or view with columns, primary key and comments. Raises UnknownTable with the nearest names."""
     place = (ref.schema, ref.name)
     doing = f"looking up {ref}"
-    if found := pool.read(_TABLE, place, doing=doing):
-        columns = _columns(pool.read(_TABLE_COLUMNS, place, doing=doing))
+    if found := pool.read(FIND_TABLE, place, doing=doing):
+        columns = _columns(pool.read(FIND_COLUMNS, place, doing=doing))
         key = tuple(row[0] for row in pool.read(_PRIMARY_KEY, place, doing=doing))
         return Table(ref, columns, key, comment=found[0][1] or "")
     if found := pool.read(_VIEW, place, doing=doing):
@@ -66,7 +66,7 @@ def _columns(rows: Iterable[Sequence[object]]) -> tuple[Column, ...]:
 
 def _unknown(pool: HanaPool, ref: TableRef) -> str:
     doing = f"looking for names like {ref}"
-    if not pool.read(_SCHEMA, (ref.schema,), doing=doing):
+    if not pool.read(FIND_SCHEMA, (ref.schema,), doing=doing):
         known = [row[0] for row in pool.read(_SCHEMAS, doing=doing)]
         return f"{ref}: there is no schema {ref.schema!r} that this user can see.{did_you_mean(ref.schema, known)}"
     known = [row[0] for names in (_TABLES, _VIEWS) for row in pool.read(names, (ref.schema,), doing=doing)]

@@ -103,7 +103,7 @@ class Parts:
 
     def check_schema(self) -> None:
         """Raises UnknownTable when the schema that the vectors belong in is not there. Other stores have none."""
-        from connector.stores.hana_tables import FIND_SCHEMA
+        from connector.catalog import FIND_SCHEMA
 
         if not self.store_in_hana:
             return

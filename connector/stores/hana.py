@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from connector import catalog
 from connector.errors import (
     ConfigurationError,
     DatabaseError,
@@ -122,7 +123,7 @@ class HanaStore:
                 f"this HANA (version {self._features.version or 'unknown'}) has no REAL_VECTOR type; it came with HANA "
                 'Cloud 2024.2 and is not on-premise: keep the vectors in the local store, [store] kind = "local"'
             )
-        if not self._pool.read(hana_tables.FIND_SCHEMA, (self._schema,), doing="looking for the store's schema"):
+        if not self._pool.read(catalog.FIND_SCHEMA, (self._schema,), doing="looking for the store's schema"):
             raise UnknownTable(
                 f"the store's schema {self._schema!r} does not exist (names are case-sensitive): create it, "
                 "or change [store] schema"
@@ -134,9 +135,7 @@ class HanaStore:
                 self._create([sql])
 
     def _exists(self, table: str) -> bool:
-        return bool(
-            self._pool.read(hana_tables.FIND_TABLE, (self._schema, table), doing="looking for the store's tables")
-        )
+        return bool(self._pool.read(catalog.FIND_TABLE, (self._schema, table), doing="looking for the store's tables"))
 
     def _create(self, statements: Sequence[str]) -> None:
         """What another worker creates at the same moment is as good."""
@@ -164,9 +163,7 @@ class HanaStore:
 
     def _ensure_table(self, table: VectorSql, dimension: int) -> None:
         """The table with vectors of `dimension`: created, or made anew when it is empty and of another shape."""
-        columns = self._pool.read(
-            hana_tables.FIND_COLUMNS, (self._schema, table.name), doing="looking at a vector table"
-        )
+        columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, table.name), doing="looking at a vector table")
         if columns:
             lengths = {row[0]: row[2] for row in columns}
             if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
