@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from app.src.cli.commands import app
+from app.src.cli import app
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 

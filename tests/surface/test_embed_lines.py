@@ -223,7 +223,7 @@ def test_messages_word_for_word(
     """In this process, for speed; `test_cli.py` shows that a process of its own says the same."""
     from typer.testing import CliRunner
 
-    from app.src.cli.commands import app
+    from app.src.cli import app
 
     for name in [name for name in os.environ if name.startswith(("OWL_SAP_", "HANA_", "T4_GPU_", "USE_GPU"))]:
         monkeypatch.delenv(name)

@@ -1,7 +1,14 @@
-"""The command `owl-sap`: `commands` (the verbs), `exits` (exit codes), `output` (what is printed), `progress` and
-`interrupts`. Every verb calls one method of the service; torch is only imported by verbs that compute vectors.
+"""The command `owl-sap`: `application` (options, errors), `commands` and its neighbours (verbs), `exits` (codes),
+`output` (what is printed), `progress` and `interrupts`. Every verb calls one method of the service; torch is only
+imported by verbs that compute vectors.
 """
 
-from app.src.cli.commands import main
+from app.src.cli import commands  # noqa: F401 - registers its verbs
+from app.src.cli.application import app
 
-__all__ = ["main"]
+
+def main() -> None:
+    app(prog_name="owl-sap")
+
+
+__all__ = ["app", "main"]

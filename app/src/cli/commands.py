@@ -2,132 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
 from app.src.cli import output
-from app.src.cli.exits import FAILED, INTERRUPTED, OK, UsageFault, exit_code, message
+from app.src.cli.application import Invocation, JsonFlag, Name, app, config_app, loaded_for, opened, report_error, verb
+from app.src.cli.exits import FAILED, OK, UsageFault, message
 from app.src.cli.interrupts import Interrupted, interruptible
 from app.src.cli.progress import watched
-from app.src.settings import Loaded, Settings, load, no_collections, show
+from app.src.settings import Settings, no_collections, show
 
 if TYPE_CHECKING:
     from app.src.service import Service
     from connector.verify import VerifyReport
 
-app = typer.Typer(
-    name="owl-sap",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Semantic search over SAP HANA tables: sync rows into a vector store, search them by meaning.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-config_app = typer.Typer(no_args_is_help=True, help="Show the settings and where they come from.")
-app.add_typer(config_app, name="config")
-
-P = ParamSpec("P")
-Verb = Callable[P, int | None]
 _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
 _SYNC_COLUMNS = ("collection", "read", "upserted", "unchanged", "empty", "quarantined", "deleted", "seconds", "outcome")
 _VERIFY_COLUMNS = ("rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "foreign", "quarantined", "ok")
-
-
-@dataclass(slots=True)
-class Invocation:
-    """The global options."""
-
-    config: Path | None = None
-    debug: bool = False
-
-    def load(self, flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
-        given = {path: value for path, value in (flags or {}).items() if value is not None}
-        return load(self.config, given)
-
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Name = Annotated[str, typer.Argument(help="Collection.", metavar="NAME")]
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from app.src.service import version
-
-        typer.echo(version())
-        raise typer.Exit
-
-
-@app.callback()
-def _global(
-    ctx: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="Settings file; default: owl-sap.toml if it is here.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
-    ] = False,
-) -> None:
-    ctx.obj = Invocation(config, debug)
-
-
-def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
-    """Register a command. Its errors become one message on stderr and the exit code of the table in `exits`."""
-
-    def register(function: Verb[P]) -> Verb[P]:
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                code = function(*args, **kwargs) or OK
-            except (typer.Exit, typer.Abort, BrokenPipeError):
-                raise
-            except KeyboardInterrupt:
-                code = INTERRUPTED
-            except Exception as error:
-                code = _report(error, _debugging(args, kwargs))
-            raise typer.Exit(code)
-
-        group.command(name, help=inspect.getdoc(function))(run)
-        return function
-
-    return register
-
-
-def _debugging(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    invocations = [getattr(value, "obj", None) for value in (*args, *kwargs.values())]
-    return any(isinstance(invocation, Invocation) and invocation.debug for invocation in invocations)
-
-
-def _report(error: Exception, debug: bool = False, subject: str = "") -> int:
-    if debug:
-        traceback.print_exc()
-    for line in message(error).splitlines() or [type(error).__name__]:
-        output.fail(subject + line)
-    return exit_code(error)
-
-
-@contextmanager
-def _service(loaded: Loaded) -> Iterator[Service]:
-    from app.src.service import Service
-
-    service = Service(loaded.settings, file=loaded.file)
-    try:
-        yield service
-    finally:
-        service.close()
-
-
-def _loaded(ctx: typer.Context, flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
-    invocation: Invocation = ctx.obj
-    return invocation.load(flags)
 
 
 # --------------------------------------------------------------------------------------------------------- collections
@@ -148,7 +45,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     """Bring collections up to date: read the rows, embed what changed, delete what is gone."""
     from app.src.service import SyncRequest
 
-    with _service(_loaded(ctx)) as service, interruptible() as interrupted:
+    with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
         chosen = _chosen(service, names or [], all_)
         request = SyncRequest(full, max_deletes, owner=f"cli-{os.getpid()}")
         run = _SyncRun(service, request, interrupted, strict)
@@ -203,7 +100,7 @@ class _SyncRun:
             error = None
         except Exception as caught:
             report, error = SyncReport(name), message(caught)
-            self.code = max(self.code, _report(caught, subject=f"{name}: "))
+            self.code = max(self.code, report_error(caught, subject=f"{name}: "))
         for note in report.notes:
             output.say(f"{name}: {note}")
         self.reports.append(report.as_dict() | {"error": error})
@@ -232,7 +129,7 @@ def verify(
     json: JsonFlag = False,
 ) -> int:
     """Compare a collection with its source, row by row and vector by vector. Exit 1 when something is off."""
-    with _service(_loaded(ctx)) as service:
+    with opened(loaded_for(ctx)) as service:
         report = service.verify(name, repair=repair)
     if json:
         output.write_json(report.as_dict())
@@ -269,8 +166,8 @@ def search(  # noqa: PLR0913 - as above
     if not text.strip():
         raise UsageFault("the search text is empty")
     where = _parsed_filter(filter_)
-    loaded = _loaded(ctx)
-    with _service(loaded) as service:
+    loaded = loaded_for(ctx)
+    with opened(loaded) as service:
         hits = [hit.as_dict() for hit in service.search(name, text, k, where).hits]
     if json:
         output.write_json(hits)
@@ -305,7 +202,7 @@ def status(
     json: JsonFlag = False,
 ) -> None:
     """What is stored, by which model, and how old it is."""
-    with _service(_loaded(ctx)) as service:
+    with opened(loaded_for(ctx)) as service:
         rows = service.status(None if name is None else [name])
     if json:
         output.write_json(rows)
@@ -334,7 +231,7 @@ def embed(
     from app.src.cli.embedding import Sink, check_target, lines_of
 
     check_target(out)
-    with _service(_loaded(ctx)) as service:
+    with opened(loaded_for(ctx)) as service:
         sink = Sink(out, json)
         for texts in lines_of(file):
             sink.add(service.embed(texts), service.engine.max_tokens, service.engine.count_tokens(texts))
@@ -344,7 +241,7 @@ def embed(
 @verb(app, "doctor")
 def doctor(ctx: typer.Context, json: JsonFlag = False) -> int:
     """Check everything from Python to the store, in order, each line with its fix. Exit 1 when one fails."""
-    with _service(_loaded(ctx)) as service:
+    with opened(loaded_for(ctx)) as service:
         checks = service.doctor()
     if json:
         output.write_json([check.as_dict() for check in checks])
@@ -366,10 +263,10 @@ def serve(
     """The REST service; the first line on stdout is {"url": ...} once it answers."""
     from app.src.api import server
 
-    loaded = _loaded(ctx, {("api", "host"): host, ("api", "port"): port})
+    loaded = loaded_for(ctx, {("api", "host"): host, ("api", "port"): port})
     api = loaded.settings.api
     server.refuse_public(api.host)
-    with _service(loaded) as service:
+    with opened(loaded) as service:
         server.serve(service, api.host, api.port, lambda url: output.write_json({"url": url}))
 
 
@@ -401,7 +298,7 @@ def demo(
     """Everything once, on the stand-in with sample data: sync, search, verify. Needs no HANA, GPU or account."""
     from app.src.cli.showing import run_demo
 
-    settings = _loaded(ctx, {("api", "port"): port}).settings
+    settings = loaded_for(ctx, {("api", "port"): port}).settings
     return run_demo(settings, serve=serve_, json=json)
 
 
@@ -440,7 +337,3 @@ def _setting(value: Any) -> str | None:
 def config_schema() -> None:
     """The JSON schema of owl-sap.toml."""
     output.write_json(Settings.model_json_schema(by_alias=True))
-
-
-def main() -> None:
-    app(prog_name="owl-sap")

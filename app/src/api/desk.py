@@ -1,0 +1,68 @@
+"""Between the routes and the service: threads, common limits, and JSON answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import anyio.to_thread
+import numpy as np
+import orjson
+from anyio import CapacityLimiter
+from fastapi import Response
+from numpy.typing import NDArray
+
+from app.src.api import schemas
+from app.src.api.errors import TooMuch, Unprocessable
+from app.src.service import Service
+
+Result = TypeVar("Result")
+
+
+class Json(Response):
+    """JSON written by orjson, which takes NumPy arrays and writes NaN as null (none gets this far)."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+class Desk:
+    """The service behind a bounded number of threads, so that waiting never blocks the event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.limits = service.settings.api
+        # Health has threads of its own: it must answer while every other thread waits for HANA.
+        self._limiter = CapacityLimiter(self.limits.threads)
+        self._health = CapacityLimiter(2)
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        return await anyio.to_thread.run_sync(call, limiter=self._limiter)
+
+    async def probe(self, call: Callable[[], Result]) -> Result:
+        return await anyio.to_thread.run_sync(call, limiter=self._health)
+
+    def check_texts(self, texts: list[str], *, name: str) -> None:
+        if not texts:
+            raise Unprocessable(f"{name} is empty")
+        if len(texts) > self.limits.max_inputs:
+            raise TooMuch(f"{len(texts)} texts; at most {self.limits.max_inputs} (setting api.max_inputs)")
+        for position, text in enumerate(texts):
+            if len(text) > self.limits.max_text_chars:
+                limit = self.limits.max_text_chars
+                raise TooMuch(f"{name}[{position}] has {len(text)} characters; at most {limit} (api.max_text_chars)")
+            if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+                raise Unprocessable(f"{name}[{position}] holds half a surrogate pair, which is no text")
+
+    def embed(self, body: schemas.EmbedRequest) -> NDArray[np.float32]:
+        engine = self.service.engine
+        if not body.truncate:
+            for position, tokens in enumerate(engine.count_tokens(body.texts)):
+                if tokens > engine.max_tokens:
+                    raise Unprocessable(
+                        f"inputs[{position}] has {tokens} tokens, the model takes {engine.max_tokens}; "
+                        'send "truncate": true to have it cut'
+                    )
+        return self.service.embed(body.texts, normalize=body.normalize)

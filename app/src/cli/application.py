@@ -1,0 +1,123 @@
+"""What every verb stands on: the command itself with its global options, how a verb is registered and fails, and the
+service it talks to.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import typer
+
+from app.src.cli import output
+from app.src.cli.exits import INTERRUPTED, OK, exit_code, message
+from app.src.settings import Loaded, load
+
+if TYPE_CHECKING:
+    from app.src.service import Service
+
+app = typer.Typer(
+    name="owl-sap",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Semantic search over SAP HANA tables: sync rows into a vector store, search them by meaning.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(no_args_is_help=True, help="Show the settings and where they come from.")
+app.add_typer(config_app, name="config")
+
+P = ParamSpec("P")
+Verb = Callable[P, int | None]
+
+
+@dataclass(slots=True)
+class Invocation:
+    """The global options."""
+
+    config: Path | None = None
+    debug: bool = False
+
+    def load(self, flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
+        given = {path: value for path, value in (flags or {}).items() if value is not None}
+        return load(self.config, given)
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Name = Annotated[str, typer.Argument(help="Collection.", metavar="NAME")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from app.src.service import version
+
+        typer.echo(version())
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    ctx: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="Settings file; default: owl-sap.toml if it is here.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    ctx.obj = Invocation(config, debug)
+
+
+def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
+    """Register a command. Its errors become one message on stderr and the exit code of the table in `exits`."""
+
+    def register(function: Verb[P]) -> Verb[P]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                code = function(*args, **kwargs) or OK
+            except (typer.Exit, typer.Abort, BrokenPipeError):
+                raise
+            except KeyboardInterrupt:
+                code = INTERRUPTED
+            except Exception as error:
+                code = report_error(error, _debugging(args, kwargs))
+            raise typer.Exit(code)
+
+        group.command(name, help=inspect.getdoc(function))(run)
+        return function
+
+    return register
+
+
+def _debugging(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    invocations = [getattr(value, "obj", None) for value in (*args, *kwargs.values())]
+    return any(isinstance(invocation, Invocation) and invocation.debug for invocation in invocations)
+
+
+def report_error(error: Exception, debug: bool = False, subject: str = "") -> int:
+    if debug:
+        traceback.print_exc()
+    for line in message(error).splitlines() or [type(error).__name__]:
+        output.fail(subject + line)
+    return exit_code(error)
+
+
+@contextmanager
+def opened(loaded: Loaded) -> Iterator[Service]:
+    from app.src.service import Service
+
+    service = Service(loaded.settings, file=loaded.file)
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def loaded_for(ctx: typer.Context, flags: Mapping[tuple[str, ...], Any] | None = None) -> Loaded:
+    invocation: Invocation = ctx.obj
+    return invocation.load(flags)
