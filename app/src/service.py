@@ -339,6 +339,12 @@ class Service:
             },
         }
 
+    def gpu(self) -> dict[str, Any]:
+        """What NVIDIA's driver says now; loads no engine."""
+        from app.src.core.nvml import snapshot
+
+        return snapshot().as_dict()
+
     def ready(self) -> Readiness:
         """Does the engine answer a probe, and is the store usable?"""
         return self.probes.ready(self.count_error)

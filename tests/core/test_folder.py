@@ -198,3 +198,17 @@ def test_a_model_that_does_not_say_how_long(broken: Path) -> None:
     rewrite(broken / "config.json", lambda config: config | {"max_position_embeddings": None})
     with pytest.raises(ModelUnsupported, match="how long"):
         read_folder(broken, "copy")
+
+
+@pytest.mark.parametrize(
+    ("said", "lengths"),
+    [
+        ({}, []),
+        ({"is_matryoshka": False}, []),
+        ({"is_matryoshka": True}, list(range(1, 384))),
+        ({"is_matryoshka": True, "matryoshka_dimensions": [64, 128, "x", True, -1]}, [64, 128]),
+    ],
+)
+def test_models_that_may_be_cut(broken: Path, said: dict[str, Any], lengths: list[int]) -> None:
+    rewrite(broken / "config.json", lambda config: config | said)
+    assert list(read_folder(broken, "copy").matryoshka) == lengths

@@ -46,15 +46,17 @@ class Desk:
 
     def check_texts(self, texts: list[str], *, name: str) -> None:
         if not texts:
-            raise Unprocessable(f"{name} is empty")
+            raise Unprocessable(f"{name} is empty", param=name)
         if len(texts) > self.limits.max_inputs:
-            raise TooMuch(f"{len(texts)} texts; at most {self.limits.max_inputs} (setting api.max_inputs)")
+            limit = self.limits.max_inputs
+            raise TooMuch(f"{len(texts)} texts; at most {limit} (setting api.max_inputs)", param=name)
         for position, text in enumerate(texts):
             if len(text) > self.limits.max_text_chars:
                 limit = self.limits.max_text_chars
-                raise TooMuch(f"{name}[{position}] has {len(text)} characters; at most {limit} (api.max_text_chars)")
+                what = f"{name}[{position}] has {len(text)} characters"
+                raise TooMuch(f"{what}; at most {limit} (api.max_text_chars)", param=name)
             if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-                raise Unprocessable(f"{name}[{position}] holds half a surrogate pair, which is no text")
+                raise Unprocessable(f"{name}[{position}] holds half a surrogate pair, which is no text", param=name)
 
     def embed(self, body: schemas.EmbedRequest) -> NDArray[np.float32]:
         engine = self.service.engine

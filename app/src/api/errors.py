@@ -1,5 +1,6 @@
-"""Errors to HTTP: the table class -> status, and RFC 9457 problem documents with the request's id. The only place with
-HTTP statuses. Never shows the message of an error that is not meant for people.
+"""Errors to HTTP: the table class -> status, and RFC 9457 problem documents with the request's id; OpenAI's error shape
+under the paths that its clients call. The only place with HTTP statuses. Never shows the message of an error that is
+not meant for people.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import http
 import logging
 import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +22,7 @@ from app.src.service import Service
 from connector import errors
 
 PROBLEM = "application/problem+json"
+OPENAI_PATHS = ("/v1/embeddings", "/v1/models")
 RETRY_AFTER = "5"
 ACCEPTED = 202
 CRASHED = 500
@@ -28,18 +31,38 @@ UNAVAILABLE = 503
 _log = logging.getLogger(__name__)
 
 
-class Unprocessable(Exception):
-    """A request that is well-formed and cannot be fulfilled as it stands; the message says why."""
+class Refused(Exception):
+    """A request that cannot be fulfilled as it stands; the message says why. `param` is the part of the body that is to
+    blame and `code` a word for machines: OpenAI's error shape has places for them."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
 
 
-class TooMuch(Exception):
+class Unprocessable(Refused):
+    """Well-formed, and still nothing that can be done."""
+
+
+class TooMuch(Refused):
     """More than a limit allows; the message names the limit."""
+
+
+class BadRequest(Refused):
+    """What OpenAI's own service answers with 400."""
+
+
+class UnknownModel(Refused):
+    """This service has one model, and the request names another."""
 
 
 STATUS: tuple[tuple[type[Exception], int], ...] = (
     # The first line that fits counts, so the special stands before the general.
     (Unprocessable, 422),
     (TooMuch, TOO_LARGE),
+    (BadRequest, 400),
+    (UnknownModel, 404),
     (UnknownJob, 404),
     (JobRunning, 409),
     (errors.UnknownCollection, 404),
@@ -63,8 +86,11 @@ def status_of(error: Exception) -> int:
     return next((status for kind, status in STATUS if isinstance(error, kind)), CRASHED)
 
 
-def problem(request: Request, status: int, detail: str, **more: Any) -> JSONResponse:
-    """RFC 9457. `more`: further members."""
+def problem(request: Request, status: int, detail: str, *, blame: Refused | None = None, **more: Any) -> JSONResponse:
+    """RFC 9457, with `more` as further members; under OPENAI_PATHS OpenAI's shape instead, with `blame` told."""
+    headers = {"Retry-After": RETRY_AFTER} if status in (429, UNAVAILABLE) else None
+    if request.url.path.startswith(OPENAI_PATHS):
+        return JSONResponse(_openai(status, detail, blame), status, headers)
     request_id = request.scope.get("owl_sap.request_id", "")
     document = {
         "type": "about:blank",
@@ -74,8 +100,15 @@ def problem(request: Request, status: int, detail: str, **more: Any) -> JSONResp
         "instance": request.url.path,
         "request_id": request_id,
     } | more
-    headers = {"Retry-After": RETRY_AFTER} if status in (429, UNAVAILABLE) else None
     return JSONResponse(document, status, headers, media_type=PROBLEM)
+
+
+def _openai(status: int, detail: str, blame: Refused | None) -> dict[str, Any]:
+    """Types as OpenAI's API reference lists them; its clients choose their exception by the status alone."""
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    kind = "server_error" if status >= CRASHED else kinds.get(status, "invalid_request_error")
+    param, code = (blame.param, blame.code) if blame else (None, None)
+    return {"error": {"message": detail, "type": kind, "param": param, "code": code}}
 
 
 def install(app: FastAPI, service: Service) -> None:
@@ -83,7 +116,7 @@ def install(app: FastAPI, service: Service) -> None:
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         service.count_error(error)
-        return problem(request, status_of(error), str(error))
+        return problem(request, status_of(error), str(error), blame=error if isinstance(error, Refused) else None)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -91,7 +124,8 @@ def install(app: FastAPI, service: Service) -> None:
         detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
         if "json" not in request.headers.get("content-type", "") and request.headers.get("content-length", "0") != "0":
             detail += "; send the header Content-Type: application/json"
-        return problem(request, 422, detail, errors=faults[:50])
+        blame = Refused(detail, param=_param(error.errors()))
+        return problem(request, 422, detail, blame=blame, errors=faults[:50])
 
     async def routing(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -111,6 +145,12 @@ def log_without_text(error: Exception, request_id: str) -> None:
     """Where it happened and its class; its text stays out of the log, because it may hold row data."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     _log.error("request %s failed: %s\n%s", request_id, type(error).__name__, frames)
+
+
+def _param(faults: Sequence[Mapping[str, Any]]) -> str | None:
+    """The field of the body that the first fault is about."""
+    location: Sequence[Any] = faults[0]["loc"] if faults else ()
+    return str(location[1]) if len(location) > 1 and location[0] == "body" else None
 
 
 def _where(location: tuple[Any, ...]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 
-from app.src.api import schemas
+from app.src.api import embeddings, schemas
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
 from app.src.metrics import CONTENT_TYPE
@@ -28,7 +28,7 @@ def router(service: Service) -> APIRouter:
     """Every route of this version, bound to `service`."""
     desk = Desk(service)
     routes = APIRouter(responses=_PROBLEMS)
-    for add in (_add_health, _add_engine, _add_collections, _add_jobs):
+    for add in (_add_health, _add_engine, embeddings.add, _add_collections, _add_jobs):
         add(routes, desk)
     return routes
 
@@ -59,6 +59,11 @@ def _add_engine(routes: APIRouter, desk: Desk) -> None:
     async def info() -> Response:
         """Version, model, dimension, limits, device."""
         return Json(await desk.run(desk.service.info))
+
+    @routes.get("/v1/gpu", response_model=schemas.GpuBody)
+    async def gpu() -> Response:
+        """What NVIDIA's driver says of its cards now; without one an empty list and the reason."""
+        return Json(await desk.probe(desk.service.gpu))
 
     @routes.post("/embed", response_model=list[list[float]])
     async def embed(body: schemas.EmbedRequest, accept: Annotated[str, Header()] = "*/*") -> Response:

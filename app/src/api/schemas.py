@@ -4,7 +4,7 @@ Vectors never pass through these models on their way out: they are written strai
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -23,6 +23,57 @@ class EmbedRequest(_Body):
     @property
     def texts(self) -> list[str]:
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class OpenAIEmbeddings(_Body):
+    """OpenAI's request. `model` may be left out: there is one. `user` is accepted and not used."""
+
+    input: str | list[str] | list[int] | list[list[int]] = Field(examples=[["steel shaft", "Welle aus Stahl"]])
+    model: str | None = Field(default=None, examples=["all-MiniLM-L6-v2"])
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1)
+    user: str | None = None
+
+
+class OpenAIEmbedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="base64: little-endian float32")
+
+
+class OpenAIUsage(BaseModel):
+    prompt_tokens: int = Field(description="tokens of the texts, without special tokens")
+    total_tokens: int
+
+
+class OpenAIEmbeddingsResponse(BaseModel):
+    object: Literal["list"]
+    data: list[OpenAIEmbedding]
+    model: str
+    usage: OpenAIUsage
+
+
+class OpenAIModel(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="POSIX time")
+    owned_by: str
+
+
+class OpenAIModels(BaseModel):
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class OpenAIFault(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(BaseModel):
+    error: OpenAIFault
 
 
 class SearchRequest(_Body):
@@ -88,6 +139,33 @@ class JobBody(BaseModel):
 class HealthBody(BaseModel):
     status: str
     checks: dict[str, bool]
+
+
+class GpuDevice(BaseModel):
+    """null: this card does not tell."""
+
+    index: int
+    name: str
+    uuid: str | None
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+    memory_free_bytes: int | None
+    utilization_percent: int | None
+    memory_utilization_percent: int | None
+    temperature_celsius: int | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    throttle_reasons: list[str] | None
+    compute_processes: int | None
+
+
+class GpuBody(BaseModel):
+    devices: list[GpuDevice]
+    driver_version: str | None
+    cuda_version: str | None
+    reason: str | None = Field(description="why there are no devices")
 
 
 class CollectionBody(BaseModel):

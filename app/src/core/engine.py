@@ -188,6 +188,11 @@ class EmbeddingEngine:
         return self._backend.info.dimension
 
     @property
+    def matryoshka(self) -> Sequence[int]:
+        """Shorter lengths that the model was trained to be cut to; empty for most models."""
+        return self._backend.info.matryoshka
+
+    @property
     def max_tokens(self) -> int:
         """Longest text in tokens, without special tokens; what is longer is cut."""
         return self._backend.info.max_tokens

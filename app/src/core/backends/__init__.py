@@ -71,6 +71,7 @@ class ModelInfo:
     precision_reason: str
     shape: ModelShape
     path: str  # how it is computed: packed, padded, sentence-transformers, hashing
+    matryoshka: Sequence[int] = ()  # shorter lengths that it was trained to be cut to
 
 
 class Backend(Protocol):
@@ -85,7 +86,6 @@ class Backend(Protocol):
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of the whole texts, without special tokens."""
-        ...
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of the whole text stands: first character, one after the last."""

@@ -113,6 +113,15 @@ class Folder:
     weights: tuple[Path, ...]
 
     @property
+    def matryoshka(self) -> Sequence[int]:
+        """Lengths to which vectors may be cut, by the names vLLM gave them in config.json: `is_matryoshka`, and
+        `matryoshka_dimensions` for a list of them."""
+        listed = self.config.get("matryoshka_dimensions")
+        if isinstance(listed, list):
+            return tuple(length for length in listed if type(length) is int and length > 0)
+        return range(1, self.shape.hidden) if self.config.get("is_matryoshka") is True else ()
+
+    @property
     def shape(self) -> ModelShape:
         get = self.config.get
         hidden = int(get("hidden_size") or get("dim") or 768)

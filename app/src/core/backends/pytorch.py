@@ -104,6 +104,7 @@ class TorchBackend:
             precision_reason=reason,
             shape=self._folder.shape,
             path=self._loaded().path,
+            matryoshka=self._folder.matryoshka,
         )
 
     def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
