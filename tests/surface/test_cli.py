@@ -232,7 +232,7 @@ def test_a_password_that_is_not_set_is_one_message(cli: Cli, configured: None) -
 
 
 def test_a_failed_sync_names_the_collection_and_shows_no_counts(cli: Cli, configured: None) -> None:
-    run = cli("sync", "--all", **LOCAL)
+    run = cli("--output", "table", "sync", "--all", **LOCAL)
     assert run.code == 2
     assert "owl-sap: materials: no HANA" in run.err
     row = next(line for line in run.out.splitlines() if "materials" in line)

@@ -125,11 +125,35 @@ def test_the_whole_path(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
 
 def test_output_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
     configure(tmp_path)
-    synced = cli("sync", "--all", **hana)
+    table = ("--output", "table")
+    synced = cli(*table, "sync", "--all", **hana)
     assert "materials" in synced.out
     assert "rows/s" in synced.err
-    assert "materials: ok" in cli("verify", "materials", **hana).out
-    assert "chair" in cli("search", "materials", "swivel chair", **hana).out
+    assert "materials: ok" in cli(*table, "verify", "materials", **hana).out
+    assert "chair" in cli(*table, "search", "materials", "swivel chair", **hana).out
+
+
+@pytest.mark.covers("sync", "status", "search", "verify", "doctor")
+def test_output_for_programs(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    """Not on a terminal: one JSON object per line with the keys of --json, and progress as such lines on stderr."""
+    configure(tmp_path)
+    synced = cli("sync", "--all", **hana)
+    (report,) = lines(synced.out)
+    assert set(report) >= REPORT
+    progress = [json.loads(line) for line in synced.err.splitlines() if line.startswith("{")]
+    assert progress
+    assert all(set(line) == {"collection", "done", "total", "rows_per_second"} for line in progress)
+    assert (progress[0]["collection"], progress[0]["total"]) == ("materials", report["read"])
+    search = ("search", "materials", "swivel chair", "-k", "4")
+    for verb in (search, ("status",), ("verify", "materials"), ("doctor",)):
+        document = cli(*verb, "--json", **hana).json
+        records = document if isinstance(document, list) else [document]
+        assert [set(line) for line in lines(cli(*verb, **hana).out)] == [set(record) for record in records], verb
+    assert lines(cli(*search, **hana).out) == cli(*search, "--json", **hana).json
+
+
+def lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def test_rows_from_one_hana_vectors_in_another(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:

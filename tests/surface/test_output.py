@@ -1,11 +1,20 @@
-"""Tables on screens of different widths."""
+"""Tables on screens of different widths; tables on a terminal, JSON lines elsewhere, and the choice between them."""
 
 from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from app.src.cli import output
+from tests.surface.conftest import Cli, environment
 
 ROWS = [
     {"collection": name, "rows": number, "last_sync": "2026-11-21 03:22:58Z", "model": "all-MiniLM-L6-v2@ecbda11b"}
@@ -16,6 +25,7 @@ COLUMNS = ("collection", "rows", "last_sync", "model")
 
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> list[str]:
     monkeypatch.setattr(output, "console", lambda stderr=False: Console(width=width, stderr=stderr))
+    monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
     output.counts("Collections", ROWS, COLUMNS)
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= width for line in lines)
@@ -46,5 +56,95 @@ def test_nothing_is_said_to_be_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_values_are_never_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
     output.counts("[bold]", [{"collection": "[red]x", "rows": True}], ("collection", "rows"))
     assert "[red]x" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------- terminal or programs
+
+LOCAL = {"OWL_SAP_EMBEDDING__MODEL": "hash:16", "OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
+COLLECTIONS = "".join(f'[[collections]]\nname = "{name}"\nsource = "S.T"\ntemplate = "{{X}}"\n' for name in ("a", "b"))
+
+
+def on_a_terminal(folder: Path, *arguments: str, **variables: str) -> str:
+    """What a person sees: stdout and stderr are a pseudo-terminal of 200 columns."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", *arguments],
+        cwd=folder,
+        env=environment(TERM="xterm-256color", **LOCAL) | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(ours, 65_536)
+            except OSError:  # the other end is closed: so Linux says it
+                break
+            if not piece:
+                break
+            seen += piece
+        os.close(ours)
+        assert process.wait(60) == 0, seen.decode()
+    return seen.decode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "owl-sap.toml").write_text(COLLECTIONS)
+    return tmp_path
+
+
+@pytest.mark.covers("status")
+def test_a_terminal_gets_tables_and_a_pipe_json_lines(folder: Path, cli: Cli) -> None:
+    seen = on_a_terminal(folder, "status")
+    assert "Collections" in seen
+    assert "┃" in seen
+    piped = [json.loads(line) for line in cli("status", **LOCAL).out.splitlines()]
+    assert piped == cli("status", "--json", **LOCAL).json
+    assert [line["collection"] for line in piped] == ["a", "b"]
+
+
+def test_the_choice_holds_wherever_the_output_goes(folder: Path, cli: Cli) -> None:
+    first = on_a_terminal(folder, "--output", "lines", "status").splitlines()[0]
+    assert json.loads(first)["collection"] == "a"
+    assert "Collections" in cli("--output", "table", "status", **LOCAL).out
+    assert cli("--output", "table", "status", "--json", **LOCAL).json[1]["collection"] == "b"
+    assert "--output" in cli("--help").out
+
+
+@pytest.mark.covers("status", errors=True)
+def test_another_choice_is_a_usage_error(cli: Cli) -> None:
+    run = cli("--output", "xml", "status", **LOCAL)
+    assert (run.code, run.out) == (2, "")
+    assert "--output" in run.err
+
+
+def test_no_color_is_honoured(folder: Path) -> None:
+    assert "\x1b[" in on_a_terminal(folder, "status")
+    plain = on_a_terminal(folder, "status", NO_COLOR="1")
+    assert not any(f"\x1b[{colour}m" in plain for colour in range(30, 38))
+
+
+@pytest.mark.covers("config show")
+def test_settings_in_lines(folder: Path, cli: Cli) -> None:
+    shown = [json.loads(line) for line in cli("config", "show", **LOCAL).out.splitlines()]
+    assert {"setting": "embedding.model", "value": "hash:16"} in shown
+    with_origin = [json.loads(line) for line in cli("config", "show", "--origin", **LOCAL).out.splitlines()]
+    assert with_origin == cli("config", "show", "--origin", "--json", **LOCAL).json
+
+
+def test_lines_hold_the_records_and_tables_what_is_for_people(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    shown: dict[str, Any] = {"ok": "yes", "text": "short…"}
+    monkeypatch.setattr(output._Chosen, "layout", output.Layout.LINES)
+    for show in (output.table, output.counts):
+        show("T", [shown], ("ok",), records=[{"ok": True, "text": "a long text"}])
+        assert json.loads(capfdbinary.readouterr().out) == {"ok": True, "text": "a long text"}
+        show("T", [shown], ("ok",))
+        assert json.loads(capfdbinary.readouterr().out) == shown

@@ -64,11 +64,20 @@ def _print_version(wanted: bool) -> None:
 def _global(
     ctx: typer.Context,
     config: Annotated[Path | None, typer.Option(help="Settings file; default: owl-sap.toml if it is here.")] = None,
+    layout: Annotated[
+        output.Layout,
+        typer.Option(
+            "--output",
+            help="How data is printed without --json: auto is tables on a terminal and JSON lines elsewhere; "
+            "table forces tables (| less), lines forces JSON lines.",
+        ),
+    ] = output.Layout.AUTO,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
+    output.choose(layout)
     ctx.obj = Invocation(config, debug)
 
 

@@ -55,7 +55,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     if json:
         output.write_json(run.reports)
     else:
-        output.counts("Synced", [_sync_row(report) for report in run.reports], _SYNC_COLUMNS)
+        output.counts("Synced", [_sync_row(each) for each in run.reports], _SYNC_COLUMNS, records=run.reports)
     if interrupted.code is not None:
         output.say(f"stopped on request; go on with: owl-sap sync {' '.join(chosen)}")
         return interrupted.code
@@ -175,7 +175,7 @@ def search(  # noqa: PLR0913 - as above
     if where and not hits:
         output.say(_nothing_passes(loaded.settings, name))
     shown = [hit | {"text": output.shorten(hit["text"])} for hit in hits]
-    output.table(f"{name}: {text}", shown, ("score", "key", "text", "metadata"))
+    output.table(f"{name}: {text}", shown, ("score", "key", "text", "metadata"), records=hits)
 
 
 def _nothing_passes(settings: Settings, name: str) -> str:
@@ -209,7 +209,8 @@ def status(
     elif not rows:
         output.say(no_collections(service.file))
     else:
-        output.counts("Collections", [row | {"last_sync": _minute(row["last_sync"])} for row in rows], _STATUS_COLUMNS)
+        shown = [row | {"last_sync": _minute(row["last_sync"])} for row in rows]
+        output.counts("Collections", shown, _STATUS_COLUMNS, records=rows)
 
 
 def _minute(moment: str | None) -> str | None:
@@ -243,11 +244,12 @@ def doctor(ctx: typer.Context, json: JsonFlag = False) -> int:
     """Check everything from Python to the store, in order, each line with its fix. Exit 1 when one fails."""
     with opened(loaded_for(ctx)) as service:
         checks = service.doctor()
+    records = [check.as_dict() for check in checks]
     if json:
-        output.write_json([check.as_dict() for check in checks])
+        output.write_json(records)
     else:
         rows = [check.as_dict() | {"ok": "ok" if check.ok else "FAILED"} for check in checks]
-        output.table("Doctor", rows, ("ok", "check", "detail", "fix"))
+        output.table("Doctor", rows, ("ok", "check", "detail", "fix"), records=records)
     return OK if all(check.ok for check in checks) else FAILED
 
 
@@ -314,13 +316,13 @@ def config_show(
     """The settings in force; secrets are not shown."""
     invocation: Invocation = ctx.obj
     loaded = invocation.load()
-    rows = show(loaded)
-    if not json:
-        rows = [row | {"value": _setting(row["value"])} for row in rows]
+    columns = ("setting", "value", "origin") if origin else ("setting", "value")
+    records = [{column: row[column] for column in columns} for row in show(loaded)]
     if json:
-        output.write_json(rows if origin else {row["setting"]: row["value"] for row in rows})
+        output.write_json(records if origin else {row["setting"]: row["value"] for row in records})
         return
-    output.table("Settings", rows, ("setting", "value", "origin") if origin else ("setting", "value"))
+    rows = [row | {"value": _setting(row["value"])} for row in records]
+    output.table("Settings", rows, columns, records=records)
     if origin:
         for name, note in loaded.inert.items():
             output.say(f"{name}: {note}")

@@ -1,9 +1,12 @@
-"""What the verbs print: one JSON document or a table on stdout, everything else on stderr."""
+"""What the verbs print on stdout: one JSON document, a table on a terminal, JSON lines elsewhere. Everything else goes
+to stderr. Knows no verb.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -12,6 +15,32 @@ from rich.markup import escape
 from rich.table import Table
 
 _PIPED_WIDTH = 140
+_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+class Layout(Enum):
+    """How data is laid out where no --json asks for one document."""
+
+    AUTO = "auto"
+    TABLE = "table"
+    LINES = "lines"
+
+
+class _Chosen:
+    """The one choice of this process: it has one stdout."""
+
+    layout = Layout.AUTO
+
+
+def choose(layout: Layout) -> None:
+    _Chosen.layout = layout
+
+
+def for_people(*, stderr: bool = False) -> bool:
+    """Tables and bars, or JSON lines? As chosen; by itself it follows the stream: a terminal has a person before it."""
+    if _Chosen.layout is Layout.AUTO or (stderr and _Chosen.layout is Layout.LINES):
+        return (sys.stderr if stderr else sys.stdout).isatty()
+    return _Chosen.layout is Layout.TABLE
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -31,25 +60,56 @@ def fail(text: str) -> None:
 
 def write_json(document: Any) -> None:
     """One JSON document on stdout, whole or not at all. Decimals, dates and paths are written as text."""
-    options = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-    sys.stdout.buffer.write(orjson.dumps(document, default=str, option=options))
+    sys.stdout.buffer.write(orjson.dumps(document, default=str, option=_OPTIONS))
     sys.stdout.buffer.flush()
 
 
-def table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Rows under headings; numbers to the right; what a value holds is never read as markup. Long texts are folded."""
+def write_lines(records: Sequence[Mapping[str, Any]]) -> None:
+    """One JSON object per line on stdout."""
+    for record in records:
+        sys.stdout.buffer.write(orjson.dumps(record, default=str, option=_OPTIONS))
+    sys.stdout.buffer.flush()
+
+
+def line_on_stderr(record: Mapping[str, Any]) -> None:
+    """One JSON object on a line of stderr: progress, for programs."""
+    sys.stderr.write(orjson.dumps(record, default=str, option=_OPTIONS).decode())
+    sys.stderr.flush()
+
+
+def table(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] | None = None,
+    *,
+    records: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """Rows under headings; numbers to the right; what a value holds is never read as markup. Long texts are folded.
+
+    Where nobody sits before stdout, JSON lines instead, with every key and not only `columns`. `records` are what the
+    lines hold, where `rows` were made for people: the elements of the verb's --json.
+    """
     if not rows:
         say(f"{title}: nothing")
+        return
+    if not for_people():
+        write_lines(rows if records is None else records)
         return
     console().print(_drawn(title, rows, list(columns or rows[0])))
 
 
-def counts(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+def counts(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    records: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
     """A table of many short values. Where the terminal is too narrow for its columns they become lines, with as many
-    rows beside each other as there is room for."""
+    rows beside each other as there is room for. JSON lines as `table` writes them."""
     screen = console()
-    if not rows or _fits(screen, _drawn(title, rows, columns)):
-        table(title, rows, columns)
+    if not rows or not for_people() or _fits(screen, _drawn(title, rows, columns)):
+        table(title, rows, columns, records=records)
         return
     names = [name for name in columns if name != "collection"]
     side_by_side = len(rows)

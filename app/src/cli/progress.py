@@ -1,4 +1,4 @@
-"""Progress of a sync on stderr: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of a sync on stderr: a bar on a terminal, a JSON line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from app.src.cli.output import console, say
+from app.src.cli.output import console, for_people, line_on_stderr, say
 
 _EVERY = 5.0
 
@@ -29,7 +29,7 @@ class ProgressObserver(Protocol):
 def watched(collection: str) -> Iterator[ProgressObserver]:
     """An observer that shows how far the collection is, until the block is left."""
     if not sys.stderr.isatty():
-        yield _Lines(collection)
+        yield _Sentences(collection) if for_people(stderr=True) else _Lines(collection)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -71,6 +71,8 @@ class _Bar(_Quiet):
 
 
 class _Lines(_Quiet):
+    """For programs: one JSON object at the first row, then every few seconds."""
+
     def __init__(self, collection: str) -> None:
         self._collection = collection
         self._rate = _Rate()
@@ -80,4 +82,14 @@ class _Lines(_Quiet):
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY
-        say(f"{self._collection}: {done:,} of {total:,} rows, {self._rate(done):,} rows/s")
+        self._show(done, total, self._rate(done))
+
+    def _show(self, done: int, total: int, rate: int) -> None:
+        line_on_stderr({"collection": self._collection, "done": done, "total": total, "rows_per_second": rate})
+
+
+class _Sentences(_Lines):
+    """For people who read it in a file: --output table."""
+
+    def _show(self, done: int, total: int, rate: int) -> None:
+        say(f"{self._collection}: {done:,} of {total:,} rows, {rate:,} rows/s")

@@ -20,6 +20,7 @@ _VERIFY_COLUMNS = ("collection", "rows", "missing", "stale", "orphaned", "duplic
 
 def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
     """Everything in order; exit code 1 when a search missed or a collection does not verify."""
+    output.choose(output.Layout.TABLE)  # a report for people, in a pipe too
     start = time.perf_counter()
     prepared = Demo(settings)
     output.say("Starting the stand-in for SAP HANA and loading the sample tables ...")
