@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -559,6 +560,13 @@ class HanaFeatures:
             version=_version(pool, "SELECT VERSION FROM SYS.M_DATABASE", doing) or "",
             cloud_version=cloud or None,
         )
+
+
+def utc_now(pool: HanaPool) -> datetime:
+    """The database's own clock, by which leases and time stamps live, at second precision or better."""
+    ((moment,),) = pool.read("SELECT CURRENT_UTCTIMESTAMP FROM DUMMY", doing="asking HANA for the time")
+    found: datetime = moment
+    return found.replace(tzinfo=UTC)
 
 
 def _version(pool: HanaPool, sql: str, doing: str) -> str | None:

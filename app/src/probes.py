@@ -4,22 +4,29 @@ behind. Knows the parts, no HTTP and no terminal.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import numpy as np
 
 from app.src.doctor import Fault
 from app.src.parts import Parts
 from app.src.settings import CollectionSettings, HanaSettings, Settings
-from connector.errors import UnknownCollection, UnknownTable
+from connector.errors import DatabaseError, LoginRefused, PermissionRefused, UnknownCollection, UnknownTable
+from connector.model import TableRef
 
 _NO_COLLECTION = "no collection"
 """Asking for it shows that the store answers, at the cost of one look-up; a blank is in no real name."""
 _NO_EPOCH = -1
+_CLOCKS_MAY_DIFFER = 5.0
+"""Seconds. Leases and watermarks live by the database's clock, people and logs by this machine's."""
+_MUST_CHANGE, _LOCKED = 414, 416
+_PLAIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 @dataclass(slots=True)
@@ -39,6 +46,7 @@ class Probes:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._refused: dict[tuple[object, ...], Fault] = {}
 
     @property
     def settings(self) -> Settings:
@@ -76,53 +84,154 @@ class Probes:
         start = time.perf_counter()
         self._engine_answers()
         seconds = time.perf_counter() - start
-        engine = self._parts.engine
-        return f"{engine.model}: {engine.dimension} finite numbers per text, ready in {seconds:.1f} s"
+        engine, wanted = self._parts.engine, self.settings.embedding
+        if wanted.expect_gpu and engine.profile.kind == "cpu" and not wanted.hashing:
+            raise Fault(
+                f"{engine.model} runs on the CPU ({engine.precision_reason}), and a GPU is expected",
+                'see the lines "torch" and "gpu"; [embedding] device = "cuda" makes it an error with its reason',
+            )
+        return (
+            f"{engine.model}: {engine.dimension} finite numbers per text on {engine.profile.name}, "
+            f"{engine.precision}, path {engine.path}; ready in {seconds:.1f} s"
+        )
 
     def probe_login(self, hana: HanaSettings) -> str:
+        """Once: HANA locks users. The same user at the same place is not tried again for the store."""
         from connector.hana import HanaFeatures
 
-        section = "store.hana" if hana is self.settings.store.hana else "hana"
-        features = HanaFeatures.probe(self._parts.pool(section))
-        return f"logged in; HANA {features.version}".rstrip()
+        who = (hana.host, hana.port, hana.user, hana.userkey)
+        if who in self._refused:
+            raise self._refused[who]
+        pool = self._parts.pool(self._section(hana))
+        try:
+            with pool.session():  # without the retries of `read`
+                pass
+        except LoginRefused as error:
+            self._refused[who] = Fault(str(error), self._login_fix(hana, error.code))
+            raise self._refused[who] from None
+        except DatabaseError as error:
+            raise Fault(str(error), "the lines above say how far it came; see the message") from None
+        features = HanaFeatures.probe(pool)
+        return f"logged in; HANA {features.cloud_version or features.version or 'of unknown version'}"
+
+    def probe_clock(self, hana: HanaSettings) -> str:
+        from connector.hana import utc_now
+
+        pool = self._parts.pool(self._section(hana))
+        asked = datetime.now(UTC)
+        told = utc_now(pool)
+        answered = datetime.now(UTC)
+        ahead = (told - asked - (answered - asked) / 2).total_seconds()
+        if abs(ahead) - (answered - asked).total_seconds() / 2 > _CLOCKS_MAY_DIFFER:
+            raise Fault(
+                f"HANA's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
+                "synchronise both with NTP (here: timedatectl set-ntp true); lag and times in logs are off until then",
+            )
+        return f"HANA's clock and this machine's differ by {abs(ahead):.1f} s"
+
+    def _section(self, hana: HanaSettings) -> str:
+        return "store.hana" if hana is self.settings.store.hana else "hana"
+
+    def _login_fix(self, hana: HanaSettings, code: int) -> str:
+        section = self._section(hana)
+        prefix = "HANA_STORE" if section == "store.hana" else "HANA"
+        user = _named(hana.user)
+        if code == _LOCKED:
+            return f"an administrator runs: ALTER USER {user} RESET CONNECT ATTEMPTS; correct the password first"
+        if code == _MUST_CHANGE:
+            return (
+                f"log in as {user} with SAP's tools (hdbsql, HANA cockpit) and choose a new password, then set "
+                f"{prefix}_PASSWORD; for a technical user: ALTER USER {user} DISABLE PASSWORD LIFETIME"
+            )
+        if hana.userkey:
+            return f"hdbuserstore SET {hana.userkey} HOST:PORT USER PASSWORD with the right password"
+        return (
+            f"correct {prefix}_USER or {prefix}_PASSWORD ([{section}] user, password) before the next attempt: "
+            "it was tried once, and some more lock the user"
+        )
 
     def probe_vector_types(self) -> str:
         from connector.hana import HanaFeatures
 
         features = HanaFeatures.probe(self._parts.store_pool)
         if not features.real_vector:
-            raise Fault("this HANA has no REAL_VECTOR type", 'use [store] kind = "local"')
-        return "REAL_VECTOR" + (" and HALF_VECTOR" if features.half_vector else "")
+            raise Fault(
+                "this HANA has no REAL_VECTOR type (HANA Cloud has it from 2024.2 on, HANA 2.0 has none)",
+                'use [store] kind = "local", or [store.hana] for a HANA Cloud that keeps the vectors',
+            )
+        return (
+            f"REAL_VECTOR, {'HALF_VECTOR' if features.half_vector else 'no HALF_VECTOR (from 2025.15 on; not needed)'}"
+        )
 
     def probe_table(self, collection: CollectionSettings) -> str:
         """What a sync does first: names, types and key against the catalogue; then the right to read these columns."""
         from connector.document import Renderer
 
         spec, source = collection.spec(), self._parts.source
-        query = Renderer(spec, source.describe(spec.source), self._parts.embedder).query
-        rows = source.count(query)
-        next(iter(source.pages(query, 1)), None)
+        try:
+            query = Renderer(spec, source.describe(spec.source), self._parts.embedder).query
+            rows = source.count(query)
+            next(iter(source.pages(query, 1)), None)
+        except PermissionRefused as error:
+            raise Fault(str(error), self._grant(spec.source)) from None
+        except UnknownTable as error:
+            # HANA's catalogue hides what a user may not see.
+            raise Fault(
+                str(error),
+                f"correct [[collections]] {spec.name} source; or, if it is right: {self._grant(spec.source)}",
+            ) from None
         return f"{spec.source}: {rows} rows readable"
 
-    def probe_store(self) -> str:
-        self._store_answers()
-        if not self._parts.store_in_hana:
-            # Opens a transaction that may write, and finds nothing to do in it.
-            with suppress(UnknownCollection), self._parts.store.lease(_NO_COLLECTION, "doctor", 0):
-                pass
-            return f"the {self.settings.store.kind} store can be written"
-        self._write_to_hana(self.settings.store_schema or "")
-        return f'tables can be made and written in schema "{self.settings.store_schema}"'
+    def _grant(self, ref: TableRef) -> str:
+        from connector.hana import quote
 
-    def _write_to_hana(self, schema: str) -> None:
+        return f"GRANT SELECT ON {quote(ref.schema)}.{quote(ref.name)} TO {_named(self.settings.hana.user)}"
+
+    def probe_store(self) -> str:
+        if self._parts.store_in_hana:
+            return self._probe_store_in_hana(self.settings.store_schema or "")
+        self._store_answers()
+        # Opens a transaction that may write, and finds nothing to do in it.
+        with suppress(UnknownCollection), self._parts.store.lease(_NO_COLLECTION, "doctor", 0):
+            pass
+        return f"the {self.settings.store.kind} store can be written"
+
+    def _probe_store_in_hana(self, schema: str) -> str:
+        hana = self.settings.store_hana
+        try:
+            self._store_answers()
+            searched = self._write_to_hana(schema)
+        except UnknownTable as error:
+            raise Fault(
+                str(error), f'CREATE SCHEMA "{schema}" OWNED BY {_named(hana.user)}, or correct [store] schema'
+            ) from None
+        except PermissionRefused as error:
+            raise Fault(str(error), f'GRANT CREATE ANY ON SCHEMA "{schema}" TO {_named(hana.user)}') from None
+        return f'tables can be made and written in schema "{schema}"; {searched}'
+
+    def _write_to_hana(self, schema: str) -> str:
         """Makes a vector table of a name that no collection has, drops it, and changes no row of the state table."""
         from connector.stores.hana_tables import StateSql, VectorSql
 
         pool = self._parts.store_pool
         table = VectorSql(schema, f"OWL__DOCTOR_{secrets.token_hex(6).upper()}")
         pool.execute(table.create(3), doing=f'making a table in schema "{schema}"')
-        pool.execute(table.drop(), doing="dropping doctor's own table")
+        try:
+            pool.execute(table.create_hnsw(), doing="making an HNSW index")
+            searched = "HNSW indexes too"
+        except DatabaseError as error:
+            searched = f"no HNSW index (code {error.code}): searches stay exact"
+        finally:
+            pool.execute(table.drop(), doing="dropping doctor's own table")
         with suppress(UnknownTable):  # nothing was ever synced
             pool.execute(
                 StateSql(schema).renew_lease(), (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table"
             )
+        return searched
+
+
+def _named(user: str | None) -> str:
+    """A user as SQL takes it: a plain name is upper case in HANA, whatever it was typed as."""
+    if not user:
+        return "<USER>"
+    return user.upper() if _PLAIN_NAME.fullmatch(user) else '"' + user.replace('"', '""') + '"'

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from app.src.core.engine import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from connector.errors import ConnectorError
-from connector.hana import ConnectionOptions, HanaFeatures, HanaPool
+from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, utc_now
 from connector.model import ChangeSet, CollectionSpec, QuarantinedRow, Query, TableRef
 from connector.source import HanaSource
 from connector.stores import hana_tables
@@ -104,6 +105,7 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     store.status(spec.name)
     source.rows(Query(spec.source, ("A", "B"), ("TXT",)), [("0", 2), ("1", 3)])
     HanaFeatures.probe(pool)
+    assert abs((utc_now(pool) - datetime.now(UTC)).total_seconds()) < 60
     changed_settings(pool, schema)
     views_and_wrong_names(pool, hana, schema)
 

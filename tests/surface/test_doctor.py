@@ -1,19 +1,31 @@
-"""Doctor's own probes: network, TLS, trust store, disk, GPU; and how a failure is told."""
+"""Doctor's order, how a failure is told, its look at the machine. The network is test_doctor_network.py's matter."""
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import importlib.util
 import shutil
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from app.src import doctor
-from app.src.doctor import Fault
-from app.src.settings import CollectionSettings, HanaSettings, Settings
+from app.src.core import device
+from app.src.core.device import TorchBuild
+from app.src.core.nvml import GpuSnapshot, GpuState
+from app.src.doctor import Fault, machine
+from app.src.parts import Parts
+from app.src.probes import Probes
+from app.src.settings import ApiSettings, CollectionSettings, EmbeddingSettings, HanaSettings, Settings, proxy_variables
+from connector.errors import DatabaseError, LoginRefused, PermissionRefused, StatementFailed, UnknownTable
+from connector.hana import HanaFeatures
 
 
 class Known(Exception):
@@ -26,13 +38,17 @@ class Patient:
     expected_errors = (Known,)
 
     def __init__(self, **document: object) -> None:
-        self.settings = Settings.model_validate({"embedding": {"model": "hash:8"}} | document)
+        defaults = {"embedding": {"model": "hash:8"}, "api": {"port": 0}}
+        self.settings = Settings.model_validate(defaults | document)
 
     def probe_model(self) -> str:
         return "model"
 
     def probe_login(self, hana: HanaSettings) -> str:
         return "in"
+
+    def probe_clock(self, hana: HanaSettings) -> str:
+        return "right"
 
     def probe_vector_types(self) -> str:
         return "REAL_VECTOR"
@@ -45,9 +61,23 @@ class Patient:
 
 
 @pytest.fixture
-def listener() -> Iterator[int]:
+def plain_hana() -> Iterator[int]:
+    """A port that greets as a HANA without TLS does."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, contextlib.suppress(OSError):
+                        if len(connection.recv(14)) == 14:
+                            connection.sendall(bytes.fromhex("0414000401000000"))
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
         yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
 
 
 def closed_port() -> int:
@@ -60,15 +90,16 @@ def found(patient: Patient) -> dict[str, doctor.Check]:
     return {check.check: check for check in doctor.examine(patient)}
 
 
-def test_in_order_and_all_well(listener: int) -> None:
+def test_in_order_and_all_well(plain_hana: int) -> None:
     patient = Patient(
-        hana={"host": "127.0.0.1", "port": listener, "encrypt": False},
+        hana={"host": "127.0.0.1", "port": plain_hana, "encrypt": False},
         collections=[{"name": "a", "source": "S.T", "template": "{X}"}],
     )
-    names = [check.check for check in doctor.examine(patient) if check.ok]
-    assert names == [
-        "python", "torch", "gpu", "model", "hdbcli", "hana address", "hana dns", "hana tcp", "hana tls", "hana login",
-        "table of a", "vector types", "store writable", "disk",
+    checks = doctor.examine(patient)
+    assert [check for check in checks if not check.ok] == []
+    assert [check.check for check in checks] == [
+        "python", "torch", "gpu", "model", "proxies", "hdbcli", "hana address", "hana dns", "hana tcp", "hana tls",
+        "hana login", "hana clock", "table of a", "vector types", "store writable", "disk", "port",
     ]  # fmt: skip
     assert "plain text" in found(patient)["hana tls"].detail
 
@@ -78,66 +109,31 @@ def test_a_closed_port_stops_what_builds_on_it() -> None:
     assert not checks["hana tcp"].ok
     assert "HANA_PORT" in checks["hana tcp"].fix
     assert '"hana tcp" failed' in checks["hana tls"].detail
+    assert checks["hana tls"].skipped
+    assert not checks["hana tcp"].skipped
     assert not checks["store writable"].ok
 
 
-def test_a_name_that_does_not_resolve() -> None:
-    checks = found(Patient(hana={"host": "no-such-host.invalid"}))
-    assert "no-such-host.invalid" in checks["hana dns"].detail
-    assert checks["hana dns"].fix
-
-
-def test_two_hanas_are_checked_both(listener: int) -> None:
-    good = {"host": "127.0.0.1", "port": listener, "encrypt": False}
+def test_two_hanas_are_checked_both(plain_hana: int) -> None:
+    good = {"host": "127.0.0.1", "port": plain_hana, "encrypt": False}
     checks = found(Patient(hana=good, store={"hana": good | {"port": closed_port()}}))
     assert checks["hana login"].ok
     assert not checks["store hana tcp"].ok
+    assert "HANA_STORE_PORT" in checks["store hana tcp"].fix
     assert not checks["vector types"].ok
 
 
-def test_a_userkey_needs_no_address() -> None:
+def test_a_userkey_needs_no_address_and_a_store_of_this_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
     checks = found(Patient(hana={"userkey": "OWL"}))
-    assert checks["hana login"].ok
+    assert "hdbuserstore SET OWL" in checks["hana userkey"].fix
+    assert checks["hana login"].skipped
     assert "hana dns" not in checks
-
-
-def test_a_server_without_tls_is_told_apart(listener: int) -> None:
-    hana = HanaSettings(host="127.0.0.1", port=closed_port())
-    with pytest.raises(Fault, match="does not speak TLS") as caught:
-        doctor._tls(hana)
-    assert "encrypt = false" in caught.value.fix
-
-
-def test_a_missing_trust_store_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Fault, match="does not exist"):
-        doctor._context(HanaSettings(host="h", trust_store=str(tmp_path / "no.pem")))
-
-
-def test_validation_follows_the_settings() -> None:
-    strict, loose, any_name = (
-        doctor._context(HanaSettings(host="h", validate_certificate=validate, host_name_in_certificate=name))
-        for validate, name in [(True, None), (False, None), (True, "*")]
-    )
-    assert strict.check_hostname
-    assert loose.verify_mode == 0
-    assert not any_name.check_hostname
-    assert any_name.verify_mode == strict.verify_mode
-
-
-def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "GiB free" in doctor._disk(tmp_path / "not" / "yet")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
-    with pytest.raises(Fault, match="5 MiB"):
-        doctor._disk(tmp_path)
-
-
-def test_a_gpu_that_is_asked_for_and_missing_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_nvidia_devices", lambda: None)
-    assert "CPU is used" in found(Patient())["gpu"].detail
-    for embedding in ({"expect_gpu": True}, {"device": "cuda"}):
-        assert not found(Patient(embedding={"model": "hash:8"} | embedding))["gpu"].ok
-    monkeypatch.setattr(doctor, "_nvidia_devices", lambda: "Tesla T4; driver 580")
-    assert found(Patient(embedding={"model": "hash:8", "expect_gpu": True}))["gpu"].detail == "Tesla T4; driver 580"
+    (tmp_path / ".hdb" / "host").mkdir(parents=True)
+    (tmp_path / ".hdb" / "host" / "SSFS_HDB.DAT").write_bytes(b"x")
+    checks = found(Patient(hana={"userkey": "OWL"}))
+    assert str(tmp_path / ".hdb" / "host") in checks["hana userkey"].detail
+    assert checks["hana login"].ok
 
 
 def test_errors_are_told_with_a_fix_and_unexpected_ones_without_their_text() -> None:
@@ -154,12 +150,327 @@ def test_errors_are_told_with_a_fix_and_unexpected_ones_without_their_text() -> 
     assert "row text" not in checks["store writable"].detail
 
 
+# -------------------------------------------------------------------------------------------------------- this machine
+
+
+def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "GiB free" in machine.disk(tmp_path / "not" / "yet")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
+    with pytest.raises(Fault, match="5 MiB"):
+        machine.disk(tmp_path)
+
+
+def card(name: str = "Tesla T4", driver: str = "580.95") -> GpuSnapshot:
+    unknown: dict[str, Any] = dict.fromkeys(GpuState.__dataclass_fields__)
+    return GpuSnapshot(
+        (GpuState(**unknown | {"index": 0, "name": name, "memory_total_bytes": 15 << 30}),), driver, "13"
+    )
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, gpu: GpuSnapshot, build: TorchBuild | None) -> None:
+    monkeypatch.setattr(machine, "snapshot", lambda: gpu)
+    monkeypatch.setattr(machine, "torch_build", lambda: build)
+
+
+NONE = GpuSnapshot(reason="there is no NVIDIA driver here")
+CUDA_13, CUDA_12, CPU = TorchBuild("2.13.0", "13.0"), TorchBuild("2.10.0", "12.8"), TorchBuild("2.13.0+cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("driver", "build", "words", "fixes"),
+    [
+        ("470.223.02", CUDA_13, ["470.223.02", "too old", "CUDA 13.0", "580"], ["driver 580"]),
+        ("535.54.03", CUDA_13, ["535.54.03", "580"], ["driver 580", "torch==2.10.*"]),
+        ("470.223.02", CUDA_12, ["CUDA 12.8", "525"], ["driver 525"]),
+    ],
+)
+def test_a_driver_too_old_for_this_torch(
+    monkeypatch: pytest.MonkeyPatch, driver: str, build: TorchBuild, words: list[str], fixes: list[str]
+) -> None:
+    seen(monkeypatch, card(driver=driver), build)
+    with pytest.raises(Fault) as caught:
+        machine.torch(EmbeddingSettings())
+    assert all(word in str(caught.value) for word in words)
+    assert all(fix in caught.value.fix for fix in fixes)
+    assert ("2.10" in caught.value.fix) == ("torch==2.10.*" in fixes)
+    assert "CUDA" in machine.torch(EmbeddingSettings(device="cpu")), "no fault where the GPU is not wanted"
+
+
+def test_a_torch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen(monkeypatch, card(), CUDA_13)
+    assert machine.torch(EmbeddingSettings()) == "torch 2.13.0, built for CUDA 13.0"
+    seen(monkeypatch, NONE, CUDA_13)
+    assert "CUDA 13.0" in machine.torch(EmbeddingSettings()), "the CUDA wheel runs on a machine without a GPU"
+    seen(monkeypatch, NONE, CPU)
+    assert "for the CPU" in machine.torch(EmbeddingSettings())
+
+
+def test_gpus_and_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [EmbeddingSettings(expect_gpu=True), EmbeddingSettings(device="cuda")]
+    seen(monkeypatch, NONE, CUDA_13)
+    assert "CPU is used" in machine.gpu(EmbeddingSettings())
+    for embedding in wanted:
+        with pytest.raises(Fault, match="no NVIDIA driver"):
+            machine.gpu(embedding)
+    seen(monkeypatch, card(), CPU)
+    assert "not used" in machine.gpu(EmbeddingSettings())
+    for embedding in wanted:
+        with pytest.raises(Fault) as caught:
+            machine.gpu(embedding)
+        assert "whl/cu130" in caught.value.fix
+    seen(monkeypatch, card(), CUDA_13)
+    assert machine.gpu(wanted[0]) == "Tesla T4 (15 GiB); driver 580.95"
+
+
 def test_a_missing_package_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "hash:8 needs none" in doctor._torch(Patient().settings)
+    assert "hash:8 needs none" in machine.torch(EmbeddingSettings(model="hash:8"))
     with pytest.raises(Fault) as caught:
-        doctor._torch(Settings())
+        machine.torch(EmbeddingSettings())
     assert "[engine]" in caught.value.fix
     with pytest.raises(Fault) as caught:
-        doctor._hdbcli()
+        machine.hdbcli()
     assert "[hana]" in caught.value.fix
+
+
+def test_torch_is_read_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    version = tmp_path / "version.py"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "x.py")))
+    version.write_text("from typing import Optional\n__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\n")
+    assert device.torch_build() == CUDA_13
+    version.write_text("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
+    assert device.torch_build() == CPU
+    version.write_text("(")
+    assert device.torch_build() == TorchBuild("unknown", None)
+    version.unlink()
+    assert device.torch_build() == TorchBuild("unknown", None)
+
+
+def test_proxies_are_named_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        "HTTPS_PROXY": "http://me:canary-83@proxy:3128",
+        "no_proxy": "sap.example, 127.0.0.1",
+        "http_proxy": "",
+    }
+    assert proxy_variables(variables) == (["HTTPS_PROXY"], ["sap.example", "127.0.0.1"])
+    monkeypatch.setattr(machine, "proxy_variables", lambda: proxy_variables(variables))
+    assert "HTTPS_PROXY set" in machine.proxies()
+    assert "canary-83" not in machine.proxies()
+    assert "NO_PROXY" not in machine.proxies()
+    monkeypatch.setattr(machine, "proxy_variables", lambda: proxy_variables({"all_proxy": "x"}))
+    assert "add 127.0.0.1,localhost to NO_PROXY" in machine.proxies()
+    monkeypatch.setattr(machine, "proxy_variables", lambda: proxy_variables({}))
+    assert machine.proxies() == "none set"
+
+
+# ------------------------------------------------------------------------------------------------------------ the port
+
+
+class Web(http.server.BaseHTTPRequestHandler):
+    body = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        if self.body:
+            self.send_header("X-Request-Id", "1")
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def web(answer: bytes) -> Iterator[int]:
+    handler = type("Answering", (Web,), {"body": answer})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_the_port_of_serve() -> None:
+    assert "any free port" in machine.port(ApiSettings(port=0))
+    free = closed_port()
+    assert machine.port(ApiSettings(port=free)) == f"127.0.0.1:{free} is free"
+    with web(b'{"status": "ok", "checks": {}}') as port:
+        assert "our own service" in machine.port(ApiSettings(port=port))
+    for other in (b"", b"[]", b'{"status": 1}', b"3", b"<html>"):
+        with web(other) as port, pytest.raises(Fault, match="another web server") as caught:
+            machine.port(ApiSettings(port=port))
+        assert f"sport = :{port}" in caught.value.fix
+
+
+def test_a_port_that_cannot_be_bound() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        number = silent.getsockname()[1]
+        with pytest.raises(Fault, match="another program"):
+            machine.port(ApiSettings(port=number))
+    with pytest.raises(Fault, match="no address of this machine"):
+        machine.port(ApiSettings(host="no-such-host.invalid", port=number))
+    with pytest.raises(Fault, match="cannot be bound"):
+        machine.port(ApiSettings(host="192.0.2.1", port=number))
+
+
+# ----------------------------------------------------------------------------------- what is asked of HANA, with fakes
+
+
+class Pool:
+    """A pool whose calls fail as told; counts logins."""
+
+    def __init__(self, login: Exception | None = None, execute: Callable[[str], int] = lambda sql: 0) -> None:
+        self.login = login
+        self.logins = 0
+        self._execute = execute
+        self.sent: list[str] = []
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        self.logins += 1
+        if self.login is not None:
+            raise self.login
+        yield
+
+    def execute(self, sql: str, parameters: object = (), *, doing: str = "") -> int:
+        self.sent.append(sql)
+        return self._execute(sql)
+
+    def close(self) -> None:
+        pass
+
+
+LOGIN = {"host": "db.example", "port": 30015, "user": "tech", "password": "canary-84"}
+
+
+def probes(monkeypatch: pytest.MonkeyPatch, pool: Pool, **document: object) -> Probes:
+    settings = Settings.model_validate({"hana": LOGIN, "embedding": {"model": "hash:8"}} | document)
+    monkeypatch.setattr(Parts, "pool", lambda self, section: pool)
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures.cloud())
+    return Probes(Parts(settings))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (10, ["HANA_PASSWORD", "tried once", "lock"]),
+        (416, ["ALTER USER TECH RESET CONNECT ATTEMPTS"]),
+        (414, ["new password", "ALTER USER TECH DISABLE PASSWORD LIFETIME"]),
+    ],
+)
+def test_each_refused_login_has_its_own_fix(monkeypatch: pytest.MonkeyPatch, code: int, words: list[str]) -> None:
+    pool = Pool(LoginRefused("login refused", code=code))
+    examined = probes(monkeypatch, pool, store={"hana": LOGIN})
+    for hana in (examined.settings.hana, examined.settings.store_hana):
+        with pytest.raises(Fault, match="login refused") as caught:
+            examined.probe_login(hana)
+        assert all(word in caught.value.fix for word in words), caught.value.fix
+        assert "canary-84" not in caught.value.fix
+    assert pool.logins == 1, "the same user at the same place is not tried twice"
+
+
+def test_a_login_with_a_key_names_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(LoginRefused("login refused", code=10))
+    examined = probes(monkeypatch, pool, hana={"userkey": "OWL"})
+    with pytest.raises(Fault) as caught:
+        examined.probe_login(examined.settings.hana)
+    assert "hdbuserstore SET OWL" in caught.value.fix
+
+
+@pytest.mark.parametrize(("seconds", "side"), [(90, "ahead of"), (-8, "behind"), (2, None), (-3, None)])
+def test_clocks(monkeypatch: pytest.MonkeyPatch, seconds: int, side: str | None) -> None:
+    monkeypatch.setattr("connector.hana.utc_now", lambda pool: datetime.now(UTC) + timedelta(seconds=seconds))
+    examined = probes(monkeypatch, Pool())
+    if side is None:
+        assert f"{abs(seconds)}.0 s" in examined.probe_clock(examined.settings.hana)
+    else:
+        with pytest.raises(Fault, match=f"{abs(seconds)} s {side}") as caught:
+            examined.probe_clock(examined.settings.hana)
+        assert "NTP" in caught.value.fix
+
+
+def test_a_hana_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = probes(monkeypatch, Pool())
+    assert examined.probe_vector_types() == "REAL_VECTOR, HALF_VECTOR"
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures.cloud("2024.2.0"))
+    assert "no HALF_VECTOR" in examined.probe_vector_types()
+    monkeypatch.setattr(HanaFeatures, "probe", lambda pool: HanaFeatures.on_premise())
+    with pytest.raises(Fault, match="no REAL_VECTOR") as caught:
+        examined.probe_vector_types()
+    assert 'kind = "local"' in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (PermissionRefused("no SELECT (code 258)", code=258), 'GRANT SELECT ON "S"."/BIC/T" TO TECH'),
+        (
+            UnknownTable("there is no table"),
+            'correct [[collections]] a source; or, if it is right: GRANT SELECT ON "S"',
+        ),
+    ],
+)
+def test_a_table_that_may_not_be_read_names_the_grant(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, fix: str
+) -> None:
+    def describe(ref: object) -> object:
+        raise error
+
+    collection = {"name": "a", "source": "S./BIC/T", "template": "{X}"}
+    examined = probes(monkeypatch, Pool(), collections=[collection])
+    monkeypatch.setattr(Parts, "source", SimpleNamespace(describe=describe))
+    with pytest.raises(Fault) as caught:
+        examined.probe_table(examined.settings.collections[0])
+    assert caught.value.fix.startswith(fix)
+
+
+def refusing(word: str, error: DatabaseError) -> Callable[[str], int]:
+    def execute(sql: str) -> int:
+        if sql.startswith(word):
+            raise error
+        return 0
+
+    return execute
+
+
+def test_a_schema_without_the_right_to_create(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = refusing("CREATE TABLE", PermissionRefused("code 258", code=258))
+    refused_column = refusing("CREATE COLUMN TABLE", PermissionRefused("code 258", code=258))
+    pool = Pool(execute=lambda sql: refused(sql) + refused_column(sql))
+    examined = probes(monkeypatch, pool, store={"schema": "VECTORS"})
+    monkeypatch.setattr(Probes, "_store_answers", lambda self: None)
+    with pytest.raises(Fault) as caught:
+        examined.probe_store()
+    assert caught.value.fix == 'GRANT CREATE ANY ON SCHEMA "VECTORS" TO TECH'
+
+
+def test_a_schema_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(self: Probes) -> None:
+        raise UnknownTable("the schema does not exist")
+
+    examined = probes(monkeypatch, Pool(), store={"schema": "VECTORS"}, hana=LOGIN | {"user": 'o"dd'})
+    monkeypatch.setattr(Probes, "_store_answers", absent)
+    with pytest.raises(Fault) as caught:
+        examined.probe_store()
+    assert caught.value.fix.startswith('CREATE SCHEMA "VECTORS" OWNED BY "o""dd"')
+
+
+def test_without_hnsw_the_store_still_works_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(execute=refusing("CREATE HNSW", StatementFailed("feature not supported", code=7)))
+    examined = probes(monkeypatch, pool, store={"schema": "VECTORS"})
+    monkeypatch.setattr(Probes, "_store_answers", lambda self: None)
+    assert "no HNSW index (code 7)" in examined.probe_store()
+    assert [sql.split()[0] for sql in pool.sent] == ["CREATE", "CREATE", "DROP", "UPDATE"]
+
+
+def test_a_model_on_the_cpu_where_a_gpu_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = probes(monkeypatch, Pool())
+    detail = examined.probe_model()
+    assert "8 finite numbers" in detail
+    assert "path hashing" in detail
+    embedding = examined.settings.embedding.model_copy(update={"model": "own", "expect_gpu": True})
+    examined._parts.settings = examined.settings.model_copy(update={"embedding": embedding})
+    with pytest.raises(Fault, match="runs on the CPU"):
+        examined.probe_model()

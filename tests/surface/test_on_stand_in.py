@@ -15,10 +15,12 @@ import pytest
 
 from app.src.service import Service
 from app.src.settings import Settings
+from tests.adversity.proxy import AUTHENTICATE, CONNECT, Proxy
 
 dbapi = pytest.importorskip("hdbcli.dbapi")
 
 ROOT = Path(__file__).parents[2]
+STORE = {"HANA_HOST", "HANA_PORT", "HANA_USER", "HANA_PASSWORD", "HANA_ENCRYPT"}
 MATERIALS = """
 [[collections]]
 name = "materials"
@@ -349,6 +351,8 @@ def test_doctor_on_a_system_that_is_well(cli: Cli, tmp_path: Path, hana: dict[st
     assert "rows readable" in checks["table of materials"]
     assert "REAL_VECTOR" in checks["vector types"]
     assert "VECTORS" in checks["store writable"]
+    assert "HNSW indexes too" in checks["store writable"]
+    assert "differ by 0." in checks["hana clock"]
     assert cli("sync", "materials", **hana).code == 0
     assert cli("doctor", **hana).code == 0, "with the state table there"
 
@@ -370,11 +374,22 @@ def test_doctor_checks_the_columns_of_a_table(cli: Cli, tmp_path: Path, hana: di
     assert "MAKTX" in check["detail"]
 
 
-def test_doctor_stops_at_a_wrong_password(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+@pytest.mark.covers("doctor", errors=True)
+@pytest.mark.parametrize("two_sections", [False, True])
+def test_doctor_tries_a_wrong_password_once(cli: Cli, tmp_path: Path, hana: dict[str, str], two_sections: bool) -> None:
+    """Over all checks of the run, and for a store at the same place with the same user too. A proxy counts."""
     configure(tmp_path)
-    run = cli("doctor", "--json", **hana | {"HANA_PASSWORD": "wrong"})
+    with Proxy(int(hana["HANA_PORT"])) as proxy:
+        wrong = hana | {"HANA_PORT": str(proxy.port), "HANA_PASSWORD": "canary-86"}
+        if two_sections:
+            wrong |= {name.replace("HANA_", "HANA_STORE_"): text for name, text in wrong.items() if name in STORE}
+        run = cli("doctor", "--json", **wrong)
+        assert (proxy.requests[AUTHENTICATE], proxy.requests[CONNECT]) == (1, 1)
+    assert "canary-86" not in run.out + run.err
     checks = {check["check"]: check for check in run.json}
     assert run.code == 1
     assert checks["hana tcp"]["ok"]
     assert "login refused" in checks["hana login"]["detail"]
+    assert "HANA_PASSWORD" in checks["hana login"]["fix"]
+    assert ("store hana login" in checks) == two_sections
     assert '"hana login" failed' in checks["table of materials"]["detail"]

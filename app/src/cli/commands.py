@@ -248,7 +248,9 @@ def doctor(ctx: typer.Context, json: JsonFlag = False) -> int:
     if json:
         output.write_json(records)
     else:
-        rows = [check.as_dict() | {"ok": "ok" if check.ok else "FAILED"} for check in checks]
+        rows = [
+            check.as_dict() | {"ok": "ok" if check.ok else "skipped" if check.skipped else "FAILED"} for check in checks
+        ]
         output.table("Doctor", rows, ("ok", "check", "detail", "fix"), records=records)
     return OK if all(check.ok for check in checks) else FAILED
 

@@ -6,8 +6,11 @@ never imports torch; only `detect` and `allow_tf32` do.
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 Kind = Literal["cpu", "cuda"]
@@ -262,6 +265,33 @@ def _cpu_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """`cuda`: the version that it was built for; None for a build for the CPU (or another maker's cards)."""
+
+    version: str
+    cuda: str | None
+
+
+def torch_build() -> TorchBuild | None:
+    """The torch that is installed, read from its `version.py` without importing it, which takes seconds and fails where
+    a CUDA library is missing. None when there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        tree = ast.parse((Path(spec.origin).parent / "version.py").read_text(encoding="utf-8"))
+    except (OSError, SyntaxError):
+        return TorchBuild("unknown", None)
+    values: dict[str, object] = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and isinstance(value := getattr(node, "value", None), ast.Constant):
+            values[target.id] = value.value
+    cuda = values.get("cuda")
+    return TorchBuild(str(values.get("__version__", "unknown")), cuda if isinstance(cuda, str) else None)
 
 
 def allow_tf32(profile: DeviceProfile, precision: Precision) -> bool:

@@ -11,7 +11,7 @@ from app.src.settings.model import (
     StoreSettings,
     SyncSettings,
 )
-from app.src.settings.sources import Loaded, SettingsError, load, no_collections, show
+from app.src.settings.sources import Loaded, SettingsError, load, no_collections, proxy_variables, show
 
 __all__ = [
     "ApiSettings",
@@ -25,5 +25,6 @@ __all__ = [
     "SyncSettings",
     "load",
     "no_collections",
+    "proxy_variables",
     "show",
 ]

@@ -78,6 +78,17 @@ def no_collections(file: Path | None) -> str:
 # ---------------------------------------------------------------------------------------------------- where it stands
 
 
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+def proxy_variables(environ: Mapping[str, str] | None = None) -> tuple[list[str], list[str]]:
+    """The proxy variables that are set (names: their values may hold passwords), and the hosts that NO_PROXY spares."""
+    actual = os.environ if environ is None else environ  # noqa: TID251 - as in _environment
+    names = [name for name in (*_PROXIES, *map(str.lower, _PROXIES)) if actual.get(name)]
+    spared = actual.get("NO_PROXY") or actual.get("no_proxy") or ""
+    return names, [host.strip() for host in spared.split(",") if host.strip()]
+
+
 def _environment(environ: Mapping[str, str] | None, folder: Path) -> dict[str, tuple[str, str]]:
     """Name -> (text, origin). The environment beats .env; an empty variable counts as unset (compose passes those)."""
     merged: dict[str, tuple[str, str]] = {}
