@@ -22,6 +22,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("/health/ready", "GET", None),
     ("/metrics", "GET", None),
     ("/v1/info", "GET", None),
+    ("/v1/gpu", "GET", None),
     ("/embed", "POST", {"inputs": "a"}),
     ("/v1/collections", "GET", None),
     ("/v1/collections/materials", "GET", None),
@@ -70,6 +71,7 @@ def post(client: Client, route: str, text: str | bytes, kind: str = "application
 # -------------------------------------------------------------------------------------------------- methods and bodies
 
 
+@pytest.mark.covers("GET /health/live", "GET /metrics", "GET /v1/jobs", errors=True)
 def test_methods_that_a_route_does_not_have(client: Client) -> None:
     for route, allowed, _ in ROUTES:
         for method in {"GET", "POST", "PUT", "DELETE", "PATCH"} - {allowed}:
@@ -189,6 +191,7 @@ def test_a_large_body_is_refused_before_it_is_sent(client: Client, length: str) 
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.covers("POST /embed", errors=True)
 @pytest.mark.parametrize(
     ("inputs", "status", "words"),
     [
@@ -225,6 +228,7 @@ def test_characters_of_a_query(client: Client, size: int, status: int) -> None:
     assert status == 200 or "query[0]" in problem(response, 413)["detail"] or "query" in response.json()["detail"]
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.parametrize(("size", "status"), [(63, 422), (64, 200), (65, 422), (0, 422), (1, 422)])
 def test_numbers_of_a_vector(client: Client, size: int, status: int) -> None:
     response = client.post(SEARCH, json={"vector": [0.5] * size})
@@ -291,6 +295,7 @@ def test_request_ids_differ(client: Client) -> None:
     assert len({client.get("/health/live").headers["x-request-id"] for _ in range(20)}) == 20
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search", "POST /embed", errors=True)
 @pytest.mark.parametrize(
     ("error", "status"),
     [

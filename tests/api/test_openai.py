@@ -19,7 +19,6 @@ from app.src.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
 
 ROUTE = "/v1/embeddings"
-pytestmark = pytest.mark.covers("POST /v1/embeddings")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +56,7 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- the official client
 
 
+@pytest.mark.covers("POST /v1/embeddings")
 @pytest.mark.parametrize("form", [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}], ids=str)
 def test_the_client_gets_our_vectors_in_order(official: openai.OpenAI, service: Service, form: dict[str, Any]) -> None:
     """Without a form the client asks for base64 and decodes it; with base64 named it hands it over as it came."""
@@ -83,6 +83,7 @@ def test_one_text_and_the_model_s_own_length(official: openai.OpenAI) -> None:
     assert np.linalg.norm(item.embedding) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.covers("POST /v1/embeddings")
 def test_the_asynchronous_client(client: httpx.Client, service: Service) -> None:
     async def several() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as official:
@@ -192,6 +193,7 @@ def test_names_of_models(
         assert refusal(response, 404)["code"] == "model_not_found"
 
 
+@pytest.mark.covers("POST /v1/embeddings")
 def test_without_a_model_there_is_one(client: httpx.Client) -> None:
     assert client.post(ROUTE, json={"input": "a"}).json()["model"] == "hash:64"
 
@@ -244,6 +246,7 @@ def test_a_chunked_body_that_grows_too_large(client: httpx.Client) -> None:
     assert "api.max_body_bytes" in refusal(client.post(ROUTE, content=chunks()), 413)["message"]
 
 
+@pytest.mark.covers("POST /v1/embeddings")
 def test_a_model_that_was_trained_to_be_cut(
     client: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,16 +44,19 @@ def finished(client: Client, job: str) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- health
 
 
+@pytest.mark.covers("GET /health/live")
 def test_live(client: Client) -> None:
     assert client.get("/health/live").json() == {"status": "ok", "checks": {}}
 
 
+@pytest.mark.covers("GET /health/ready")
 def test_ready(client: Client) -> None:
     response = client.get("/health/ready")
     assert response.status_code == 200
     assert response.json() == {"status": "ok", "checks": {"engine": True, "store": True}}
 
 
+@pytest.mark.covers("GET /health/ready", "GET /v1/collections", errors=True)
 def test_not_ready_while_the_store_is_away(client: Client, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(collection: str) -> CollectionStatus | None:
         raise Unavailable("HANA is down for maintenance")
@@ -68,6 +71,7 @@ def test_not_ready_while_the_store_is_away(client: Client, service: Service, mon
     assert client.get("/health/live").status_code == 200
 
 
+@pytest.mark.covers("GET /health/ready", errors=True)
 def test_not_ready_without_a_model(client: Client, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(texts: list[str]) -> np.ndarray:
         raise RuntimeError("secret detail")
@@ -100,6 +104,7 @@ def test_live_answers_while_the_engine_is_busy(
     assert answers == [200]
 
 
+@pytest.mark.covers("GET /v1/info")
 def test_info(client: Client) -> None:
     info = client.get("/v1/info").json()
     assert (info["model"], info["dimension"], info["device"]["kind"]) == ("hash:64", 64, "cpu")
@@ -136,6 +141,7 @@ def test_openapi_lists_the_routes(client: Client) -> None:
 # --------------------------------------------------------------------------------------------------------------- embed
 
 
+@pytest.mark.covers("POST /embed")
 def test_embed_always_gives_a_list(client: Client, service: Service) -> None:
     expected = service.engine.embed(["steel"])
     one = client.post("/embed", json={"inputs": "steel"}).json()
@@ -144,6 +150,7 @@ def test_embed_always_gives_a_list(client: Client, service: Service) -> None:
     np.testing.assert_allclose(two[1], expected[0], atol=1e-7)
 
 
+@pytest.mark.covers("POST /embed")
 def test_embed_raw(client: Client, service: Service) -> None:
     response = client.post("/embed", json={"inputs": ["a", "b"]}, headers={"Accept": "application/octet-stream"})
     assert response.headers["content-type"] == "application/octet-stream"
@@ -156,6 +163,7 @@ def test_embed_without_normalising(client: Client, service: Service) -> None:
     np.testing.assert_allclose(vector, service.engine.embed(["steel oil pump"], normalize=False), rtol=1e-6)
 
 
+@pytest.mark.covers("POST /embed", errors=True)
 def test_embed_refuses_what_it_would_cut(client: Client, service: Service) -> None:
     long = "word " * (service.engine.max_tokens + 1)
     detail = problem(client.post("/embed", json={"inputs": ["a", long]}), 422)["detail"]
@@ -164,6 +172,7 @@ def test_embed_refuses_what_it_would_cut(client: Client, service: Service) -> No
     assert client.post("/embed", json={"inputs": long, "truncate": True}).status_code == 200
 
 
+@pytest.mark.covers("POST /embed", errors=True)
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -206,6 +215,8 @@ def test_a_large_body_is_refused_by_its_length_and_while_it_comes(client: Client
 # --------------------------------------------------------------------------------------------------------- collections
 
 
+@pytest.mark.covers("GET /v1/collections", "GET /v1/collections/{name}")
+@pytest.mark.covers("GET /v1/collections/{name}", errors=True)
 def test_collections(client: Client, synced: Service) -> None:
     materials, never = client.get("/v1/collections").json()
     assert (materials["collection"], materials["rows"], materials["dimension"]) == ("materials", 4, 64)
@@ -215,6 +226,7 @@ def test_collections(client: Client, synced: Service) -> None:
     assert 'did you mean "materials"' in problem(client.get("/v1/collections/material"), 404)["detail"]
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_search_by_text(client: Client, synced: Service) -> None:
     answer = client.post("/v1/collections/materials/search", json={"query": "gearbox bearing", "k": 2}).json()
     assert answer["hits"][0]["key"] == {"MATNR": "1"}
@@ -226,6 +238,7 @@ def test_search_by_text(client: Client, synced: Service) -> None:
     assert set(answer["took_ms"]) == {"embed", "store"}
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_search_by_vector_of_any_length(client: Client, synced: Service) -> None:
     vector = (synced.engine.embed(["hydraulic oil pump"])[0] * 7).tolist()
     hits = client.post("/v1/collections/materials/search", json={"vector": vector, "k": 1}).json()["hits"]
@@ -233,12 +246,14 @@ def test_search_by_vector_of_any_length(client: Client, synced: Service) -> None
     assert hits[0]["score"] == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_search_with_a_filter(client: Client, synced: Service) -> None:
     body = {"query": "gearbox", "filter": {"MTART": "ROH"}}
     hits = client.post("/v1/collections/materials/search", json=body).json()["hits"]
     assert {hit["key"]["MATNR"] for hit in hits} == {"3", "4"}
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -267,6 +282,7 @@ def test_search_refuses(client: Client, synced: Service, body: str, words: str) 
     assert words in problem(response, 422)["detail"]
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_search_before_the_first_sync(client: Client) -> None:
     detail = problem(client.post("/v1/collections/never/search", json={"query": "a"}), 404)["detail"]
     assert "owl-sap sync never" in detail
@@ -275,6 +291,7 @@ def test_search_before_the_first_sync(client: Client) -> None:
 # ---------------------------------------------------------------------------------------------------------------- jobs
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/jobs", "GET /v1/jobs/{job_id}")
 def test_a_sync_runs_as_a_job(client: Client) -> None:
     started = client.post("/v1/collections/materials/sync")
     assert started.status_code == 202
@@ -286,6 +303,7 @@ def test_a_sync_runs_as_a_job(client: Client) -> None:
     assert client.get("/v1/collections/materials").json()["rows"] == 4
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/sync", errors=True)
 def test_one_sync_of_a_collection_at_a_time(client: Client, source: Any) -> None:
     source.gate.clear()
     first = client.post("/v1/collections/materials/sync").json()["job"]
@@ -296,6 +314,7 @@ def test_one_sync_of_a_collection_at_a_time(client: Client, source: Any) -> None
     assert client.post("/v1/collections/materials/sync").status_code == 202
 
 
+@pytest.mark.covers("GET /v1/jobs/{job_id}", errors=True)
 def test_a_failed_sync_says_why(client: Client, source: Any) -> None:
     source.failure = ConnectionLost("reading S.MARA: the session is gone", code=-10807)
     job = finished(client, client.post("/v1/collections/materials/sync").json()["job"])
@@ -303,6 +322,7 @@ def test_a_failed_sync_says_why(client: Client, source: Any) -> None:
     assert 'owl_sap_hana_errors_total{code="-10807"} 1.0' in client.get("/metrics").text
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/jobs/{job_id}", errors=True)
 def test_sync_and_jobs_that_do_not_exist(client: Client) -> None:
     problem(client.post("/v1/collections/nope/sync"), 404)
     problem(client.get("/v1/jobs/nope"), 404)
@@ -317,6 +337,7 @@ def test_routing_errors_are_problems_too(client: Client) -> None:
     problem(client.get("/embed"), 405)
 
 
+@pytest.mark.covers("GET /v1/info", errors=True)
 def test_an_unexpected_error_shows_nothing_of_itself(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,6 +359,7 @@ def test_the_callers_request_id_is_kept_when_it_is_harmless(client: Client) -> N
     assert len(odd) == 32
 
 
+@pytest.mark.covers("GET /metrics")
 def test_metrics(client: Client, synced: Service) -> None:
     client.post("/v1/collections/materials/search", json={"query": "steel"})
     client.get("/nope/at/all")

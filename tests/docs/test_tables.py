@@ -6,10 +6,7 @@ OWL_WRITE_DOCS=1 ./scripts/test tests/docs/test_tables.py
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
@@ -21,8 +18,7 @@ from app.src.core.device import CARDS, PRECISIONS, DeviceProfile, choose_precisi
 from app.src.metrics import Metrics
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.docs.sections import check_section
 
 
 def settings_table() -> str:
@@ -104,15 +100,6 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
 @pytest.mark.parametrize("name", TABLES)
 def test_table_is_what_the_code_declares(name: str) -> None:
     file, make = TABLES[name]
-    path, wanted = ROOT / file, make()
+    wanted = make()
     assert len(wanted.splitlines()) > 5
-    section = re.compile(rf"(<!-- {name}: begin -->\n)(.*?)(<!-- {name}: end -->)", re.S)
-    text = path.read_text(encoding="utf-8")
-    if os.environ.get("OWL_WRITE_DOCS"):
-        text = section.sub(lambda match: f"{match[1]}{wanted}\n{match[3]}", text)
-        path.write_text(text, encoding="utf-8")
-    found = section.search(text)
-    assert found, f"{file} has no section {name}"
-    assert found[2].strip() == wanted, (
-        f"{file} is out of date; write it: OWL_WRITE_DOCS=1 ./scripts/test tests/docs/test_tables.py"
-    )
+    check_section(file, name, wanted, "tests/docs/test_tables.py")

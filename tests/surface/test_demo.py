@@ -72,6 +72,7 @@ def test_the_stand_in_ends_when_it_is_told_to(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
+@pytest.mark.covers("demo")
 def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
     before = time.monotonic()
     process = subprocess.Popen(

@@ -1,0 +1,59 @@
+"""Refusals of verbs that have no other test of them, and doctor beside a service that runs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.surface.conftest import Cli, environment
+
+LOCAL = {"OWL_SAP_EMBEDDING__MODEL": "hash:16", "OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": "vectors"}
+
+
+@pytest.mark.covers("emulator", errors=True)
+def test_a_stand_in_on_a_taken_port(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        run = cli("emulator", "--port", port)
+    assert (run.code, run.out) == (2, "")
+    assert len(run.err.strip().splitlines()) == 1
+    assert port in run.err
+
+
+@pytest.mark.covers("config show", errors=True)
+def test_settings_that_cannot_be_shown(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "owl-sap.toml").write_text("[hana]\nport = 'canary-87'\n")
+    run = cli("config", "show", "--json")
+    assert (run.code, run.out) == (2, "")
+    assert "hana.port" in run.err
+    assert "canary-87" not in run.err
+
+
+@pytest.mark.covers("doctor")
+def test_doctor_beside_our_own_service_and_beside_another(cli: Cli, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "serve", "--port", "0"],
+        cwd=tmp_path,
+        env=environment(**LOCAL),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            port = json.loads(process.stdout.readline())["url"].rpartition(":")[2]
+            run = cli("doctor", "--json", OWL_SAP_API__PORT=port, **LOCAL)
+        finally:
+            process.terminate()
+    assert run.code == 0, run.out
+    assert "our own service answers" in run.json[-1]["detail"]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        run = cli("doctor", "--json", OWL_SAP_API__PORT=str(other.getsockname()[1]), **LOCAL)
+    assert run.code == 1
+    assert (run.json[-1]["check"], run.json[-1]["ok"]) == ("port", False)
+    assert "OWL_SAP_API__PORT" in run.json[-1]["fix"]
