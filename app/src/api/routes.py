@@ -63,7 +63,7 @@ def _add_engine(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/v1/gpu", response_model=schemas.GpuBody)
     async def gpu() -> Response:
         """What NVIDIA's driver says of its cards now; without one an empty list and the reason."""
-        return Json(await desk.probe(desk.service.gpu))
+        return Json(await desk.run(desk.service.gpu))
 
     @routes.post("/embed", response_model=list[list[float]])
     async def embed(body: schemas.EmbedRequest, accept: Annotated[str, Header()] = "*/*") -> Response:
