@@ -197,37 +197,48 @@ class Probes:
         return f"the {self.settings.store.kind} store can be written"
 
     def _probe_store_in_hana(self, schema: str) -> str:
-        hana = self.settings.store_hana
+        user = _named(self.settings.store_hana.user)
+        on_schema = f'ON SCHEMA "{schema}" TO {user}'
         try:
             self._store_answers()
-            searched = self._write_to_hana(schema)
+            searched = self._make_a_table(schema)
         except UnknownTable as error:
+            # HANA hides a schema from users without a right in it.
             raise Fault(
-                str(error), f'CREATE SCHEMA "{schema}" OWNED BY {_named(hana.user)}, or correct [store] schema'
+                str(error),
+                f'CREATE SCHEMA "{schema}" OWNED BY {user}; if it exists: GRANT CREATE ANY {on_schema}; '
+                "or correct [store] schema",
             ) from None
         except PermissionRefused as error:
-            raise Fault(str(error), f'GRANT CREATE ANY ON SCHEMA "{schema}" TO {_named(hana.user)}') from None
+            raise Fault(str(error), f"GRANT CREATE ANY {on_schema}") from None
+        try:
+            self._write_to_state(schema)
+        except PermissionRefused as error:
+            raise Fault(str(error), f"GRANT SELECT, INSERT, UPDATE, DELETE {on_schema}") from None
         return f'tables can be made and written in schema "{schema}"; {searched}'
 
-    def _write_to_hana(self, schema: str) -> str:
-        """Makes a vector table of a name that no collection has, drops it, and changes no row of the state table."""
-        from connector.stores.hana_tables import StateSql, VectorSql
+    def _make_a_table(self, schema: str) -> str:
+        """A vector table of a name that no collection has, dropped at once. Says whether it took an HNSW index."""
+        from connector.stores.hana_tables import VectorSql
 
         pool = self._parts.store_pool
         table = VectorSql(schema, f"OWL__DOCTOR_{secrets.token_hex(6).upper()}")
         pool.execute(table.create(3), doing=f'making a table in schema "{schema}"')
         try:
             pool.execute(table.create_hnsw(), doing="making an HNSW index")
-            searched = "HNSW indexes too"
+            return "HNSW indexes too"
         except DatabaseError as error:
-            searched = f"no HNSW index (code {error.code}): searches stay exact"
+            return f"no HNSW index (code {error.code}): searches stay exact"
         finally:
             pool.execute(table.drop(), doing="dropping doctor's own table")
+
+    def _write_to_state(self, schema: str) -> None:
+        """Changes no row."""
+        from connector.stores.hana_tables import StateSql
+
+        renew = StateSql(schema).renew_lease()
         with suppress(UnknownTable):  # nothing was ever synced
-            pool.execute(
-                StateSql(schema).renew_lease(), (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table"
-            )
-        return searched
+            self._parts.store_pool.execute(renew, (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table")
 
 
 def _named(user: str | None) -> str:

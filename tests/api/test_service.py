@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import NonFinite
+from app.src.doctor import Fault
 from app.src.parts import EngineEmbedder
 from app.src.service import Service, SyncRequest, unit_vector
 from app.src.settings import Settings
@@ -262,8 +263,9 @@ def test_doctor_reads_the_columns_a_sync_would_read(
     with pytest.raises(UnknownColumn, match="MAKTXX"):
         service.probes.probe_table(materials.model_copy(update={"template": "{MAKTXX}"}))
     source.failure = UnknownTable("there is no table S.MARA")
-    with pytest.raises(UnknownTable):
+    with pytest.raises(Fault, match=r"no table S\.MARA") as caught:
         service.probes.probe_table(materials)
+    assert 'GRANT SELECT ON "S"."MARA"' in caught.value.fix
 
 
 def test_doctor_finds_a_local_store_that_takes_no_writes(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,15 +305,19 @@ class Refusing:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize(("refuses", "words"), [("CREATE", 'schema "VECTORS"'), ("UPDATE", "state table")])
-def test_doctor_finds_a_hana_that_takes_no_writes(refuses: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("refuses", "words", "grant"),
+    [("CREATE", 'schema "VECTORS"', "GRANT CREATE ANY"), ("UPDATE", "state table", "GRANT SELECT, INSERT, UPDATE")],
+)
+def test_doctor_finds_a_hana_that_takes_no_writes(refuses: str, words: str, grant: str) -> None:
     document = {"hana": HANA | {"host": "a"}, "store": {"schema": "VECTORS"}, "embedding": {"model": "hash:8"}}
     service = Service(Settings.model_validate(document))
     pool = Refusing(refuses)
     service.parts._parts["pool hana"] = pool
-    with pytest.raises(PermissionRefused, match=words):
+    with pytest.raises(Fault, match=words) as caught:
         service.probes.probe_store()
-    created = [sql for sql in pool.sent if sql.startswith("CREATE")]
+    assert caught.value.fix.startswith(grant)
+    created = [sql for sql in pool.sent if sql.startswith("CREATE") and " HNSW " not in sql]
     assert len(created) == 1
     assert (f"DROP TABLE {created[0].split()[3]}" in pool.sent) == (refuses != "CREATE")
     service.close()
