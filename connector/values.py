@@ -110,9 +110,9 @@ def clean(text: str) -> str:
 
 
 def _character_formatter(column: Column) -> Formatter:
-    if _is_dats(column):
+    if is_dats(column):
         return lambda value: _convention(value, _dats)
-    if _is_tims(column):
+    if is_tims(column):
         return lambda value: _convention(value, _tims)
     if column.length and not _ZEROS_COUNT.search(f"{column.name} {column.comment}"):
         known, full = column.name in _ALPHA_NAMES, max(column.length, _SHORTEST_NUMC)
@@ -151,13 +151,15 @@ def _finite(value: float) -> float:
 # ------------------------------------------------------------------------------------------------- dates and times
 
 
-def _is_dats(column: Column) -> bool:
+def is_dats(column: Column) -> bool:
+    """For a character column: could this be ABAP's DATS, YYYYMMDD?"""
     return column.length == 8 and (
         column.name in _DATE_NAMES or bool(_DATE_NAME.search(column.name) or _DATE_COMMENT.search(column.comment))
     )
 
 
-def _is_tims(column: Column) -> bool:
+def is_tims(column: Column) -> bool:
+    """For a character column: could this be ABAP's TIMS, HHMMSS?"""
     return column.length == 6 and (
         column.name in _TIME_NAMES or bool(_TIME_NAME.search(column.name) or _TIME_COMMENT.search(column.comment))
     )
@@ -242,9 +244,9 @@ def scalar(column: Column) -> Callable[[Any], Scalar]:
     """How values of this column stand in metadata: integers, finite floats and booleans as they are, DECIMAL as plain
     decimal text, dates and times ISO, bytes as hexadecimal text. The function raises ValueError for NaN."""
     if column.type_name in CHARACTER_TYPES:
-        if _is_dats(column):
+        if is_dats(column):
             return lambda value: _convention_or_none(value, _dats)
-        if _is_tims(column):
+        if is_tims(column):
             return lambda value: _convention_or_none(value, _tims)
     return canonical
 

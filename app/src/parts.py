@@ -5,7 +5,8 @@ engine as the connector wants it. Knows no operation on them, no HTTP and no ter
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,6 +86,25 @@ class Parts:
     @property
     def store(self) -> VectorStore:
         return self._part("store", self._open_store)
+
+    @contextmanager
+    def store_to_read(self) -> Iterator[VectorStore | None]:
+        """The store, for looking only: nothing is created or migrated. None where there is no store yet."""
+        wanted = self.settings.store
+        if "store" in self._parts or wanted.kind == "hana":
+            yield self.store
+            return
+        from connector.stores.local import FILE, LocalStore
+
+        folder = wanted.path or Path()
+        if not (folder / FILE).exists():
+            yield None
+            return
+        store = LocalStore(folder, names=self._metadata_names(), read_only=True)
+        try:
+            yield store
+        finally:
+            store.close()
 
     def pool(self, section: str) -> HanaPool:
         """Connections to the HANA of `[section]`: "hana" or "store.hana"."""

@@ -1,5 +1,5 @@
-"""The joint of the two halves: what every surface offers, done with the parts: embed, search, sync, verify, status,
-readiness, doctor. Knows no HTTP and no terminal, and not how parts are made.
+"""The joint of the two halves: what every surface offers, done with the parts: embed, search, sync, plan, verify,
+status, readiness, doctor. Knows no HTTP and no terminal, and not how parts are made.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src import doctor
+from app.src.discovery import Discovery
 from app.src.jobs import Job, Jobs
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
@@ -44,6 +45,7 @@ from connector.model import (
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
+    from connector.plan import Plan
     from connector.sync import SyncReport
     from connector.verify import VerifyReport
 
@@ -111,6 +113,7 @@ class Service:
         self.parts = Parts(settings, source=source, store=store)
         self.jobs = Jobs(settings.api.job_workers, self.parts.expected_errors)
         self.probes = Probes(self.parts)
+        self.discovery = Discovery(self.parts)
         self._known: dict[str, tuple[float, CollectionStatus]] = {}
 
     @property
@@ -210,6 +213,16 @@ class Service:
         """Sync in the background. Raises UnknownCollection, JobRunning."""
         self.spec(name)
         return self.jobs.start(name, lambda job: self.sync(name, request, _JobProgress(job), job.stopping).as_dict())
+
+    def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
+        """What a sync would do; writes nothing. Raises as a sync would before it writes."""
+        from connector.plan import PlanOptions
+
+        wanted = self.settings.sync
+        options = PlanOptions(wanted.page_rows, wanted.max_deletes, samples)
+        if not estimate:
+            options = replace(options, measure_seconds=None)
+        return self.discovery.plan(self.spec(name), options, observer)
 
     def verify(self, name: str, *, repair: bool = False) -> VerifyReport:
         from connector.sync import Ends, SyncOptions

@@ -76,7 +76,7 @@ class LocalStore:
 
     Memory: 4 bytes x dimension a chunk for every collection searched, in each process (1.5 GB for a million chunks of
     384 dimensions). `names`: per collection, source column to metadata name where they differ, for filters.
-    Raises StoreCorrupt for a file that cannot be trusted.
+    `read_only`: for looking only; the file must be there. Raises StoreCorrupt for a file that cannot be trusted.
     """
 
     def __init__(
@@ -86,13 +86,14 @@ class LocalStore:
         scan: VectorScan = numpy_scan,
         names: Mapping[str, Mapping[str, str]] | None = None,
         lease_times: LeaseTimes = DEFAULT_TIMES,
+        read_only: bool = False,
     ) -> None:
         self._scan = scan
         self._names = names or {}
         self._times = lease_times
         self._indexes: dict[tuple[int, int], CollectionIndex] = {}
         self._indexes_lock = threading.Lock()
-        self._file = SqliteFile(folder / FILE, SCHEMA)
+        self._file = SqliteFile(folder / FILE, SCHEMA, read_only=read_only)
 
     def close(self) -> None:
         self._file.close()

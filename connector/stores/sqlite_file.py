@@ -44,19 +44,22 @@ class SqliteFile:
     """Opened on construction. Raises StoreCorrupt for a file that is not a whole one of ours or is of a later version.
 
     An absent file is created complete under another name and put in place at once, so an empty or cut-off file under
-    the real name is damage, and is never taken for a new store.
+    the real name is damage, and is never taken for a new store. With `read_only` nothing is created or migrated, and
+    the file may stand where this process has no right to write; `write` is refused then.
     """
 
-    def __init__(self, path: Path, schema: Schema) -> None:
+    def __init__(self, path: Path, schema: Schema, *, read_only: bool = False) -> None:
         self.path = path
         self._schema = schema
+        self._read_only = read_only
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
         self._closed = False
         with self._mapped():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                self._create()
+            if not read_only:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    self._create()
             self._check_header()
             with self._lent() as connection:
                 self._migrate(connection)
@@ -126,8 +129,19 @@ class SqliteFile:
     # --------------------------------------------------------------------------------------------- opening the file
 
     def _connect(self, path: Path) -> sqlite3.Connection:
+        try:
+            # For readers too: a connection that may write tidies the log's files away when it is the last one.
+            return self._opened(path, "mode=rw")
+        except sqlite3.OperationalError:
+            # Even a reader needs the log's index beside the file. Where that cannot be made and there is no log, nobody
+            # is writing, and the file is whole as it stands.
+            if not self._read_only or Path(f"{path}-wal").exists():
+                raise
+            return self._opened(path, "mode=ro&immutable=1")
+
+    def _opened(self, path: Path, mode: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=rw",
+            f"{path.absolute().as_uri()}?{mode}",
             uri=True,
             timeout=BUSY_SECONDS,
             isolation_level=None,
@@ -136,6 +150,9 @@ class SqliteFile:
         try:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
+            if self._read_only:
+                connection.execute("PRAGMA query_only = ON")
+                connection.execute("PRAGMA user_version").fetchone()  # the first look at the file
             self._schema.prepare(connection)
         except BaseException:
             connection.close()
@@ -179,7 +196,7 @@ class SqliteFile:
                 f"the store {self.path} was written by a later version of owl-sap-connector (layout {version}, this "
                 f"one knows {self._schema.version}): upgrade, or use another folder"
             )
-        if version < self._schema.version:
+        if version < self._schema.version and not self._read_only:
             self._run_migrations(connection, version)
 
     def _run_migrations(self, connection: sqlite3.Connection, version: int) -> None:

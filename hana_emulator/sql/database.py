@@ -15,7 +15,7 @@ from typing import IO
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import conversions, functions, objects
+from hana_emulator.sql import conversions, functions, objects, sysviews
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.planner import Prepared, prepare
@@ -97,6 +97,7 @@ class Database:
             context.error = error
 
         conversions.register(connection, report)
+        sysviews.register(connection)
         return connection
 
     def connect(self, user: str) -> Session:

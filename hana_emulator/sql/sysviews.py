@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass
 
 from hana_emulator.sql.datatypes import CATALOGUE_NAMES, FLOATING_SCALE, nvarchar
+from hana_emulator.sql.names import quoted_table
 from hana_emulator.types import BIGINT, INTEGER, LOBS, TIMESTAMP, Column, HanaType, TypeCode
 
 VERSION = "4.00.000.00.1700000000"
@@ -29,6 +31,16 @@ def find(schema: str, name: str) -> SystemView | None:
 
 def names() -> list[str]:
     return sorted(_VIEWS)
+
+
+def register(connection: sqlite3.Connection) -> None:
+    """The functions that views ask for."""
+
+    def record_count(schema: str, table: str) -> int:
+        (count,) = connection.execute(f"SELECT COUNT(*) FROM {quoted_table(schema, table)}").fetchone()
+        return int(count)
+
+    connection.create_function("owl_record_count", 2, record_count)
 
 
 def _view(sql_from: str, **columns: tuple[HanaType, str]) -> SystemView:
@@ -99,6 +111,18 @@ _TABLES = _view(
 )
 
 
+_M_TABLES = _view(
+    "FROM owl_relations r WHERE r.kind = 'TABLE'",
+    HOST=(_NAME, "'localhost'"),
+    PORT=(INTEGER, "0"),
+    SCHEMA_NAME=(_NAME, "r.schema"),
+    TABLE_NAME=(_NAME, "r.name"),
+    RECORD_COUNT=(BIGINT, "owl_record_count(r.schema, r.name)"),
+    IS_COLUMN_TABLE=(_FLAG, "CASE r.store WHEN 'COLUMN' THEN 'TRUE' ELSE 'FALSE' END"),
+    TABLE_TYPE=(nvarchar(16), "r.store"),
+)
+
+
 def _views_view() -> SystemView:
     return _view(
         "FROM owl_relations r WHERE r.kind = 'VIEW'",
@@ -148,6 +172,7 @@ _SCHEMAS = _view(
 _VIEWS: dict[str, SystemView] = {
     "DUMMY": _view("", DUMMY=(nvarchar(1), "'X'")),
     "TABLES": _TABLES,
+    "M_TABLES": _M_TABLES,
     "VIEWS": _views_view(),
     "TABLE_COLUMNS": _columns_view("TABLE", "TABLE"),
     "VIEW_COLUMNS": _columns_view("VIEW", "VIEW"),

@@ -57,12 +57,17 @@ class UnknownModel(Refused):
     """This service has one model, and the request names another."""
 
 
+class NotFound(Refused):
+    """What the path of the request names is not there; the message has the nearest names."""
+
+
 STATUS: tuple[tuple[type[Exception], int], ...] = (
     # The first line that fits counts, so the special stands before the general.
     (Unprocessable, 422),
     (TooMuch, TOO_LARGE),
     (BadRequest, 400),
     (UnknownModel, 404),
+    (NotFound, 404),
     (UnknownJob, 404),
     (JobRunning, 409),
     (errors.UnknownCollection, 404),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 
-from app.src.api import embeddings, schemas
+from app.src.api import embeddings, schemas, tables
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
 from app.src.metrics import CONTENT_TYPE
@@ -28,7 +28,7 @@ def router(service: Service) -> APIRouter:
     """Every route of this version, bound to `service`."""
     desk = Desk(service)
     routes = APIRouter(responses=_PROBLEMS)
-    for add in (_add_health, _add_engine, embeddings.add, _add_collections, _add_jobs):
+    for add in (_add_health, _add_engine, embeddings.add, tables.add, _add_collections, _add_jobs):
         add(routes, desk)
     return routes
 

@@ -185,3 +185,48 @@ class CollectionBody(BaseModel):
     key: list[str] | None
     lag_seconds: float | None
     job: str | None
+
+
+class TableBody(BaseModel):
+    schema_name: str = Field(alias="schema")
+    name: str
+    kind: str = Field(examples=["table", "view"])
+    comment: str
+    columns: int
+    rows: int | None = Field(description="as HANA keeps count; null for views, and where the user may not see it")
+
+
+class ColumnBody(BaseModel):
+    name: str
+    type_name: str
+    length: int = Field(description="characters, bytes or decimal precision")
+    scale: int
+    nullable: bool
+    comment: str
+
+
+class ProposalBody(BaseModel):
+    """A proposed `[[collections]]` block, its reasons, and all of it as text for owl-sap.toml."""
+
+    name: str
+    source: str
+    key: list[str]
+    where: str | None = None
+    template: str
+    metadata: list[str]
+    reasons: dict[str, str] = Field(description="by setting")
+    notes: list[str]
+    create_view: str | None = Field(description="SQL of a view that joins the table with its texts")
+    toml: str
+
+
+class TableDetailBody(BaseModel):
+    schema_name: str = Field(alias="schema")
+    name: str
+    kind: str
+    comment: str
+    rows: int | None
+    key: list[str] = Field(description="the primary key")
+    columns: list[ColumnBody]
+    proposal: ProposalBody | None
+    reason: str | None = Field(description="why there is no proposal")

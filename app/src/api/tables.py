@@ -1,0 +1,55 @@
+"""The routes that show what the technical user sees in HANA: tables and views, and a proposed collection for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Query, Response
+
+from app.src.api import schemas
+from app.src.api.desk import Desk, Json
+from app.src.api.errors import NotFound
+from connector.errors import UnknownTable
+from connector.model import TableRef
+
+_LIMIT = 200
+_MOST = 1000
+
+Result = TypeVar("Result")
+
+
+def add(routes: APIRouter, desk: Desk) -> None:
+    discovery = desk.service.discovery
+
+    @routes.get("/v1/tables", response_model=list[schemas.TableBody])
+    async def tables(
+        schema: Annotated[str | None, Query(description="default: all but SYS and _SYS_...", max_length=127)] = None,
+        search: Annotated[str, Query(description="part of a name or a comment", max_length=200)] = "",
+        limit: Annotated[int, Query(ge=1, le=_MOST)] = _LIMIT,
+        offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    ) -> Response:
+        """Tables and views that the technical user can see, by schema and name."""
+        return Json(
+            await desk.run(partial(_found, partial(discovery.tables, schema, search, limit=limit, offset=offset)))
+        )
+
+    # A table's name may hold slashes: /v1/tables/SAPABAP1//BIC/AZD00100, or with %2F.
+    @routes.get("/v1/tables/{schema}/{table:path}", response_model=schemas.TableDetailBody)
+    async def table(
+        schema: str,
+        table: str,
+        catalog_only: Annotated[bool, Query(description="do not count clients, do not try keys")] = False,
+    ) -> Response:
+        """Columns, key and comments, and a proposed collection as `owl-sap introspect` makes it."""
+        look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
+        return Json(await desk.run(partial(_found, look)))
+
+
+def _found(call: Callable[[], Result]) -> Result:
+    """Here the caller names the table, so one that is not there is no fault of the configuration."""
+    try:
+        return call()
+    except UnknownTable as error:
+        raise NotFound(str(error)) from None

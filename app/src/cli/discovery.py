@@ -1,0 +1,110 @@
+"""The verbs that look before anything is written: tables, introspect, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from app.src.cli import output
+from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
+from app.src.cli.exits import UsageFault
+from app.src.cli.progress import watched
+from connector.model import TableRef
+
+_TABLE_COLUMNS = ("schema", "name", "kind", "columns", "rows", "comment")
+_PLAN_COLUMNS = (
+    "rows", "new", "changed", "unchanged", "deleted", "empty", "unreadable", "duplicates", "chunked", "truncated",
+    "tokens",
+)  # fmt: skip
+_SHOWN = 300
+"""Characters of a sample on the screen; --json has all of it."""
+
+
+@verb(app, "tables")
+def tables(
+    ctx: typer.Context,
+    schema: Annotated[str | None, typer.Argument(help="Only this schema.", metavar="[SCHEMA]")] = None,
+    search: Annotated[str, typer.Option(help="Part of a name or a comment.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many at most.")] = 200,
+    offset: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="How many to pass over.")] = 0,
+    json: JsonFlag = False,
+) -> None:
+    """Tables and views that the technical user can see; schemas of the system only by name."""
+    with opened(loaded_for(ctx)) as service:
+        found = service.discovery.tables(schema, search, limit=limit, offset=offset)
+    if json:
+        output.write_json(found)
+        return
+    output.table("Tables", found, _TABLE_COLUMNS)
+    if len(found) == limit:
+        output.say(f"there may be more: --offset {offset + limit}, or narrow it with --search")
+
+
+@verb(app, "introspect")
+def introspect(
+    ctx: typer.Context,
+    table: Annotated[str, typer.Argument(help='SCHEMA.TABLE; quote a part with a dot: S."a.b"', metavar="TABLE")],
+    name: Annotated[str | None, typer.Option(help="Name of the collection; default: from the table's.")] = None,
+    catalog_only: Annotated[
+        bool, typer.Option("--catalog-only", help="Do not look at rows: no clients counted, no key tried.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Propose a collection for a table or view, as TOML for owl-sap.toml with a reason for each choice."""
+    try:
+        ref = TableRef.parse(table)
+    except ValueError as error:
+        raise UsageFault(str(error)) from None
+    with opened(loaded_for(ctx)) as service:
+        proposed = service.discovery.introspect(ref, name, look_at_rows=not catalog_only)
+    if json:
+        output.write_json(proposed)
+        return
+    typer.echo(proposed["toml"], nl=False)
+    output.say(f"check it, append it to owl-sap.toml, and see what it would do: owl-sap plan {proposed['name']}")
+
+
+@verb(app, "plan")
+def plan(
+    ctx: typer.Context,
+    name: Name,
+    samples: Annotated[int, typer.Option(min=0, max=1000, help="How many rendered texts to show.")] = 5,
+    no_estimate: Annotated[bool, typer.Option("--no-estimate", help="Do not measure how fast texts embed.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """What a sync would do, without writing anything: rows, tokens, time, and texts as they would be embedded."""
+    with opened(loaded_for(ctx)) as service, watched(name) as observer:
+        planned = service.plan(name, samples=samples, estimate=not no_estimate, observer=observer)
+    document = planned.as_dict()
+    if json:
+        output.write_json(document)
+        return
+    output.counts(f"{name}: what a sync would do", [document], _PLAN_COLUMNS)
+    if planned.tokens:
+        histogram = [{"tokens": bucket, "texts": count} for bucket, count in planned.token_histogram.items() if count]
+        output.table("Lengths of the texts to embed", histogram)
+    if planned.samples:
+        shown = [{"text": output.shorten(text, _SHOWN)} for text in planned.samples]
+        output.table("Texts as they would be embedded", shown)
+    for line in _advice(document):
+        output.say(line)
+
+
+def _advice(plan: Mapping[str, Any]) -> list[str]:
+    name, lines = plan["collection"], []
+    if plan["estimated_seconds"] is not None:
+        speed = f", {plan['tokens_per_second']:,.0f} tokens/s" if plan["tokens_per_second"] else ""
+        lines.append(
+            f"{name}: about {plan['estimated_seconds']:,.1f} s (reading took {plan['seconds']:,.1f} s{speed}; "
+            "writing is not counted)"
+        )
+    if plan["paused"]:
+        lines.append(
+            f"{name}: {plan['deleted']} stored rows are gone from the source, more than max_deletes allows: a sync "
+            f"would not delete them unless told so: owl-sap sync {name} --max-deletes 1"
+        )
+    if plan["unreadable"]:
+        lines.append(f"{name}: {plan['unreadable']} rows cannot be rendered and would be set aside")
+    return lines

@@ -1,0 +1,118 @@
+"""What there is to sync and what a sync would do: lists tables, introspects them, plans. Writes nothing anywhere.
+Knows the parts, no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from app.src.parts import Parts
+from app.src.settings import CollectionSettings
+from app.src.settings.writing import collection_block
+from connector.errors import ConfigurationError
+from connector.model import CollectionSpec, Observer, TableRef
+
+if TYPE_CHECKING:
+    from connector.introspection import Introspection
+    from connector.model import VectorStore
+    from connector.plan import Plan, PlanOptions
+    from connector.proposal import Proposal
+
+
+class Discovery:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    # ---------------------------------------------------------------------------------------------------- tables
+
+    def tables(
+        self, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
+    ) -> list[dict[str, Any]]:
+        """What the technical user can see. Raises UnknownTable for a schema that is not there."""
+        from connector.catalog import tables
+
+        return [
+            {
+                "schema": entry.ref.schema,
+                "name": entry.ref.name,
+                "kind": "view" if entry.is_view else "table",
+                "comment": entry.comment,
+                "columns": entry.columns,
+                "rows": entry.rows,
+            }
+            for entry in tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
+        ]
+
+    def table(self, ref: TableRef, *, look_at_rows: bool = True) -> dict[str, Any]:
+        """One table or view: columns, key, and the proposal or why there is none. Raises UnknownTable."""
+        found = self._introspect(ref, look_at_rows)
+        table = found.table
+        return {
+            "schema": ref.schema,
+            "name": ref.name,
+            "kind": "view" if table.is_view else "table",
+            "comment": table.comment,
+            "rows": found.rows,
+            "key": list(table.primary_key),
+            "columns": [asdict(column) for column in table.columns],
+            "proposal": None if found.proposal is None else self._document(found.proposal),
+            "reason": found.reason or None,
+        }
+
+    def introspect(self, ref: TableRef, name: str | None = None, *, look_at_rows: bool = True) -> dict[str, Any]:
+        """A proposed collection: the settings of its block, `reasons` by setting, `notes`, `create_view` (SQL or None)
+        and `toml`, all of it as text for owl-sap.toml. `name` replaces the proposed one.
+
+        Raises UnknownTable, and NoProposal where none can be made.
+        """
+        from connector.proposal import NoProposal
+
+        found = self._introspect(ref, look_at_rows)
+        if found.proposal is None:
+            raise NoProposal(found.reason)
+        return self._document(found.proposal, name)
+
+    def _introspect(self, ref: TableRef, look_at_rows: bool) -> Introspection:
+        from connector.introspection import introspect
+
+        return introspect(self._parts.pool("hana"), ref, look_at_rows=look_at_rows)
+
+    def _document(self, proposal: Proposal, name: str | None = None) -> dict[str, Any]:
+        block = proposal.settings() | {"name": name or self._free(proposal.name)}
+        try:
+            CollectionSettings.model_validate(block)
+        except ValidationError as error:
+            faults = (fault["msg"].removeprefix("Value error, ") for fault in error.errors(include_url=False))
+            raise ConfigurationError("; ".join(faults)) from None
+        toml = collection_block(block, proposal.reasons, proposal.notes, proposal.create_view or "")
+        return block | {
+            "reasons": dict(proposal.reasons),
+            "notes": list(proposal.notes),
+            "create_view": proposal.create_view,
+            "toml": toml,
+        }
+
+    def _free(self, name: str) -> str:
+        """The name, or with a number behind it where the settings have a collection of that name."""
+        taken = {collection.name for collection in self._parts.settings.collections}
+        free, number = name, 2
+        while free in taken:
+            free, number = f"{name[:95]}-{number}", number + 1
+        return free
+
+    # ------------------------------------------------------------------------------------------------------ plan
+
+    def plan(self, spec: CollectionSpec, options: PlanOptions, observer: Observer | None = None) -> Plan:
+        """What a sync of this collection would do. Raises as `connector.plan.plan` does."""
+        from connector.plan import plan
+
+        with self._parts.store_to_read() as store:
+            self._check_place(spec, store)
+            return plan(spec, self._parts.source, store, self._parts.embedder, options, observer)
+
+    def _check_place(self, spec: CollectionSpec, store: VectorStore | None) -> None:
+        if store is not None and store.status(spec.name) is None:
+            self._parts.check_schema()

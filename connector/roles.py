@@ -1,0 +1,155 @@
+"""What a column is for, guessed from its type, length, name and comment: text for people, a code, a date, a client ...
+SAP's own names are known by heart. Guesses for a proposal that a person reads; nothing else may rest on them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from connector.catalog import LOB_TYPES
+from connector.model import Column
+from connector.values import CHARACTER_TYPES, is_dats, is_tims
+
+
+class Role(Enum):
+    """In this order text roles stand in a template."""
+
+    TITLE = "title"
+    TEXT = "text"
+    LONG_TEXT = "long text"
+    CLIENT = "client"
+    LANGUAGE = "language"
+    CODE = "code"
+    DATE = "date"
+    NUMBER = "number"
+    """A number or name that identifies something: good as a key, not as a text."""
+    PERSON = "person"
+    """Who did it: no text, and nothing to keep beside vectors without need."""
+    OTHER = "other"
+
+
+TEXTS = (Role.TITLE, Role.TEXT, Role.LONG_TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A role and why, in words for people."""
+
+    role: Role
+    why: str
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+def _words(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+_CLIENTS = _names("MANDT CLIENT MANDANT RCLNT")
+_LANGUAGES = _names("SPRAS LANGU SPRSL DDLANGUAGE LANGUAGE LANG LOCALE LANGUAGE_CODE")
+_LONGEST_LOCALE = 14
+_TITLES = _names(
+    "MAKTX QMTXT KTEXT KTXT TXTSH TXTMD TXTLG NAME1 NAME2 NAME3 NAME_ORG1 NAME_ORG2 NAME_TEXT ARKTX TXZ01 BEZEI BEZEK "
+    "VTEXT BUTXT WGBEZ TXT20 TXT30 TXT40 TXT50 MCTXT EQKTX PLTXT FETXT URTXT MATXT STEXT DDTEXT TITLE SUBJECT"
+)
+_PLAIN_TEXTS = _names("LTEXT LTXT WGBEZ60 STRAS ORT01 ORT02 SGTXT BKTXT TXT60 DESCRIPTION DESCR")
+_REPEATED = _words(r"match ?code|upper.?case|großbuchstaben|search term|sortfeld|sort field")
+_PERSONS = _names("ERNAM AENAM UNAME USNAM BNAME QMNAM USNAM PERNR CREATED_BY CHANGED_BY CREATEDBY MODIFIEDBY")
+_PERSON = _words(r"\b(person|user|employee)\b|benutzer|sachbearbeiter|(created|changed|modified)_?by")
+_CONTACT = _words(
+    r"TEL[FENX]|FAX|PHONE|MOBIL|MAIL|\bURL|_URL|HTTP|IBAN|BANK|SWIFT|STCD|TAX|GUID|UUID|HASH|PATH|FILE|BARCODE|EAN|PSTL|"
+    r"postal|postleit|password|token"
+)
+_UNIT = _words(r"^(MEINS|GEWEI|VOLEH|VRKME|WAERS|BSTME|WAERK)$|\bunit\b|currency|einheit|währung")
+_NUMBER_NAME = _words(r"(^|_)(ID|KEY|NO|NUM)$|(NR|NUMBER|NUMMER)$|(?-i:[a-z](Id|Key|No)$)")
+_NUMBER_COMMENT = _words(r"\b(number|no\.|id|key)\b|nummer\b|schlüssel\b")
+_CODE_NAME = _words(r"(^|_)(CODE|CD|TYPE|TYP|STATUS|GROUP|CATEGORY|CAT|KIND|FLAG|PLANT)$")
+_CODE_COMMENT = _words(
+    r"\b(code|type|group|status|priority|plant|flag|indicator|category|class|country|division|level)\b|"
+    r"\b(art|gruppe|werk|kennzeichen|priorität|klasse|sparte|land)\b"
+)
+_TEXT_NAME = _words(
+    r"TE?XT|TITLE|SUBJECT|HEADLINE|NAME|DESC|BEZEICH|BESCHREIB|COMMENT|REMARK|NOTE|SUMMARY|BODY|CONTENT|MESSAGE|"
+    r"REASON|PROBLEM|SOLUTION|DETAIL"
+)
+_TEXT_COMMENT = _words(
+    r"\b(text|description|name|title|note|remark|comment|summary|message)\b|bezeichnung|beschreibung|text\b|\bbemerkung"
+)
+_LONGEST_TITLE = 100
+_SHORTEST_TEXT = 15
+_SURELY_TEXT = 60
+_LONGEST_CODE = 10
+_LONGEST_TINY_CODE = 4
+_CHANGED = _words(
+    r"^(AEDAT|LAEDA|AEDTM|UDATE|UPD_?TMSTMP|UPDDAT)$|CHANG|MODIF|UPDAT|LAST_?(CHG|UPD)|last change|letzten? änderung|"
+    r"geändert"
+)
+_MOMENTS = frozenset({"DATE", "TIMESTAMP", "SECONDDATE"})
+
+
+def guess(column: Column) -> Guess:
+    """Total: everything has a role, if only OTHER."""
+    if column.type_name in _MOMENTS:
+        return Guess(Role.DATE, column.type_name)
+    if column.type_name == "BOOLEAN":
+        return Guess(Role.CODE, "BOOLEAN")
+    if column.type_name not in CHARACTER_TYPES:
+        return Guess(Role.OTHER, column.type_name)
+    return _special(column) or _textual(column)
+
+
+def _special(column: Column) -> Guess | None:
+    """What SAP's conventions say, before anything else is guessed."""
+    name, both = column.name.upper(), f"{column.name} {column.comment}"
+    if name in _CLIENTS and column.length <= 3:
+        return Guess(Role.CLIENT, "SAP's client")
+    if name in _LANGUAGES and column.length <= _LONGEST_LOCALE:
+        return Guess(Role.LANGUAGE, "language key")
+    if column.type_name not in LOB_TYPES:
+        if is_dats(column):
+            return Guess(Role.DATE, "a date (DATS)")
+        if is_tims(column):
+            return Guess(Role.OTHER, "a time (TIMS)")
+    if name in _TITLES:
+        return Guess(Role.TITLE, "SAP's name for a short text")
+    if name in _PLAIN_TEXTS:
+        long = column.type_name in LOB_TYPES
+        return Guess(Role.LONG_TEXT if long else Role.TEXT, "SAP's name for a text")
+    if column.type_name in LOB_TYPES:
+        return Guess(Role.LONG_TEXT, f"long text ({column.type_name})")
+    if name in _PERSONS or _PERSON.search(both):
+        return Guess(Role.PERSON, "names a person")
+    if _CONTACT.search(both) or _REPEATED.search(both):
+        return Guess(Role.OTHER, "an address for machines, or a repeated text")
+    return None
+
+
+def _textual(column: Column) -> Guess:
+    """Character columns of unknown meaning: the name's end, then the comment, then the length decide."""
+    shape = f"{column.type_name}({column.length})"
+    if _UNIT.search(column.name) or _UNIT.search(column.comment):
+        return Guess(Role.OTHER, "a unit or currency")
+    if _NUMBER_NAME.search(column.name):
+        return Guess(Role.NUMBER, "named as a number")
+    if _CODE_NAME.search(column.name):
+        return Guess(Role.CODE, "named as a code")
+    if column.length >= _SHORTEST_TEXT and (_TEXT_NAME.search(column.name) or _TEXT_COMMENT.search(column.comment)):
+        role = Role.TITLE if column.length <= _LONGEST_TITLE else Role.TEXT
+        return Guess(role, f"{shape}, name or comment says text")
+    if column.length > _LONGEST_TINY_CODE and _NUMBER_COMMENT.search(column.comment):
+        return Guess(Role.NUMBER, "its comment says number")
+    if column.length <= 2 * _LONGEST_CODE and _CODE_COMMENT.search(column.comment):
+        return Guess(Role.CODE, "its comment says code")
+    if column.length >= _SURELY_TEXT:
+        return Guess(Role.TEXT, f"{shape}: long enough for words")
+    return Guess(Role.CODE if column.length <= _LONGEST_CODE else Role.OTHER, shape)
+
+
+def tells_changes(column: Column) -> bool:
+    """Could this column say when a row was last changed?"""
+    moment = column.type_name in _MOMENTS or column.type_name == "DECIMAL" or is_dats(column)
+    return moment and bool(_CHANGED.search(column.name) or _CHANGED.search(column.comment))
