@@ -1,0 +1,250 @@
+"""Introspection and the list of tables over the wire, against the stand-in: what is asked, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.src.settings import load
+from app.src.settings.writing import collection_block
+from connector.catalog import describe, tables, tables_with_key, unique_keys
+from connector.document import Renderer
+from connector.errors import PermissionRefused, UnknownTable
+from connector.hana import ConnectionOptions, HanaPool
+from connector.introspection import introspect
+from connector.model import TableRef
+from connector.source import HanaSource
+from tests.connector.conftest import WordEmbedder
+from tests.emulator.process import Emulator
+
+
+@pytest.fixture(scope="module")
+def pool(emulator: Emulator) -> Iterator[HanaPool]:
+    options = ConnectionOptions(
+        host=emulator.host, port=emulator.port, user=emulator.user, password=emulator.password, encrypt=False
+    )
+    with HanaPool(options, 2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def schema(pool: HanaPool, hana_schema: str) -> str:
+    s = f'"{hana_schema}"'
+    for sql in (
+        f'CREATE COLUMN TABLE {s}."MARA" ("MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18), "MTART" NVARCHAR(4), '
+        f'PRIMARY KEY ("MANDT", "MATNR")) COMMENT \'General material data\'',
+        f'CREATE COLUMN TABLE {s}."MAKT" ("MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18), "SPRAS" NVARCHAR(1), '
+        '"MAKTX" NVARCHAR(40), PRIMARY KEY ("MANDT", "MATNR", "SPRAS"))',
+        f'CREATE COLUMN TABLE {s}."MARC" ("MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18), "WERKS" NVARCHAR(4), '
+        '"NAME1" NVARCHAR(40), PRIMARY KEY ("MANDT", "MATNR", "WERKS"))',
+        f'CREATE VIEW {s}."V_TEXTS" AS SELECT t."MANDT", t."MATNR", t."SPRAS", t."MAKTX", m."MTART" FROM {s}."MAKT" t '
+        f'INNER JOIN {s}."MARA" m ON m."MANDT" = t."MANDT" AND m."MATNR" = t."MATNR"',
+        f'CREATE TABLE {s}."NOTES" ("A" NVARCHAR(9) NOT NULL, "B" NVARCHAR(9) NOT NULL, "C" NVARCHAR(9) UNIQUE, '
+        '"NOTE" NVARCHAR(500), UNIQUE ("A", "B"))',
+        f"INSERT INTO {s}.\"MARA\" VALUES ('100', '1', 'ROH')",
+        f"INSERT INTO {s}.\"MAKT\" VALUES ('100', '1', 'E', 'Oil')",
+        f"INSERT INTO {s}.\"MAKT\" VALUES ('100', '1', 'D', 'Öl')",
+        f"INSERT INTO {s}.\"MAKT\" VALUES ('200', '1', 'D', 'Öl')",
+    ):
+        pool.execute(sql)
+    return hana_schema
+
+
+def test_a_table_without_text_leads_to_its_text_table(pool, schema):
+    found = introspect(pool, TableRef(schema, "MARA"))
+    assert (found.table.ref.name, found.rows, found.reason) == ("MARA", 1, "")
+    assert found.proposal is not None
+    assert found.proposal.source == TableRef(schema, "MAKT")
+    assert found.proposal.template == "{MAKTX}"
+    assert "MAKT" in found.proposal.reasons["source"]
+    assert found.proposal.create_view is not None
+
+
+def test_the_view_that_is_suggested_can_be_made_and_is_proposed_whole(pool, schema):
+    proposal = introspect(pool, TableRef(schema, "MARA")).proposal
+    assert proposal is not None
+    assert proposal.create_view is not None
+    pool.execute(proposal.create_view)
+    of_view = introspect(pool, TableRef(schema, "V_MARA")).proposal
+    assert of_view is not None
+    assert (of_view.key, of_view.template) == (("MANDT", "MATNR", "SPRAS"), "{MAKTX}")
+    assert "MTART" in of_view.metadata
+    assert "unique in the rows" in of_view.reasons["key"]
+
+
+def test_a_block_is_loaded_and_fits_its_table(pool, schema, tmp_path):
+    for name in ("MAKT", "MARC", "V_TEXTS", "NOTES"):
+        proposal = introspect(pool, TableRef(schema, name)).proposal
+        assert proposal is not None
+        block = collection_block(proposal.settings(), proposal.reasons, proposal.notes, proposal.create_view or "")
+        (tmp_path / "owl-sap.toml").write_text(block, encoding="utf-8")
+        (collection,) = load(None, environ={}, folder=tmp_path).settings.collections
+        spec = collection.spec()
+        query = Renderer(spec, describe(pool, spec.source), WordEmbedder()).query
+        rows = [row for page in HanaSource(pool).pages(query, 10) for row in page]
+        assert len(rows) == HanaSource(pool).count(query)
+
+
+def test_the_client_with_most_rows_is_proposed(pool, schema):
+    proposal = introspect(pool, TableRef(schema, "MAKT")).proposal
+    assert proposal is not None
+    assert proposal.where == "MANDT = '100'"
+    assert "100 (2 rows), 200 (1 rows)" in proposal.reasons["where"]
+
+
+def test_unique_keys_count_only_where_null_cannot_stand(pool, schema):
+    assert unique_keys(pool, describe(pool, TableRef(schema, "NOTES"))) == [("A", "B")]
+    proposal = introspect(pool, TableRef(schema, "NOTES")).proposal
+    assert proposal is not None
+    assert proposal.key == ("A", "B")
+
+
+def test_a_unique_index_is_as_good(pool, schema):
+    pool.execute(f'CREATE TABLE "{schema}"."IDX" ("K" INTEGER NOT NULL, "NOTE" NVARCHAR(500))')
+    guessed = introspect(pool, TableRef(schema, "IDX")).proposal
+    assert guessed is not None
+    assert "NOT PROVEN UNIQUE" in guessed.reasons["key"], "an empty table proves nothing"
+    pool.execute(f'CREATE UNIQUE INDEX "{schema}"."BY_K" ON "{schema}"."IDX" ("K")')
+    proposal = introspect(pool, TableRef(schema, "IDX")).proposal
+    assert proposal is not None
+    assert proposal.key == ("K",)
+    assert "unique constraint or index" in proposal.reasons["key"]
+
+
+def test_a_key_that_rows_share_is_not_sold_as_one(pool, schema):
+    pool.execute(f'CREATE VIEW "{schema}"."TWICE" AS SELECT "MANDT", "MATNR", "MAKTX" FROM "{schema}"."MAKT"')
+    proposal = introspect(pool, TableRef(schema, "TWICE")).proposal
+    assert proposal is not None
+    assert "NOT UNIQUE: 1 of its values" in proposal.reasons["key"]
+
+
+def test_without_a_look_at_rows_none_is_read(pool, schema, monkeypatch):
+    read, sent = pool.read, []
+
+    def recording(sql: str, *rest: Any, **more: Any) -> Any:
+        sent.append(sql)
+        return read(sql, *rest, **more)
+
+    monkeypatch.setattr(pool, "read", recording)
+    proposal = introspect(pool, TableRef(schema, "V_TEXTS"), look_at_rows=False).proposal
+    assert proposal is not None
+    assert proposal.where is None
+    assert "NOT PROVEN UNIQUE" in proposal.reasons["key"]
+    assert sent
+    assert [sql for sql in sent if " FROM SYS." not in sql] == []
+
+
+def test_rows_that_may_not_be_read_are_a_refusal(pool, schema, monkeypatch):
+    read = pool.read
+
+    def refusing(sql: str, *rest: Any, **more: Any) -> Any:
+        if "SYS." not in sql:
+            raise PermissionRefused("insufficient privilege", code=258)
+        return read(sql, *rest, **more)
+
+    monkeypatch.setattr(pool, "read", refusing)
+    with pytest.raises(PermissionRefused):
+        introspect(pool, TableRef(schema, "MAKT"))
+
+
+def test_what_has_no_text_at_all_says_so(pool, schema):
+    pool.execute(f'CREATE TABLE "{schema}"."NUMBERS" ("K" INTEGER PRIMARY KEY, "N" DOUBLE)')
+    found = introspect(pool, TableRef(schema, "NUMBERS"))
+    assert found.proposal is None
+    assert "no column that looks like text" in found.reason
+
+
+def test_hostile_names_over_the_wire(pool, schema, tmp_path):
+    odd, column = '/BIC/A"Z\nD.1', 'T"X{T}\n#'
+    quoted, inner = odd.replace('"', '""'), column.replace('"', '""')
+    pool.execute(
+        f'CREATE TABLE "{schema}"."{quoted}" ("K" INTEGER PRIMARY KEY, "{inner}" NCLOB) COMMENT \'a\nmetadata = ["K"]\''
+    )
+    proposal = introspect(pool, TableRef(schema, odd)).proposal
+    assert proposal is not None
+    block = collection_block(proposal.settings(), proposal.reasons, proposal.notes)
+    (tmp_path / "owl-sap.toml").write_text(block, encoding="utf-8")
+    (collection,) = load(None, environ={}, folder=tmp_path).settings.collections
+    assert collection.metadata == ()
+    spec = collection.spec()
+    assert Renderer(spec, describe(pool, spec.source), WordEmbedder()).template.columns == (column,)
+
+
+# ------------------------------------------------------------------------------------------------------ the list
+
+
+def test_tables_and_views_with_their_sizes(pool, schema):
+    found = {entry.ref.name: entry for entry in tables(pool, schema)}
+    assert list(found) == ["MAKT", "MARA", "MARC", "NOTES", "V_TEXTS"]
+    mara, view = found["MARA"], found["V_TEXTS"]
+    assert (mara.is_view, mara.comment, mara.columns, mara.rows) == (False, "General material data", 3, 1)
+    assert (view.is_view, view.columns, view.rows) == (True, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("mar", ["MARA", "MARC"]),
+        ("material DATA", ["MARA"]),
+        ("%", []),
+        ("V_", ["V_TEXTS"]),
+        ("A_T", []),
+        ("\\", []),
+        ("' OR 1 = 1 --", []),
+    ],
+)
+def test_what_is_searched_for_is_taken_literally(pool, schema, text, names):
+    assert [entry.ref.name for entry in tables(pool, schema, text)] == names
+
+
+def test_pages_of_the_list(pool, schema):
+    names = [entry.ref.name for entry in tables(pool, schema)]
+    assert [
+        entry.ref.name for offset in range(0, 6, 2) for entry in tables(pool, schema, limit=2, offset=offset)
+    ] == names
+
+
+def test_more_tables_than_one_look_up_takes(pool, schema):
+    for number in range(70):
+        pool.execute(f'CREATE TABLE "{schema}"."T{number:03}" ("A" INTEGER, "B" INTEGER)')
+    found = tables(pool, schema, "T0")
+    assert len(found) == 70
+    assert {(entry.columns, entry.rows) for entry in found} == {(2, 0)}
+
+
+def test_schemas_of_the_system_are_left_out_unless_named(pool, schema):
+    pool.execute('CREATE SCHEMA "_SYS_OWL"')
+    try:
+        pool.execute('CREATE TABLE "_SYS_OWL"."T" ("A" INTEGER)')
+        everywhere = {entry.ref.schema for entry in tables(pool, limit=1000)}
+        assert schema in everywhere
+        assert not {name for name in everywhere if name == "SYS" or name.startswith("_SYS_")}
+        assert [entry.ref.name for entry in tables(pool, "_SYS_OWL")] == ["T"]
+    finally:
+        pool.execute('DROP SCHEMA "_SYS_OWL" CASCADE')
+
+
+def test_a_schema_that_is_not_there(pool, schema):
+    with pytest.raises(UnknownTable, match=rf"no schema '{schema.lower()}'.*Did you mean '{schema}'"):
+        tables(pool, schema.lower())
+    assert tables(pool, schema, "nothing is called so") == []
+
+
+def test_row_counts_that_may_not_be_seen_are_unknown(pool, schema, monkeypatch):
+    read = pool.read
+
+    def refusing(sql: str, *rest: Any, **more: Any) -> Any:
+        if "M_TABLES" in sql:
+            raise PermissionRefused("insufficient privilege", code=258)
+        return read(sql, *rest, **more)
+
+    monkeypatch.setattr(pool, "read", refusing)
+    assert {entry.rows for entry in tables(pool, schema)} == {None}
+    assert introspect(pool, TableRef(schema, "MAKT")).rows is None
+
+
+def test_tables_by_a_column_of_their_key(pool, schema):
+    assert tables_with_key(pool, schema, "WERKS") == {"MARC": ("MANDT", "MATNR", "WERKS")}
+    assert set(tables_with_key(pool, schema, "MATNR")) == {"MARA", "MAKT", "MARC"}

@@ -1,0 +1,225 @@
+"""tables, introspect and plan as a person runs them, against the stand-in with its sample tables."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.emulator.process import Emulator, running
+
+Cli = Callable[..., Any]
+
+NOTIFICATIONS = """
+[[collections]]
+name = "notifications"
+source = "SAPDEMO.QMEL"
+where = "MANDT = '100'"
+template = "{QMTXT}. {LTEXT}"
+metadata = ["QMART"]
+"""
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    with running("--data", str(tmp_path_factory.mktemp("sample")), "--sample") as emulator:
+        yield emulator
+        assert emulator.stop() == 0
+
+
+@pytest.fixture
+def hana(sample: Emulator) -> dict[str, str]:
+    """Variables for the stand-in, the test embedder and a local store that is not there yet."""
+    return {
+        "HANA_HOST": sample.host,
+        "HANA_PORT": str(sample.port),
+        "HANA_USER": sample.user,
+        "HANA_PASSWORD": sample.password,
+        "HANA_ENCRYPT": "false",
+        "OWL_SAP_EMBEDDING__MODEL": "hash:64",
+        "OWL_SAP_STORE__KIND": "local",
+        "OWL_SAP_STORE__PATH": "vectors",
+    }
+
+
+def in_hana(hana: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in hana.items() if not name.startswith("OWL_SAP_STORE")} | {
+        "OWL_SAP_STORE__SCHEMA": "SAPDEMO"
+    }
+
+
+def execute(sample: Emulator, *statements: str) -> None:
+    with closing(sample.connect(autocommit=True)) as connection:
+        for statement in statements:
+            connection.cursor().execute(statement)
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+@pytest.mark.covers("tables")
+def test_tables(cli: Cli, hana: dict[str, str]) -> None:
+    listed = cli("tables", "--json", **hana).json
+    assert {"schema": "SAPDEMO", "name": "MAKT", "kind": "table", "comment": "Material descriptions", "columns": 4,
+            "rows": 786} in listed  # fmt: skip
+    views = [entry["name"] for entry in cli("tables", "SAPDEMO", "--search", "v_mat", "--json", **hana).json]
+    assert views == ["V_MATERIALS"]
+    shown = cli("tables", "SAPDEMO", "--limit", "2", **hana)
+    assert "KNA1" in shown.out
+    assert "MARA" not in shown.out
+    assert "--offset 2" in shown.err
+
+
+@pytest.mark.covers("tables", "introspect", errors=True)
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["tables", "SAPDEM"], 2, ["no schema 'SAPDEM'", "'SAPDEMO'"]),
+        (["introspect", "SAPDEMO.MARAA"], 2, ["SAPDEMO.MARAA", "'MARA'"]),
+        (["introspect", "sapdemo.MARA"], 2, ["'SAPDEMO'", "case-sensitive"]),
+        (["introspect", "MARA"], 2, ["SCHEMA.TABLE"]),
+        (["introspect", "SAPDEMO.MARA", "--name", "a b"], 2, ["'a b'", "letters, digits"]),
+        (["introspect", "SAPDEMO.NOTEXT"], 2, ["no column that looks like text", "K, N"]),
+        (["introspect"], 2, ["TABLE"]),
+    ],
+)
+def test_what_is_not_there(
+    cli: Cli, sample: Emulator, hana: dict[str, str], arguments: list[str], code: int, words: list[str]
+) -> None:
+    execute(sample, "CREATE TABLE SAPDEMO.NOTEXT (K INTEGER PRIMARY KEY, N DOUBLE)")
+    try:
+        run = cli(*arguments, **hana)
+    finally:
+        execute(sample, "DROP TABLE SAPDEMO.NOTEXT")
+    assert (run.code, run.out) == (code, "")
+    assert all(word in run.err for word in words), run.err
+
+
+@pytest.mark.covers("tables", "introspect", "plan", errors=True)
+@pytest.mark.parametrize("arguments", [["tables"], ["introspect", "SAPDEMO.MARA"], ["plan", "notifications"]])
+def test_without_hana(cli: Cli, tmp_path: Path, hana: dict[str, str], arguments: list[str]) -> None:
+    (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
+    away = cli(*arguments, **hana | {"HANA_PORT": "1", "OWL_SAP_HANA__CONNECT_TIMEOUT": "0.2"})
+    assert (away.code, away.out) == (3, "")
+    unset = cli(*arguments, **{name: value for name, value in hana.items() if not name.startswith("HANA_")})
+    assert (unset.code, unset.out) == (2, "")
+    assert "[hana] host" in unset.err
+
+
+# ---------------------------------------------------------------------------------------------------------- introspect
+
+
+@pytest.mark.covers("introspect", "plan", "sync")
+@pytest.mark.parametrize("table", ["MARA", "MAKT", "MATERIAL_TEXT", "QMEL", "KNA1", "V_MATERIALS"])
+def test_a_proposal_works_as_it_stands(cli: Cli, tmp_path: Path, hana: dict[str, str], table: str) -> None:
+    proposed = cli("introspect", f"SAPDEMO.{table}", "--name", "tried", **hana)
+    assert proposed.code == 0, proposed.err
+    assert "# " in proposed.out
+    (tmp_path / "owl-sap.toml").write_text(proposed.out, encoding="utf-8")
+    planned = cli("plan", "tried", "--json", "--no-estimate", **hana)
+    assert planned.code == 0, planned.err
+    (report,) = cli("sync", "tried", "--json", **hana).json
+    assert report["upserted"] == planned.json["new"] > 100
+    assert report["tokens"] == planned.json["tokens"]
+
+
+@pytest.mark.covers("introspect")
+def test_the_proposal_as_json(cli: Cli, hana: dict[str, str]) -> None:
+    document = cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json
+    (block,) = tomllib.loads(document["toml"])["collections"]
+    assert block == {name: document[name] for name in ("name", "source", "key", "where", "template", "metadata")}
+    assert (block["key"], block["template"]) == (["MANDT", "QMNUM"], "{QMTXT}. {LTEXT}")
+    assert set(document["reasons"]) <= set(block)
+    assert tomllib.loads(cli("introspect", "SAPDEMO.QMEL", **hana).out) == {"collections": [block]}
+
+
+@pytest.mark.covers("introspect")
+def test_a_table_whose_texts_stand_elsewhere(cli: Cli, hana: dict[str, str]) -> None:
+    document = cli("introspect", "SAPDEMO.MARA", "--json", **hana).json
+    assert (document["source"], document["template"]) == ("SAPDEMO.MAKT", "{MAKTX}")
+    assert "SAPDEMO.MARA has no text of its own" in document["reasons"]["source"]
+    assert document["create_view"].startswith('CREATE VIEW "SAPDEMO"."V_MARA"')
+
+
+@pytest.mark.covers("introspect")
+def test_a_name_that_is_taken_gets_a_number(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS.replace('"notifications"', '"qmel"'), encoding="utf-8")
+    assert cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json["name"] == "qmel-2"
+
+
+@pytest.mark.covers("introspect")
+def test_only_the_catalogue(cli: Cli, hana: dict[str, str]) -> None:
+    document = cli("introspect", "SAPDEMO.V_MATERIALS", "--catalog-only", "--json", **hana).json
+    assert "where" not in document
+    assert "NOT PROVEN UNIQUE" in document["reasons"]["key"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+@pytest.mark.covers("plan")
+@pytest.mark.parametrize("place", ["local", "hana"])
+def test_a_plan_writes_nothing_and_says_what_sync_does(
+    cli: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str], place: str
+) -> None:
+    (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
+    variables = hana if place == "local" else in_hana(hana)
+    first = cli("plan", "notifications", "--json", **variables)
+    assert first.code == 0, first.err
+    plan = first.json
+    assert {"rows", "new", "changed", "deleted", "tokens", "truncated", "duplicates", "estimated_seconds",
+            "samples"} <= set(plan)  # fmt: skip
+    assert (plan["rows"], plan["changed"], plan["deleted"], plan["truncated"]) == (545, 0, 0, 0)
+    assert plan["new"] + plan["empty"] == 545
+    assert plan["estimated_seconds"] > 0
+    assert len(plan["samples"]) == 5
+    assert not (tmp_path / "vectors").exists()
+    assert [entry["name"] for entry in cli("tables", "SAPDEMO", "--search", "OWL_", "--json", **variables).json] == []
+
+    (report,) = cli("sync", "notifications", "--json", **variables).json
+    assert (report["upserted"], report["tokens"]) == (plan["new"], plan["tokens"])
+    execute(sample, "UPDATE SAPDEMO.QMEL SET QMTXT = 'Entirely new words' WHERE QMNUM = '000010000105'")
+    again = cli("plan", "notifications", "--json", **variables).json
+    assert (again["new"], again["changed"], again["unchanged"]) == (0, 1, plan["new"] - 1)
+    execute(sample, "UPDATE SAPDEMO.QMEL SET QMTXT = 'Accident: fall on puddle' WHERE QMNUM = '000010000105'")
+
+
+@pytest.mark.covers("plan")
+def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
+    run = cli("plan", "notifications", "--samples", "2", **hana)
+    assert run.code == 0
+    assert "notifications: about" in run.err
+    quiet = cli("plan", "notifications", "--samples", "0", "--no-estimate", "--json", **hana).json
+    assert (quiet["estimated_seconds"], quiet["samples"]) == (None, [])
+
+
+@pytest.mark.covers("plan")
+def test_a_plan_tells_of_the_brake(cli: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str]) -> None:
+    (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
+    assert cli("sync", "notifications", **hana).code == 0
+    narrow = NOTIFICATIONS.replace("MANDT = '100'", "MANDT = '100' AND QMART = 'M1'")
+    (tmp_path / "owl-sap.toml").write_text(narrow, encoding="utf-8")
+    run = cli("plan", "notifications", "--json", **hana)
+    assert (run.code, run.json["paused"]) == (0, "max_deletes")
+    assert run.json["deleted"] > 300
+    assert "--max-deletes 1" in cli("plan", "notifications", "--no-estimate", **hana).err
+
+
+@pytest.mark.covers("plan", errors=True)
+def test_what_cannot_be_planned(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
+    unknown = cli("plan", "notification", **hana)
+    assert (unknown.code, 'did you mean "notifications"' in unknown.err) == (2, True)
+    assert cli("sync", "notifications", **hana).code == 0
+    other = cli("plan", "notifications", **hana | {"OWL_SAP_EMBEDDING__MODEL": "hash:32"})
+    assert (other.code, other.out) == (2, "")
+    assert "hash:64" in other.err
+    nowhere = cli("plan", "notifications", **in_hana(hana) | {"OWL_SAP_STORE__SCHEMA": "NOWHERE"})
+    assert (nowhere.code, "NOWHERE" in nowhere.err) == (2, True)
+    wrong = cli("plan", "notifications", **hana | {"HANA_PASSWORD": "canary-91"})
+    assert (wrong.code, "canary-91" in wrong.err) == (3, False)
