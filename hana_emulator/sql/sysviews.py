@@ -113,8 +113,6 @@ _TABLES = _view(
 
 _M_TABLES = _view(
     "FROM owl_relations r WHERE r.kind = 'TABLE'",
-    HOST=(_NAME, "'localhost'"),
-    PORT=(INTEGER, "0"),
     SCHEMA_NAME=(_NAME, "r.schema"),
     TABLE_NAME=(_NAME, "r.name"),
     RECORD_COUNT=(BIGINT, "owl_record_count(r.schema, r.name)"),

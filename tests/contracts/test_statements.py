@@ -14,8 +14,10 @@ import pytest
 
 from app.src.core.engine import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
+from connector import catalog
 from connector.errors import ConnectorError
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, utc_now
+from connector.introspection import introspect
 from connector.model import ChangeSet, CollectionSpec, QuarantinedRow, Query, TableRef
 from connector.source import HanaSource
 from connector.stores import hana_tables
@@ -50,9 +52,10 @@ def shape(sql: str, schema: str) -> str:
     sql = re.sub(r"\s+", " ", sql).strip().replace(f'"{schema}"', "<S>")
     sql = re.sub(r'"OWL_[A-Z]+_G\d(_[A-Z]+)?"', lambda match: f"<C{(match[1] or '').lower()}>", sql)
     sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>")
-    sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>")
+    sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>").replace('"CLIENTS"', "<T>")
     sql = re.sub(r"TOP \d+", "TOP n", sql)
     sql = re.sub(r"REAL_VECTOR\(\d+\)", "REAL_VECTOR(n)", sql)
+    sql = re.sub(r"IN \(\?(, \?)+\)", "IN (?, ...)", sql)
     sql = re.sub(r"TO_NVARCHAR\(\?\)(, TO_NVARCHAR\(\?\))+", "TO_NVARCHAR(?), ...", sql)
     return re.sub(r'(\("A" = \? AND "B" = \?\))( OR \("A" = \? AND "B" = \?\))+', r"\1 OR ...", sql)
 
@@ -108,6 +111,18 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     assert abs((utc_now(pool) - datetime.now(UTC)).total_seconds()) < 60
     changed_settings(pool, schema)
     views_and_wrong_names(pool, hana, schema)
+    discovered(pool, hana, schema)
+
+
+def discovered(pool: HanaPool, hana: Any, schema: str) -> None:
+    """Lists of tables, and introspection of tables with and without a key, and of a view over clients."""
+    hana.cursor().execute('CREATE VIEW "CLIENTS" AS SELECT \'100\' AS "MANDT", "TXT" FROM "SRC"')
+    hana.cursor().execute('CREATE TABLE "KEYLESS" ("A" INTEGER NOT NULL UNIQUE, "TXT" NVARCHAR(99))')
+    hana.commit()
+    catalog.tables(pool)
+    catalog.tables(pool, schema, "S")
+    for name in ("SRC", "CLIENTS", "KEYLESS"):
+        introspect(pool, TableRef(schema, name))
 
 
 def changed_settings(pool: HanaPool, schema: str) -> None:

@@ -272,3 +272,13 @@ def test_odd_schemas_stand_beside_each_other(sql: Sql, schema: str) -> None:
     sql.run(f"DROP SCHEMA {quoted} CASCADE")
     assert described(sql, "tables", schema) == described(sql, "indexes", schema) == []
     assert sql.rows("SELECT A FROM T") == []
+
+
+def test_m_tables_counts_the_rows_of_tables_whatever_their_names(sql: Sql) -> None:
+    sql.run('CREATE TABLE "a ""b"" ~" (A INTEGER)')
+    sql.run("CREATE COLUMN TABLE EMPTY (A INTEGER)")
+    sql.run("CREATE VIEW W AS SELECT A FROM EMPTY")
+    sql.run('INSERT INTO "a ""b"" ~" VALUES (1)')
+    sql.run('INSERT INTO "a ""b"" ~" VALUES (NULL)')
+    counted = "SELECT TABLE_NAME, RECORD_COUNT FROM SYS.M_TABLES WHERE SCHEMA_NAME = ? ORDER BY TABLE_NAME"
+    assert sql.rows(counted, SCHEMA) == [("EMPTY", 0), ('a "b" ~', 2)]
