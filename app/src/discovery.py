@@ -17,7 +17,6 @@ from connector.model import CollectionSpec, Observer, TableRef
 
 if TYPE_CHECKING:
     from connector.introspection import Introspection
-    from connector.model import VectorStore
     from connector.plan import Plan, PlanOptions
     from connector.proposal import Proposal
 
@@ -109,10 +108,6 @@ class Discovery:
         """What a sync of this collection would do. Raises as `connector.plan.plan` does."""
         from connector.plan import plan
 
+        self._parts.check_schema()
         with self._parts.store_to_read() as store:
-            self._check_place(spec, store)
             return plan(spec, self._parts.source, store, self._parts.embedder, options, observer)
-
-    def _check_place(self, spec: CollectionSpec, store: VectorStore | None) -> None:
-        if store is not None and store.status(spec.name) is None:
-            self._parts.check_schema()

@@ -94,6 +94,27 @@ def test_the_client_with_most_rows_is_proposed(pool, schema):
     assert "100 (2 rows), 200 (1 rows)" in proposal.reasons["where"]
 
 
+def test_text_tables_as_cap_makes_them(pool, schema):
+    for sql in (
+        f'CREATE TABLE "{schema}"."BOOKS" ("ID" INTEGER PRIMARY KEY, "TITLE" NVARCHAR(111), "STOCK" INTEGER)',
+        f'CREATE TABLE "{schema}"."BOOKS_TEXTS" ("LOCALE" NVARCHAR(14), "ID" INTEGER, "TITLE" NVARCHAR(111), '
+        '"DESCR" NVARCHAR(1111), PRIMARY KEY ("LOCALE", "ID"))',
+        f'CREATE TABLE "{schema}"."BOOKS_PRICES" ("LOCALE" NVARCHAR(14), "ID" INTEGER, "PRICE" DECIMAL(9,2), '
+        'PRIMARY KEY ("LOCALE", "ID"))',
+    ):
+        pool.execute(sql)
+    proposal = introspect(pool, TableRef(schema, "BOOKS")).proposal
+    assert proposal is not None
+    assert (proposal.source.name, proposal.key, proposal.template) == ("BOOKS", ("ID",), "{TITLE}")
+    assert proposal.create_view is not None
+    assert "BOOKS_TEXTS" in proposal.create_view
+    assert "BOOKS_PRICES" not in proposal.create_view
+    pool.execute(proposal.create_view)
+    of_view = introspect(pool, TableRef(schema, "V_BOOKS")).proposal
+    assert of_view is not None
+    assert of_view.template == "{TITLE}. {DESCR}"
+
+
 def test_unique_keys_count_only_where_null_cannot_stand(pool, schema):
     assert unique_keys(pool, describe(pool, TableRef(schema, "NOTES"))) == [("A", "B")]
     proposal = introspect(pool, TableRef(schema, "NOTES")).proposal

@@ -65,14 +65,13 @@ def stores(hana_store: HanaStore, tmp_path_factory: pytest.TempPathFactory) -> I
 
 words = st.lists(st.sampled_from(["oil", "pump", "Öl", "steel"]), max_size=9).map(" ".join)
 texts = st.one_of(words, words, st.none(), st.just("  "), st.just(float("nan")))
-edits = st.lists(
-    st.tuples(st.integers(0, 12), st.one_of(st.just("delete"), st.tuples(texts, st.sampled_from(["ROH", "FERT"])))),
-    max_size=12,
-)
+change = st.one_of(st.just("delete"), st.tuples(texts, st.sampled_from(["ROH", "FERT"])))
+edits = st.dictionaries(st.integers(0, 9), change, min_size=2, max_size=10)
+first = st.lists(words, min_size=6, max_size=10)
 
 
-def edit(source: MemorySource, changes: list) -> None:
-    for number, change in changes:
+def edit(source: MemorySource, changes: dict) -> None:
+    for number, change in changes.items():
         key = ("100", f"{number:02}")
         if change == "delete":
             source.data.pop(key, None)
@@ -101,12 +100,12 @@ def assert_foretold(foretold: Plan, done: SyncReport, stored: set[str], after: s
 
 @pytest.mark.parametrize("kind", ["local", "hana"])
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rounds=st.lists(edits, min_size=2, max_size=4), full=st.booleans())
-def test_the_next_sync_does_what_was_planned(stores, kind: str, rounds: list, full: bool):
+@given(start=first, rounds=st.lists(edits, min_size=1, max_size=3), full=st.booleans())
+def test_the_next_sync_does_what_was_planned(stores, kind: str, start: list, rounds: list, full: bool):
     ends = Ends(MemorySource(), stores[kind], WordEmbedder())
     spec = named(f"{kind}-{next(_names)}")
     options = SyncOptions(page_rows=3, max_deletes=1.0 if full else 0.2, window=5)
-    for changes in rounds:
+    for changes in [{number: (text, "ROH") for number, text in enumerate(start)}, *rounds]:
         edit(ends.source, changes)
         before = ids(ends.store, spec.name)
         foretold = planned(ends, spec, PlanOptions(3, options.max_deletes, measure_seconds=None))
@@ -119,6 +118,29 @@ def test_afterwards_there_is_nothing_left_to_do(ends):
     sync(SPEC, ends)
     again = planned(ends)
     assert (again.unchanged, again.new, again.changed, again.deleted, again.tokens) == (10, 0, 0, 0, 0)
+
+
+def test_a_row_that_cannot_be_rendered_any_more_is_no_deletion(ends, source):
+    sync(SPEC, ends)
+    source.put("100", "03", MAKTX=float("nan"), MTART="ROH")
+    found = planned(ends)
+    assert (found.unreadable, found.deleted, found.unchanged) == (1, 0, 9)
+
+
+def test_many_deletions_are_told_with_the_brake(ends, source):
+    sync(SPEC, ends)
+    for number in range(3):
+        del source.data["100", f"{number:02}"]
+    assert ((found := planned(ends)).deleted, found.paused) == (3, "max_deletes")
+    allowed = planned(ends, options=PlanOptions(max_deletes=0.3, measure_seconds=None))
+    assert (allowed.deleted, allowed.paused) == (3, None)
+
+
+def test_another_template_changes_every_row(ends):
+    sync(SPEC, ends)
+    other = CollectionSpec("plans", MATERIALS, "{MAKTX} ({MTART})", metadata=SPEC.metadata, chunk=SPEC.chunk)
+    assert (found := planned(ends, other)).changed == 10
+    assert found.metadata_only == 0
 
 
 def test_changed_metadata_are_changed_rows_with_nothing_to_embed(ends, source):

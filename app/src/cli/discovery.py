@@ -27,7 +27,7 @@ def tables(
     ctx: typer.Context,
     schema: Annotated[str | None, typer.Argument(help="Only this schema.", metavar="[SCHEMA]")] = None,
     search: Annotated[str, typer.Option(help="Part of a name or a comment.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many at most.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 200,
     offset: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="How many to pass over.")] = 0,
     json: JsonFlag = False,
 ) -> None:
