@@ -9,7 +9,8 @@ ConnectorError
 │   ├── NoKey                   no primary key and no `key` given, or a `key` that two rows share
 │   ├── BadFilter               a search filter that is not of the filter language
 │   ├── ModelMismatch           the collection holds vectors of another model or dimension
-│   └── UnknownCollection
+│   ├── UnknownCollection
+│   └── NoProposal              nothing in a table that a collection could be proposed from
 ├── DatabaseError               HANA or the store said no; carries `code`: exit 3
 │   ├── ConnectionLost          the session is gone, its transaction too                       (retryable)
 │   ├── Unavailable             down for maintenance or starting: wait minutes                 (retryable)
@@ -66,6 +67,10 @@ class ModelMismatch(ConfigurationError):
 
 class UnknownCollection(ConfigurationError):
     pass
+
+
+class NoProposal(ConfigurationError):
+    """The message says what the table lacks."""
 
 
 class DatabaseError(ConnectorError):

@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from connector import catalog
+from connector.errors import NoProposal
 from connector.hana import HanaPool, quote
 from connector.model import Column, Table, TableRef
 from connector.proposal import (
     Facts,
-    NoProposal,
     Proposal,
     client_column,
     create_view,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from connector.catalog import NOT_COMPARABLE
-from connector.errors import ConfigurationError
+from connector.errors import ConfigurationError, NoProposal
 from connector.hana import quote
 from connector.model import Column, Table, TableRef
 from connector.roles import TEXTS, Role, guess, tells_changes
@@ -20,10 +20,6 @@ _MOST_CANDIDATES = 3
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TEXT_TABLES = {"MARA": "MAKT", "EQUI": "EQKT", "T001W": "T001W", "CSKS": "CSKT", "CEPC": "CEPCT", "IFLOT": "IFLOTX"}
 """Pairs whose names follow no rule."""
-
-
-class NoProposal(ConfigurationError):
-    """Nothing can be proposed; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)

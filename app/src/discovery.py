@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from app.src.parts import Parts
 from app.src.settings import CollectionSettings
 from app.src.settings.writing import collection_block
-from connector.errors import ConfigurationError
+from connector.errors import ConfigurationError, NoProposal
 from connector.model import CollectionSpec, Observer, TableRef
 
 if TYPE_CHECKING:
@@ -67,8 +67,6 @@ class Discovery:
 
         Raises UnknownTable, and NoProposal where none can be made.
         """
-        from connector.proposal import NoProposal
-
         found = self._introspect(ref, look_at_rows)
         if found.proposal is None:
             raise NoProposal(found.reason)

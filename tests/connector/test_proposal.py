@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from app.src.settings import load
 from app.src.settings.writing import collection_block
 from connector.document import Renderer
+from connector.errors import NoProposal
 from connector.model import Column, Table, TableRef
-from connector.proposal import Facts, NoProposal, Proposal, collection_name, create_view, nearest_first, propose
+from connector.proposal import Facts, Proposal, collection_name, create_view, nearest_first, propose
 from connector.roles import Role, guess
 from connector.template import Template
 from hana_emulator.sample.tables import TABLES

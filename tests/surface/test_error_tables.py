@@ -27,6 +27,7 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "BadFilter": (2, 422, False),
     "ModelMismatch": (2, 409, False),
     "UnknownCollection": (2, 404, False),
+    "NoProposal": (2, 500, False),
     "DatabaseError": (3, 503, False),
     "ConnectionLost": (3, 503, True),
     "Unavailable": (3, 503, True),
