@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hana_emulator.errors import HanaError, invalid_schema, invalid_table
-from hana_emulator.sql.names import hana_identifier, quoted_table
+from hana_emulator.sql.names import hana_identifier, quoted_table, table_key
 from hana_emulator.types import Column, HanaType, TypeCode
 
 SYSTEM_SCHEMAS = ("SYS", "PUBLIC")
@@ -143,6 +143,16 @@ class Catalog:
 
     def indexes_of(self, relation: Relation) -> list[Index]:
         return [index for index in self.indexes.values() if index.relation == relation.id]
+
+
+def reindexed(before: Catalog, after: Catalog) -> set[str]:
+    """The tables, by SQLite name, whose indexes differ: an HNSW index exists in the catalogue only."""
+    tables = {relation.id: table_key(relation.schema, relation.name) for relation in before.relations.values()}
+    return {
+        tables[index.relation]
+        for index in {*before.indexes.values()} ^ {*after.indexes.values()}
+        if index.relation in tables
+    }
 
 
 def create_storage(connection: sqlite3.Connection) -> None:
