@@ -106,6 +106,11 @@ class LockTable:
         with self._changed:
             self._changed.notify_all()
 
+    def await_end(self, holder: Holder, seconds: float) -> None:
+        """Returns when `holder` has ended, or after that time."""
+        with self._changed:
+            self._changed.wait_for(lambda: holder.ended, seconds)
+
     def wait(self, waiter: Holder, holder: Holder, until: float, check: Callable[[], None]) -> None:
         """Returns when `holder` has ended. Raises 133 at once when `holder` waits for `waiter`, by whatever detour; 131
         when the monotonic clock reaches `until`; and what `check` raises."""

@@ -280,7 +280,9 @@ class Session:
 
             def write(some: Sequence[StorageRow]) -> list[int]:
                 action = partial(self._write_rows, plan, some)
-                return self._writer.write(transaction, table, action, inserts=plan.inserts)
+                counts = self._writer.write(transaction, table, action, inserts=plan.inserts)
+                transaction.weight += sum(counts)
+                return counts
 
             if len(rows) == 1 or not batch:
                 return Outcome(rows_affected=write(rows))

@@ -38,6 +38,8 @@ class Transaction(Holder):
         self.connection = connection
         self.touched: dict[str, set[int]] | None = None
         """Where the triggers report to; None while nobody wants to know."""
+        self.weight = 0
+        """How many rows it has written, more or less."""
         self.lost: HanaError | None = None
         """Why it could not be parked. It has been rolled back."""
         self._shapes = shapes

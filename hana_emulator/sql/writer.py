@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hana_emulator.sql.database import Database
 
 _POLL_SECONDS = 0.1
+_LIGHT, _SECONDS_PER_ROW, _LONGEST_SECONDS = 1_000, 2e-5, 1.0
 NO_PATIENCE = 0.0
 """NOWAIT."""
 Result = TypeVar("Result")
@@ -64,6 +65,7 @@ class Writer:
     @contextmanager
     def active(self, connection: sqlite3.Connection) -> Iterator[Transaction]:
         """This session's transaction, begun if there is none, on SQLite's writer; another one there is parked."""
+        self._give_time()
         with self.turn(cancellable=True):
             other = self._database.active
             if other is not None and other is not self:
@@ -77,6 +79,13 @@ class Writer:
                 self._resume(self.transaction)
             self._database.active = self
             yield self.transaction
+
+    def _give_time(self) -> None:
+        """Parking costs time for every row: who has written many may come to an end first, for about as long."""
+        other = self._database.active
+        transaction = other.transaction if other is not None and other is not self else None
+        if transaction is not None and transaction.weight > _LIGHT:
+            self._database.locks.await_end(transaction, min(transaction.weight * _SECONDS_PER_ROW, _LONGEST_SECONDS))
 
     def park(self) -> None:
         """Make room for another session. Called by that session's thread, which has the turn; this one is idle."""
