@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from hana_emulator.errors import HanaError, not_supported
+from hana_emulator.errors import HanaError
 from hana_emulator.sql.reader import Name, TokenReader
+
+READ_COMMITTED = "READ COMMITTED"
+ISOLATION_LEVELS = (READ_COMMITTED, "REPEATABLE READ", "SERIALIZABLE")
+"""The last two are the same in HANA: all reads of a transaction see one snapshot."""
 
 
 class Controlled(Protocol):
@@ -20,6 +24,7 @@ class Controlled(Protocol):
     def rollback_to(self, name: str) -> None: ...
     def release(self, name: str) -> None: ...
     def lock(self, table: Name, *, nowait: bool) -> None: ...
+    def set_isolation(self, level: str) -> None: ...
     def set_lock_timeout(self, seconds: float) -> None: ...
     def cancel_session(self, connection_id: int) -> None: ...
 
@@ -66,9 +71,10 @@ def _set_schema(reader: TokenReader) -> Control:
 
 
 def _set_isolation(reader: TokenReader) -> Control:
-    if not reader.take("READ", "COMMITTED"):
-        raise not_supported("an isolation level other than READ COMMITTED")
-    return lambda session: None
+    level = next((level for level in ISOLATION_LEVELS if reader.take(*level.split())), None)
+    if level is None:
+        raise reader.error(" or ".join(ISOLATION_LEVELS))
+    return lambda session: session.set_isolation(level)
 
 
 def _set_variable(reader: TokenReader) -> Control:

@@ -61,6 +61,8 @@ class Database:
         """By table: the last identity value given out by transactions that are parked or rolled back."""
         self.commit_lock = threading.Lock()
         """Held while a commit and the new versions it brings become visible together."""
+        self.commits = 0
+        """How many there have been; changes with `commit_lock` held."""
         self.vectors = VectorCache()
         self._temporary = Path(tempfile.mkdtemp(prefix="hana-stand-in-")) if path is None else None
         self.folder = path or self._temporary or Path()

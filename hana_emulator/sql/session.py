@@ -13,6 +13,7 @@ from hana_emulator.seam import FAILED, Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql import failures, search
 from hana_emulator.sql.changes import install_triggers
+from hana_emulator.sql.control import READ_COMMITTED
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locking import ResultRow, RowLocks
 from hana_emulator.sql.locks import Blocked
@@ -98,9 +99,11 @@ class Session:
             return Outcome()
 
     def commit(self) -> None:
+        self._writer.close_snapshot(self._connection)
         self._writer.commit()
 
     def rollback(self) -> None:
+        self._writer.close_snapshot(self._connection)
         self._writer.rollback()
 
     @property
@@ -174,6 +177,8 @@ class Session:
         if plan.locks is not None:
             return self._query_locking(plan.step, plan.locks, row, autocommit=autocommit)
         if self._writer.transaction is None:
+            if self._writer.repeatable and not autocommit:
+                self._writer.open_snapshot(self._connection)
             return self._read(plan, row)
         with self._writer.active(self._connection):
             return self._read(plan, row)
@@ -216,7 +221,7 @@ class Session:
         first = cursor.fetchmany(_FIRST_ROWS)
         if len(first) < _FIRST_ROWS:
             return iter(first)
-        if self._writer.transaction is not None:
+        if self._connection.in_transaction:
             return iter(first + cursor.fetchall())
         connection = self._connection
         self._connection = self._spare.pop() if self._spare else self._open()
@@ -240,7 +245,8 @@ class Session:
 
     def _search(self, plan: search.SearchPlan, row: StorageRow) -> list[tuple[Storage, ...]] | None:
         table = plan.key[0]
-        if self._writer.transaction is not None and table in self._writer.transaction.tables:
+        transaction = self._writer.transaction
+        if self._writer.snapshot is not None or (transaction is not None and table in transaction.tables):
             return None
         with self._snapshot(table) as version:
             ranking = search.rank(self._database.vectors, plan, version, self._fetch, row)
@@ -391,6 +397,11 @@ class Session:
                 yield transaction
             except ValueError:
                 raise unknown from None
+
+    def set_isolation(self, level: str) -> None:
+        """From the next transaction on."""
+        self._writer.repeatable = level != READ_COMMITTED
+        self.context.isolation_level = level
 
     def set_lock_timeout(self, seconds: float) -> None:
         self._writer.lock_timeout = seconds

@@ -33,6 +33,10 @@ class Writer:
         self.lock_timeout = database.lock_timeout
         self.transaction: Transaction | None = None
         self.cancelled = False
+        self.repeatable = False
+        """REPEATABLE READ and SERIALIZABLE: see `open_snapshot`."""
+        self.snapshot: int | None = None
+        """How many commits the open snapshot knows."""
         self._database = database
 
     def touch(self, table: str, rowid: int) -> None:
@@ -62,20 +66,53 @@ class Writer:
         if self.cancelled:
             raise failures.cancelled()
 
+    # ------------------------------------------------------------------------------------------------------- snapshots
+
+    def open_snapshot(self, connection: sqlite3.Connection) -> None:
+        """All further reads of `connection` see the state of now, until the transaction ends.
+
+        SQLite cannot write into an older state. So a transaction that is to write, or to read after it has written,
+        fails with 138 when anybody has committed anything since; HANA fails only over the same rows.
+        """
+        if self.snapshot is None:
+            with self._database.commit_lock:
+                self.snapshot = self._database.commits
+                connection.execute("BEGIN")
+                connection.execute("SELECT 1 FROM owl_schemas LIMIT 1").fetchone()
+
+    def close_snapshot(self, connection: sqlite3.Connection) -> None:
+        if self.transaction is None and self.snapshot is not None:
+            self.snapshot = None
+            connection.execute("COMMIT")
+
+    def _check_snapshot(self) -> None:
+        if self.snapshot is not None and self.snapshot != self._database.commits:
+            raise failures.serialization_failure()
+
+    def _begin(self, connection: sqlite3.Connection) -> Transaction:
+        self._check_snapshot()
+        if connection.in_transaction:  # a snapshot, as new as can be
+            connection.execute("COMMIT")
+        if self.repeatable:
+            self.snapshot = self._database.commits
+        return Transaction(connection, partial(self._database.shape, connection), self._database.identities)
+
     @contextmanager
-    def active(self, connection: sqlite3.Connection) -> Iterator[Transaction]:
-        """This session's transaction, begun if there is none, on SQLite's writer; another one there is parked."""
+    def active(self, connection: sqlite3.Connection, *, ending: bool = False) -> Iterator[Transaction]:
+        """This session's transaction, begun if there is none, on SQLite's writer; another one there is parked.
+        `ending`: a commit does not care whether its snapshot is old."""
         self._give_time()
         with self.turn(cancellable=True):
             other = self._database.active
             if other is not None and other is not self:
                 other.park()
             if self.transaction is None:
-                shapes = partial(self._database.shape, connection)
-                self.transaction = Transaction(connection, shapes, self._database.identities)
+                self.transaction = self._begin(connection)
             elif self.transaction.lost is not None:
                 raise self.transaction.lost
             elif self.transaction.is_parked:
+                if not ending:
+                    self._check_snapshot()
                 self._resume(self.transaction)
             self._database.active = self
             yield self.transaction
@@ -220,8 +257,9 @@ class Writer:
 
     def commit_with(self, transaction: Transaction, publish: Callable[[], None]) -> None:
         """COMMIT, and what must become visible in the same moment."""
-        with self.active(transaction.connection), self._database.commit_lock:
+        with self.active(transaction.connection, ending=True), self._database.commit_lock:
             transaction.connection.execute("COMMIT")
+            self._database.commits += 1
             self._database.identities.clear()
             publish()
             self._end()
@@ -236,6 +274,7 @@ class Writer:
 
     def _end(self) -> None:
         transaction, self.transaction = self.transaction, None
+        self.snapshot = None
         assert transaction is not None
         if self._database.active is self:
             self._database.active = None

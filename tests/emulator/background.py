@@ -41,13 +41,11 @@ class Background:
 
     def code(self, seconds: float = 10.0) -> int:
         """The code of the HANA error that the call ended with."""
-        try:
-            self.result(seconds)
-        except Exception as error:
-            found = getattr(error, "code", None) or getattr(error, "errorcode", None)
-            assert found is not None, error
-            return int(found)
-        raise AssertionError("the call raised nothing")
+        self._thread.join(seconds)
+        assert not self.is_running, "still waiting"
+        found = getattr(self._raised, "code", None) or getattr(self._raised, "errorcode", None)
+        assert found is not None, f"no such error: {self._raised!r}"
+        return int(found)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

@@ -1,8 +1,9 @@
-"""Row locks of the stand-in, session against session without a socket: who waits for whom, and what is left in the end."""
+"""Row locks of the stand-in, session against session without a socket: who waits for whom, and what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -363,6 +364,18 @@ def test_renamed_and_altered_tables_keep_their_locks(a: Sql, b: Sql) -> None:
     assert a.rows("SELECT KEY1, Z FROM R ORDER BY KEY1") == [(1, 2), (2, 2), (3, 1)]
 
 
+def test_tables_whose_columns_hide_the_row_number(a: Sql, b: Sql) -> None:
+    a.run('CREATE TABLE R ("_ROWID_" INTEGER PRIMARY KEY, "ROWID" INTEGER)')
+    a.many("INSERT INTO R VALUES (?, 7)", [(1,), (2,)])
+    commit(a)
+    a.run('UPDATE R SET "ROWID" = 8 WHERE "_ROWID_" = 1')
+    assert b.run('UPDATE R SET "ROWID" = 9 WHERE "_ROWID_" = 2') == 1
+    commit(a, b)
+    assert a.rows("SELECT * FROM R ORDER BY 1") == [(1, 8), (2, 9)]
+    assert a.code("SELECT * FROM R FOR UPDATE") == 7
+    assert a.code('CREATE TABLE X ("_ROWID_" INTEGER, "ROWID" INTEGER, OID INTEGER)') == 7
+
+
 # --- FOR UPDATE and LOCK TABLE ----------------------------------------------------------------------------------------
 
 
@@ -503,11 +516,18 @@ def test_closing_a_parked_session_frees_its_locks(a: Sql, b: Sql) -> None:
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 
-BATCH = [(4, "four", 40), (1, "dup", 41), (5, "far too long", 50), (6, "six", 60), (7, "seven", 40), (None, "x", 1)]
+BATCH: list[tuple[object, ...]] = [
+    (4, "four", 40),
+    (1, "dup", 41),
+    (5, "far too long", 50),
+    (6, "six", 60),
+    (7, "seven", 40),
+    (None, "x", 1),
+]
 
 
-def batch(sql: Sql, text: str, rows: list[tuple[object, ...]]) -> tuple[list[int], list[int]]:
-    outcome = sql.session.execute(sql.prepare(text), rows, autocommit=sql.autocommit, batch=True)  # type: ignore[arg-type]
+def batch(sql: Sql, text: str, rows: Sequence[Any]) -> tuple[list[int], list[int]]:
+    outcome = sql.session.execute(sql.prepare(text), rows, autocommit=sql.autocommit, batch=True)
     return outcome.rows_affected, [error.code for error in outcome.errors]
 
 
@@ -533,3 +553,99 @@ def test_a_batch_waits_for_keys_as_a_whole(a: Sql, b: Sql) -> None:
     assert content(b) == START
     commit(a)
     assert waiting.result() == ([1, 1, -3, -3, -3, -3], [274, 301, 301, 287])
+
+
+# --- isolation levels -------------------------------------------------------------------------------------------------
+
+SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
+
+
+def level(sql: Sql) -> str:
+    return str(sql.value("SELECT CURRENT_TRANSACTION_ISOLATION_LEVEL FROM DUMMY"))
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_a_snapshot_stays_as_it_is_until_the_transaction_ends(a: Sql, b: Sql, name: str) -> None:
+    assert level(a) == "READ COMMITTED"
+    a.run(f"SET TRANSACTION ISOLATION LEVEL {name}")
+    assert level(a) == name
+    assert content(a) == START
+    update(b, 1, "b")
+    commit(b)
+    assert content(a) == START
+    a.session.rollback()
+    assert content(a)[0] == (1, "b", 10)
+    commit(a)
+    a.run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    assert content(a)[0] == (1, "b", 10)
+    update(b, 1, "c")
+    commit(b)
+    assert content(a)[0] == (1, "c", 10)
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_a_write_over_a_newer_row_is_138(a: Sql, b: Sql, name: str) -> None:
+    a.run(f"SET TRANSACTION ISOLATION LEVEL {name}")
+    assert content(a) == START
+    update(b, 1, "b")
+    commit(b)
+    with pytest.raises(HanaError) as caught:
+        update(a, 1, "a")
+    assert (caught.value.code, caught.value.rolls_back) == (138, True)
+    assert not a.session.in_transaction
+    assert update(a, 1, "a") == 1
+    assert content(a)[0] == (1, "a", 10)
+    commit(a)
+    assert content(b)[0] == (1, "a", 10)
+
+
+def test_a_write_that_waited_for_a_newer_row_is_138(a: Sql, b: Sql) -> None:
+    a.run("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+    assert update(a, 2, "a") == 1
+    update(b, 1, "b")
+    waiting = Background(lambda: update(a, 1, "a"))
+    waiting.assert_waits()
+    commit(b)
+    assert waiting.code() == 138
+    assert content(b) == [(1, "b", 10), *START[1:]]
+
+
+def test_a_snapshot_with_writes_reads_itself_and_commits_beside_others(a: Sql, b: Sql) -> None:
+    a.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    update(a, 1, "a")
+    update(b, 2, "b")
+    assert content(a) == [(1, "a", 10), *START[1:]]
+    commit(b)
+    commit(a)
+    assert content(b)[:2] == [(1, "a", 10), (2, "b", 20)]
+
+
+def test_a_snapshot_with_vectors(a: Sql, b: Sql) -> None:
+    a.run("CREATE TABLE V (K INTEGER PRIMARY KEY, V REAL_VECTOR(2))")
+    a.run("INSERT INTO V VALUES (1, ?)", vector(1, 0))
+    commit(a)
+    a.run("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+    text = "SELECT TOP 5 K, COSINE_SIMILARITY(V, TO_REAL_VECTOR('[1, 0]')) AS S FROM V ORDER BY S DESC"
+    assert len(a.rows(text)) == 1
+    b.run("INSERT INTO V VALUES (2, ?)", vector(0, 1))
+    commit(b)
+    assert len(b.rows(text)) == 2
+    assert len(a.rows(text)) == 1
+    a.session.rollback()
+    assert len(a.rows(text)) == 2
+
+
+def test_a_long_result_of_a_snapshot_is_whole(a: Sql, b: Sql) -> None:
+    a.many("INSERT INTO T VALUES (?, 'x', NULL)", [(key,) for key in range(10, 10_010)])
+    commit(a)
+    a.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    assert len(content(a)) == 10_003
+    b.run("DELETE FROM T")
+    commit(b)
+    assert len(content(a)) == 10_003
+    a.run("CREATE TABLE ENDS_IT (K INTEGER)")
+    assert content(a) == []
+
+
+def test_other_isolation_levels_are_refused(a: Sql) -> None:
+    assert a.code("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED") == 257

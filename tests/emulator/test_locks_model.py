@@ -161,7 +161,7 @@ class RowLocks(RuleBasedStateMachine):
         actor = self.actors[number]
         actor.sql.session.commit()
         if actor.own is not None:
-            others = [other for other in self.others(actor) if other.own is not None]
+            others = self.others(actor)
             kept = [(other, self.mine(other, other.own or {}), self.marks(other)) for other in others]
             self.committed = {**self.unlocked(actor), **self.mine(actor, actor.own)}
             for other, mine, marks in kept:
