@@ -1,7 +1,7 @@
 """Which rows a transaction has changed, what they look like, and how they are put back. SQLite's side of row locks.
 
-Every table has triggers that report changed rows to `owl_touch`; inserted rows are known by their rowids being the
-highest. Knows tables by their SQLite names and nothing of HANA's types.
+Every table has triggers that report changed rows to `owl_touch`; inserted rows are known by their rowids, the highest.
+Knows tables by their SQLite names and nothing of HANA's types.
 """
 
 from __future__ import annotations
@@ -128,15 +128,13 @@ def _parents(connection: sqlite3.Connection, table: str, places: Mapping[str, in
 
 
 def _trigger_sqls(table: str, rowid: str, *, identity: bool) -> dict[str, str]:
-    """Name and text of each trigger a table needs: after UPDATE and DELETE, and INSERT where rowids may be chosen."""
+    """Name and text of each trigger a table needs. One for INSERT would make loading an identity table much slower."""
     old, new = (f"SELECT {TOUCH_FUNCTION}({literal(table)}, {side}.{rowid});" for side in ("OLD", "NEW"))
-    bodies = {"DELETE": old, "UPDATE": f"{old} {new}" if identity else old}
-    if identity:
-        bodies["INSERT"] = new
+    bodies = {"DELETE": f"BEGIN {old} END", "UPDATE": f"BEGIN {old} {new if identity else ''} END"}
     sqls = {}
     for event, body in bodies.items():
         name = f"{_TRIGGER} {event} {table}"
-        sqls[name] = f"CREATE TRIGGER {_quoted(name)} AFTER {event} ON {_quoted(table)} BEGIN {body} END"
+        sqls[name] = f"CREATE TRIGGER {_quoted(name)} AFTER {event} ON {_quoted(table)} {body}"
     return sqls
 
 
@@ -180,7 +178,11 @@ def _chunks(rowids: Iterable[int]) -> Iterator[str]:
 
 
 def highest(connection: sqlite3.Connection, shape: Shape) -> int:
+    """Rows inserted from now on are above this, unless an identity column is given a lower value."""
     (found,) = connection.execute(f"SELECT max({shape.rowid}) FROM {shape.name}").fetchone()
+    if shape.identity is not None:
+        (given,) = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (shape.table,)).fetchone()
+        return max(found or 0, given or 0)
     return found or 0
 
 

@@ -323,7 +323,7 @@ class Session:
     def _write_rows(self, plan: WritePlan, rows: Sequence[StorageRow]) -> list[int]:
         self.context.error = None
         converted = plan.convert(rows)
-        if plan.one_row:
+        if plan.one_row and not plan.chosen_identity:
             self._connection.executemany(plan.steps[0].sql, converted)
             counts = [1] * len(rows)
         else:
@@ -334,12 +334,22 @@ class Session:
 
     def _write_row(self, plan: WritePlan, row: StorageRow) -> int:
         collected = self._run(plan.collect, row).fetchall() if plan.collect is not None else []
-        count = sum(self._run(step, row).rowcount for step in plan.steps)
+        count = sum(self._write_step(plan, step, row) for step in plan.steps)
         if not count and plan.fallback is not None:
-            count = self._run(plan.fallback, row).rowcount
-        if collected:
-            self._connection.executemany(plan.insert_collected, collected)
+            count = self._write_step(plan, plan.fallback, row)
+        for values in collected:
+            self._write_step(plan, Step(plan.insert_collected, len(values)), values)
         return count + len(collected)
+
+    def _write_step(self, plan: WritePlan, step: Step, row: StorageRow) -> int:
+        """Rows inserted with an identity value of the statement's choice may be anywhere: SQLite tells where."""
+        if not plan.chosen_identity or not step.sql.startswith("INSERT"):
+            return self._run(step, row).rowcount
+        returning = Step(f"{step.sql} RETURNING {plan.chosen_identity}", step.parameters)
+        found = self._run(returning, row).fetchall()
+        for (rowid,) in found:
+            self._writer.touch(table_key(plan.table.schema, plan.table.name), rowid)
+        return len(found)
 
     def _define(self, plan: DefinitionPlan) -> None:
         """DDL commits what came before, runs alone, and commits itself. It waits for all that holds locks in the tables

@@ -111,10 +111,9 @@ class Transaction(Holder):
 
     def mark(self, table: str) -> None:
         """Rows are about to be inserted: remember which rowids are still free."""
-        shape = self._shapes(table)
         changes = self._changes.setdefault(table, Changes())
-        if shape.identity is None and changes.above is None:
-            changes.above = rows.highest(self.connection, shape)
+        if changes.above is None:
+            changes.above = rows.highest(self.connection, self._shapes(table))
 
     def lock_rows(self, table: str, rowids: set[int]) -> None:
         """Rows of its own that nobody else can see need no lock."""
@@ -225,9 +224,12 @@ class Transaction(Holder):
         for table, changes in self._changes.items():
             if changes.above is None:
                 continue
-            base = parked.base[table]
-            changes.rowids, changes.above = set(base), rows.highest(self.connection, self._shapes(table))
+            base, shape = parked.base[table], self._shapes(table)
             inserted = sorted({rowid for layer in layers for rowid in layer[table]} - base)
+            changes.rowids, changes.above = set(base), rows.highest(self.connection, shape)
+            if shape.identity is not None:
+                changes.rowids.update(inserted)
+                continue
             numbers = {rowid: changes.above + place for place, rowid in enumerate(inserted, 1)}
             for layer in layers:
                 layer[table] = {numbers.get(rowid, rowid): row for rowid, row in layer[table].items()}

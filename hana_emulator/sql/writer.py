@@ -208,7 +208,7 @@ class Writer:
             locks.check_rows(name, rowids)
             shape = self._database.shape(connection, name)
             written = list(changes.rows_at(connection, shape, rowids).values())
-            if name == table and start is not None and shape.identity is None:
+            if name == table and start is not None:
                 written += changes.rows_above(connection, shape, start).values()
             locks.check_keys(name, shape.keys_of(written))
 
