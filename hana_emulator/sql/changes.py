@@ -218,8 +218,30 @@ def parent_rows(connection: sqlite3.Connection, parent: Parent, parent_shape: Sh
 # --- putting back -----------------------------------------------------------------------------------------------------
 
 
+def children_first(shapes: Iterable[Shape]) -> list[Shape]:
+    """Tables before those that their foreign keys refer to; in a circle, any of them."""
+    left, ordered = list(shapes), []
+    while left:
+        referred = {parent.table for shape in left for parent in shape.parents if parent.table != shape.table}
+        free = [shape for shape in left if shape.table not in referred] or left[:1]
+        ordered += free
+        left = [shape for shape in left if shape not in free]
+    return ordered
+
+
 def delete_rows(connection: sqlite3.Connection, shape: Shape, rowids: Iterable[int]) -> None:
-    connection.executemany(f"DELETE FROM {shape.name} WHERE {shape.rowid} = ?", [(rowid,) for rowid in rowids])
+    """Rows that other rows of the same table refer to go after those."""
+    sql, left = f"DELETE FROM {shape.name} WHERE {shape.rowid} = ?", sorted(rowids)
+    while left:
+        refused = []
+        for rowid in left:
+            try:
+                connection.execute(sql, (rowid,))
+            except sqlite3.IntegrityError:
+                refused.append(rowid)
+                if len(refused) == len(left):
+                    raise
+        left = refused
 
 
 def insert_rows(connection: sqlite3.Connection, shape: Shape, rows: Image) -> None:

@@ -68,6 +68,10 @@ class LockTable:
         """What everybody who is not on the writer has locked in the table."""
         return self._claims.get(table, {})
 
+    @property
+    def any_claims(self) -> bool:
+        return bool(self._claims)
+
     def check_open(self, table: str) -> None:
         """Raises Blocked when somebody has locked the whole table."""
         for holder, claims in self.claims(table).items():
@@ -84,6 +88,12 @@ class LockTable:
         """Raises Blocked when somebody has locked one of the rows."""
         for holder, claims in self.claims(table).items():
             if claims.exclusive or not claims.rows.isdisjoint(rowids) or not claims.parents.isdisjoint(rowids):
+                raise Blocked(holder)
+
+    def check_parents(self, table: str, rowids: set[int]) -> None:
+        """Raises Blocked when somebody has changed one of the rows; that others refer to them too does not matter."""
+        for holder, claims in self.claims(table).items():
+            if claims.exclusive or not claims.rows.isdisjoint(rowids):
                 raise Blocked(holder)
 
     def check_keys(self, table: str, keys: set[Key]) -> None:

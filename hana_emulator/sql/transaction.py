@@ -236,15 +236,17 @@ class Transaction(Holder):
         return layers
 
     def _put(self, layer: Layer, before: Mapping[str, set[int]]) -> None:
-        """Deletions first, in all tables, then changes, then new rows: foreign keys and unique keys want it so."""
-        for table, image in layer.items():
-            rows.delete_rows(self.connection, self._shapes(table), before[table] - image.keys())
-        for table, image in layer.items():
-            old = {rowid: row for rowid, row in image.items() if rowid in before[table]}
-            rows.update_rows(self.connection, self._shapes(table), old)
-        for table, image in layer.items():
-            new = {rowid: row for rowid, row in image.items() if rowid not in before[table]}
-            rows.insert_rows(self.connection, self._shapes(table), new)
+        """Deletions first, in all tables, then changes, then new rows; a table before those that it refers to, because
+        RESTRICT is not deferred."""
+        shapes = rows.children_first(self._shapes(table) for table in layer)
+        for shape in shapes:
+            rows.delete_rows(self.connection, shape, before[shape.table] - layer[shape.table].keys())
+        for shape in shapes:
+            known, image = before[shape.table], layer[shape.table]
+            rows.update_rows(self.connection, shape, {rowid: row for rowid, row in image.items() if rowid in known})
+        for shape in shapes:
+            known, image = before[shape.table], layer[shape.table]
+            rows.insert_rows(self.connection, shape, {rowid: row for rowid, row in image.items() if rowid not in known})
 
     def rollback(self) -> None:
         self._parked = None

@@ -37,6 +37,8 @@ class Writer:
         """REPEATABLE READ and SERIALIZABLE: see `open_snapshot`."""
         self.snapshot: int | None = None
         """How many commits the open snapshot knows."""
+        self._turns = 0
+        """How often this session has the turn, which it can take again inside."""
         self._database = database
 
     def touch(self, table: str, rowid: int) -> None:
@@ -57,9 +59,11 @@ class Writer:
         while not turn.acquire(timeout=_POLL_SECONDS):
             if cancellable:
                 self._check_cancelled()
+        self._turns += 1
         try:
             yield
         finally:
+            self._turns -= 1
             turn.release()
 
     def _check_cancelled(self) -> None:
@@ -120,7 +124,7 @@ class Writer:
     def _give_time(self) -> None:
         """Parking costs time for every row: who has written many may come to an end first, for about as long."""
         other = self._database.active
-        transaction = other.transaction if other is not None and other is not self else None
+        transaction = other.transaction if other is not None and other is not self and not self._turns else None
         if transaction is not None and transaction.weight > _LIGHT:
             self._database.locks.await_end(transaction, min(transaction.weight * _SECONDS_PER_ROW, _LONGEST_SECONDS))
 
@@ -186,7 +190,7 @@ class Writer:
         start: int | None = None
         if inserts:
             transaction.mark(table)
-            if locks.claims(table):
+            if locks.any_claims:
                 start = changes.highest(connection, self._database.shape(connection, table))
         try:
             with transaction.statement() as touched:
@@ -200,17 +204,21 @@ class Writer:
     def _check(
         self, connection: sqlite3.Connection, touched: dict[str, set[int]], table: str, start: int | None
     ) -> None:
-        """Raises Blocked when the statement has touched what others have locked."""
+        """Raises Blocked when the statement has touched what others have locked, or refers to it by a foreign key."""
         locks = self._database.locks
         for name, rowids in touched.items():
-            if not locks.claims(name):
+            shape = self._database.shape(connection, name)
+            parents = [parent for parent in shape.parents if locks.claims(parent.table)]
+            if not locks.claims(name) and not parents:
                 continue
             locks.check_rows(name, rowids)
-            shape = self._database.shape(connection, name)
             written = list(changes.rows_at(connection, shape, rowids).values())
             if name == table and start is not None:
                 written += changes.rows_above(connection, shape, start).values()
             locks.check_keys(name, shape.keys_of(written))
+            for parent in parents:
+                parent_shape = self._database.shape(connection, parent.table)
+                locks.check_parents(parent.table, changes.parent_rows(connection, parent, parent_shape, written))
 
     def _ask_holders(
         self, transaction: Transaction, table: str, action: Callable[[], object], error: Exception
@@ -239,6 +247,7 @@ class Writer:
         transaction = self.transaction
         if transaction is None:
             return
+        self._give_time()
         try:
             with self.turn():
                 if transaction.lost is not None:
@@ -265,17 +274,21 @@ class Writer:
             self._end()
 
     def rollback(self) -> None:
-        if self.transaction is not None:
-            with self.turn():
-                try:
+        if self.transaction is None:
+            return
+        with self.turn():
+            try:
+                if self.transaction is not None:
                     self.transaction.rollback()
-                finally:
-                    self._end()
+            finally:
+                self._end()
 
     def _end(self) -> None:
+        """Does nothing when another thread has closed the session meanwhile."""
         transaction, self.transaction = self.transaction, None
         self.snapshot = None
-        assert transaction is not None
+        if transaction is None:
+            return
         if self._database.active is self:
             self._database.active = None
         self._database.locks.end(transaction)
