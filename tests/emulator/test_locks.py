@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -331,6 +332,22 @@ def test_a_transaction_that_cannot_be_put_back_is_rolled_back(a: Sql, b: Sql, da
     assert (caught.value.code, caught.value.rolls_back) == (129, True)
     assert not a.session.in_transaction
     assert update(a, 2, "a") == 1
+
+
+def test_a_folder_of_an_older_stand_in_gets_its_triggers(tmp_path: Path) -> None:
+    first = open_database(tmp_path)
+    Sql(first.connect(USER)).run("CREATE TABLE T (K INTEGER PRIMARY KEY)")
+    Sql(first.connect(USER)).run("INSERT INTO T VALUES (1)")
+    connection = first.open_connection(first.connect(USER).context)
+    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        connection.execute(f'DROP TRIGGER "{name}"')
+    connection.close()
+    first.close()
+    second = open_database(tmp_path, lock_timeout=0.0)
+    a, b = session(second), session(second)
+    a.run("DELETE FROM T WHERE K = 1")
+    assert b.code("DELETE FROM T WHERE K = 1") == 131
+    second.close()
 
 
 def test_definitions_wait_for_open_writers(a: Sql, b: Sql) -> None:

@@ -240,6 +240,22 @@ def test_money_is_neither_made_nor_lost(client: Clients) -> None:
     assert sum(int(name) for _, name in rows(client())) == 600
 
 
+def test_a_serializable_transaction_keeps_its_snapshot_and_fails_with_138(client: Clients) -> None:
+    a, b = client(), client()
+    run(a, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+    assert rows(a, "SELECT CURRENT_TRANSACTION_ISOLATION_LEVEL FROM DUMMY") == [("SERIALIZABLE",)]
+    assert rows(a) == START
+    update(b, 1, "b")
+    b.commit()
+    assert rows(a) == START
+    with pytest.raises(dbapi.InternalError) as caught:
+        update(a, 1, "a")
+    assert caught.value.errorcode == 138
+    assert update(a, 1, "a") == 1
+    a.commit()
+    assert rows(b)[0] == (1, "a")
+
+
 # --- batches: hdbcli sends the same bytes with and without batcherrors ------------------------------------------------
 
 BATCH = [(4, "four"), (1, "dup"), (5, "far too long"), (6, "six")]
