@@ -16,6 +16,8 @@ from hana_emulator.sql.locks import Key
 from hana_emulator.sql.names import literal
 
 TOUCH_FUNCTION = "owl_touch"
+ENFORCING_FUNCTION = "owl_enforcing"
+"""For the WHEN of triggers that keep constraints: false while the rows of a parked transaction are put back."""
 _TRIGGER = "owl_touched"
 _CHUNK = 20_000
 _ROWID_NAMES = ("_rowid_", "rowid", "oid")

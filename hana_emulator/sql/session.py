@@ -12,7 +12,7 @@ from hana_emulator.errors import HanaError, invalid_schema
 from hana_emulator.seam import FAILED, Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql import failures, search
-from hana_emulator.sql.changes import install_triggers
+from hana_emulator.sql.changes import ENFORCING_FUNCTION, install_triggers
 from hana_emulator.sql.control import READ_COMMITTED
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locking import ResultRow, RowLocks
@@ -67,6 +67,7 @@ class Session:
 
     def _open(self) -> sqlite3.Connection:
         connection = self._database.open_connection(self.context, self._writer.touch)
+        connection.create_function(ENFORCING_FUNCTION, 0, self._writer.is_enforcing)
         connection.create_function(search.SCORE_FUNCTION, 1, lambda rowid: self._scores.get(rowid))
         return connection
 

@@ -38,6 +38,8 @@ class Transaction(Holder):
         self.connection = connection
         self.touched: dict[str, set[int]] | None = None
         """Where the triggers report to; None while nobody wants to know."""
+        self.restoring = False
+        """Whether rows are being put back: constraints have been looked at already, when they were written."""
         self.weight = 0
         """How many rows it has written, more or less."""
         self.lost: HanaError | None = None
@@ -202,6 +204,7 @@ class Transaction(Holder):
         parked = self._parked
         assert parked is not None
         self._begin()
+        self.restoring = True
         try:
             self.connection.execute("PRAGMA defer_foreign_keys = ON")
             layers = self._renumbered(parked)
@@ -216,6 +219,8 @@ class Transaction(Holder):
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             raise
+        finally:
+            self.restoring = False
         self._parked = None
 
     def _renumbered(self, parked: _Parked) -> list[dict[str, Image]]:
@@ -244,7 +249,7 @@ class Transaction(Holder):
         for shape in shapes:
             known, image = before[shape.table], layer[shape.table]
             rows.update_rows(self.connection, shape, {rowid: row for rowid, row in image.items() if rowid in known})
-        for shape in shapes:
+        for shape in reversed(shapes):
             known, image = before[shape.table], layer[shape.table]
             rows.insert_rows(self.connection, shape, {rowid: row for rowid, row in image.items() if rowid not in known})
 

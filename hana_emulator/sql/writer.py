@@ -46,6 +46,10 @@ class Writer:
         if self.transaction is not None and (touched := self.transaction.touched) is not None:
             touched.setdefault(table, set()).add(rowid)
 
+    def is_enforcing(self) -> bool:
+        """Whether a trigger that checks or follows a constraint is to act: not while rows are put back."""
+        return self.transaction is None or not self.transaction.restoring
+
     def cancel(self) -> None:
         self.cancelled = True
         self._database.locks.wake()

@@ -319,6 +319,21 @@ def test_search_sees_ones_own_vectors_and_nobody_elses(a: Sql, b: Sql) -> None:
     assert [row[0] for row in b.rows(text)] == [1, 2]
 
 
+def test_triggers_that_keep_constraints_rest_while_rows_are_put_back(a: Sql, b: Sql, database: Database) -> None:
+    a.run("CREATE TABLE LOG (INSERTED INTEGER)")
+    a.run("INSERT INTO LOG VALUES (0)")
+    commit(a)
+    connection = database.open_connection(a.session.context)
+    insert = """AFTER INSERT ON "~S.T" WHEN owl_enforcing() BEGIN UPDATE "~S.LOG" SET INSERTED = INSERTED + 1; END"""
+    connection.execute(f"CREATE TRIGGER follow {insert}")
+    connection.close()
+    a.run("INSERT INTO T VALUES (4, 'a', 40)")
+    update(b, 1, "b")
+    assert a.column("SELECT INSERTED FROM LOG") == [1]
+    commit(b, a)
+    assert b.column("SELECT INSERTED FROM LOG") == [1]
+
+
 def test_a_transaction_that_cannot_be_put_back_is_rolled_back(a: Sql, b: Sql, database: Database) -> None:
     """A row that came from nowhere, behind the locks' back, takes the key meanwhile."""
     a.run("INSERT INTO T VALUES (4, 'a', 40)")
