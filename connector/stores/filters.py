@@ -332,7 +332,7 @@ def _shown(value: Any) -> str:
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})(?=$|[ T])", re.ASCII)
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[^\W_]+")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
