@@ -165,6 +165,12 @@ def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Condi
     return _Parser(names or {}).object(where, "", 0)
 
 
+def fields(where: Filter | None, names: Mapping[str, str] | None = None) -> list[str]:
+    """The metadata names that a filter compares; `names` as for `parse`. Raises BadFilter."""
+    condition = parse(where, names)
+    return [] if condition is None else [term.field for term in terms(condition)]
+
+
 class _Parser:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names

@@ -112,10 +112,11 @@ def _rarity(count: int, texts: int) -> float:
 
 
 def supports(pool: HanaPool, table: VectorSql) -> bool:
-    """Whether HANA searches VEC_TEXT by words as it stands: asked with a word, because no view tells it."""
-    sql, probe = KeywordSql(table, True), Word(("owl",))
+    """Whether HANA searches VEC_TEXT by words as it stands: asked with a search, because no view tells it."""
+    probe = Word(("owl",))
+    query = KeywordQuery(KeywordSql(table, True), (probe, probe), (1.0, 1.0), 1.0)
     try:
-        pool.read(sql.count(probe), sql.parameters(probe), doing="asking HANA whether it searches texts")
+        pool.read(*query.statement(1, filter_sql.Compiled("", ())), doing="asking HANA whether it searches texts")
     except StatementFailed:
         return False
     return True
