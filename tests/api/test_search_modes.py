@@ -16,8 +16,6 @@ from connector.errors import ModelMismatch
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"
-ROUTE = "POST /v1/collections/{name}/search"
-pytestmark = pytest.mark.covers(ROUTE)
 MORE = {
     "5": "pump seal",
     "6": "pump with a motor and a seal of rubber",
@@ -46,6 +44,7 @@ def keys(answer: dict[str, Any]) -> list[str]:
     return [hit["key"]["MATNR"] for hit in answer["hits"]]
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_keyword(client: httpx.Client, synced: Service) -> None:
     answer = ask(client, query="pump seal", mode="keyword")
     assert set(keys(answer)[:2]) == {"5", "6"}, "both words"
@@ -58,6 +57,7 @@ def test_keyword(client: httpx.Client, synced: Service) -> None:
     assert keys(ask(client, query="100195", mode="keyword")) == ["7"]
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_hybrid_is_the_fusion_of_both(client: httpx.Client, synced: Service) -> None:
     rankings = [keys(ask(client, query="hydraulic pump seal", mode=mode, k=50)) for mode in ("vector", "keyword")]
     assert rankings[0] != rankings[1]
@@ -73,6 +73,7 @@ def test_hybrid_is_the_fusion_of_both(client: httpx.Client, synced: Service) -> 
     assert keys(ask(client, query="hydraulic pump seal", mode="hybrid", k=2)) == keys(answer)[:2]
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize("where", [{"MTART": "ROH"}, {"MTART": {"$ne": "ROH"}}, {"MTART": {"$like": "F%"}}], ids=str)
 def test_the_modes_agree_on_filters(client: httpx.Client, synced: Service, where: dict[str, Any]) -> None:
     everything = "gearbox garden hydraulic office pump valve"
@@ -80,6 +81,7 @@ def test_the_modes_agree_on_filters(client: httpx.Client, synced: Service, where
     assert found["vector"] == found["keyword"] == found["hybrid"] != set()
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_min_score_is_the_score_in_vector_and_keyword_mode(client: httpx.Client, synced: Service) -> None:
     for mode in ("vector", "keyword"):
         every = ask(client, query="pump seal", mode=mode, k=50)["hits"]
@@ -90,6 +92,7 @@ def test_min_score_is_the_score_in_vector_and_keyword_mode(client: httpx.Client,
         assert ask(client, query="pump seal", mode=mode, min_score=1e9)["hits"] == []
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_min_score_is_the_cosine_in_hybrid_mode(client: httpx.Client, synced: Service) -> None:
     cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query="pump seal", k=50)["hits"]}
     for least in sorted(cosines.values()):
@@ -112,6 +115,7 @@ def test_min_score_looks_up_the_cosine_of_what_words_alone_found(
         assert bool(found) is (least < 0 or first.score >= least)
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_mmr_is_the_mode_at_1_and_spreads_below(client: httpx.Client, synced: Service) -> None:
     for mode in MODES:
         plain = ask(client, query="pump seal", mode=mode, k=4)
@@ -136,6 +140,7 @@ def _text(service: Service, key: str) -> str:
     return text
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_mmr_keeps_scores_and_filters(client: httpx.Client, synced: Service) -> None:
     scores = {hit["id"]: hit["score"] for hit in ask(client, query="pump", k=50)["hits"]}
     spread = ask(client, query="pump", k=3, mmr_lambda=0.3, filter={"MTART": "ROH"})
@@ -145,6 +150,7 @@ def test_mmr_keeps_scores_and_filters(client: httpx.Client, synced: Service) -> 
     assert ask(client, query="xyzzy", mode="keyword", mmr_lambda=0.5)["hits"] == []
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_mmr_takes_the_vector_given(client: httpx.Client, synced: Service) -> None:
     vector = synced.embed(["pump seal"])[0].astype(np.float64).tolist()
     by_text = ask(client, query="pump seal", k=4, mmr_lambda=0.4)
@@ -154,6 +160,7 @@ def test_mmr_takes_the_vector_given(client: httpx.Client, synced: Service) -> No
 # ----------------------------------------------------------------------------------------------------------- no model
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_keyword_search_loads_no_engine(make_service: Callable[[], Service], synced: Service) -> None:
     another = make_service()
     with serving(another) as client:
@@ -161,6 +168,7 @@ def test_keyword_search_loads_no_engine(make_service: Callable[[], Service], syn
     assert "engine" not in another.parts._parts
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_keyword_search_of_another_models_collection(synced: Service, settings: Settings, source: TableSource) -> None:
     other = settings.embedding.model_copy(update={"model": "hash:128"})
     service = Service(settings.model_copy(update={"embedding": other}), source=source)
@@ -173,7 +181,7 @@ def test_keyword_search_of_another_models_collection(synced: Service, settings: 
         service.close()
 
 
-@pytest.mark.covers(ROUTE, errors=True)
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_collection_never_synced(client: httpx.Client, mode: str) -> None:
     response = client.post("/v1/collections/never/search", json={"query": "a", "mode": mode})
@@ -189,6 +197,7 @@ def test_what_may_be_done_with_another_model_is_told(synced: Service, monkeypatc
 # -------------------------------------------------------------------------------------------------------------- notes
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_filter_on_unknown_metadata_is_allowed_and_noted(client: httpx.Client, synced: Service, mode: str) -> None:
     answer = ask(client, query="pump", mode=mode, filter={"$or": [{"MTARD": "ROH"}, {"WERKS": "1"}, {"MTART": "ROH"}]})
@@ -197,6 +206,7 @@ def test_a_filter_on_unknown_metadata_is_allowed_and_noted(client: httpx.Client,
     assert all(word in note for word in ("MTARD, WERKS", "materials", "MTART"))
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_notes_on_filters_that_nothing_passes_and_texts_without_words(client: httpx.Client, synced: Service) -> None:
     (note,) = ask(client, query="pump", filter={"MTART": "NONE"})["notes"]
     assert "no row" in note

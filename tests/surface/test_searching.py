@@ -22,7 +22,6 @@ template = "{MAKTX}. Number {MATNR}"
 metadata = ["MTART", "SPRAS"]
 """
 Search = Callable[..., Run]
-pytestmark = pytest.mark.covers("search")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +52,7 @@ def search(request: pytest.FixtureRequest, cli: Any, tmp_path: Path, sapdemo: Em
     return run
 
 
+@pytest.mark.covers("search")
 def test_every_mode_and_option(search: Search) -> None:
     english = ("--filter", json.dumps({"SPRAS": "E"}), "--json")
     words = search("swivel chair", "--mode", "keyword", *english).json
@@ -82,6 +82,7 @@ def test_every_mode_and_option(search: Search) -> None:
     assert search("swivel chair", "-k", "5", "--mmr", "1", *english).json == near
 
 
+@pytest.mark.covers("search")
 def test_words_need_no_model_and_notes_go_to_stderr(search: Search) -> None:
     nowhere = {"OWL_SAP_EMBEDDING__MODEL": "/no/such/model"}
     run = search("chair", "--mode", "keyword", "--json", **nowhere)
