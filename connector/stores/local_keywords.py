@@ -42,8 +42,8 @@ _COUNTED = "SELECT count(*) FROM (SELECT 1 FROM keywords WHERE keywords MATCH ? 
 
 def prepare(file: SqliteFile, *, read_only: bool = False) -> bool:
     """Make the index where it is missing and fill it from the records, in one transaction; False where this SQLite has
-    no FTS5. Then the triggers go, or nothing could be written, and the index is made anew when FTS5 is back. A file that
-    is only read stays as it is: False where it has no index."""
+    no FTS5. Then the triggers go, or nothing could be written, and the index is made anew when FTS5 is back. A file
+    that is only read stays as it is: False where it has no index."""
     with file.read() as db:
         able, present = _has_fts5(db), _present(db)
     if (present == _OURS) if able else present.isdisjoint(_TRIGGERS):
