@@ -19,7 +19,8 @@ from typing import IO, Any
 
 from pydantic import SecretStr
 
-from app.src.service import FoundHit, Service
+from app.src.searching import FoundHit
+from app.src.service import Service
 from app.src.settings import CollectionSettings, HanaSettings, Settings, StoreSettings
 from connector.errors import ConfigurationError, Unavailable
 

@@ -6,17 +6,13 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from app.src import doctor
 from app.src.discovery import Discovery
@@ -24,21 +20,18 @@ from app.src.jobs import Job, Jobs
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness
+from app.src.searching import Found, Searching, SearchOptions
 from app.src.settings import Settings, no_collections
 from connector.errors import (
-    ConfigurationError,
     DatabaseError,
-    ModelMismatch,
     UnknownCollection,
 )
 from connector.model import (
     CollectionSpec,
     CollectionStatus,
     Filter,
-    Hit,
     Observer,
     Source,
-    Value,
     Vectors,
     VectorStore,
 )
@@ -51,30 +44,7 @@ if TYPE_CHECKING:
 
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
 DISTRIBUTION = "owl-sap-connector"
-_STATUS_SECONDS = 5.0
-"""How long search remembers which model a collection was made with: asking counts its rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundHit:
-    """A search result as users see it: `key` by column name; {} for a row that others wrote."""
-
-    id: str
-    key: Mapping[str, Any]
-    score: float
-    text: str
-    metadata: Mapping[str, Any]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Hits, best first, and how long each stage took in milliseconds."""
-
-    hits: list[FoundHit]
-    took_ms: dict[str, float]
+_AS_USUAL = SearchOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +84,7 @@ class Service:
         self.jobs = Jobs(settings.api.job_workers, self.parts.expected_errors)
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
-        self._known: dict[str, tuple[float, CollectionStatus]] = {}
+        self._searching = Searching(self.parts, self.metrics, self._stored)
 
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
@@ -177,7 +147,7 @@ class Service:
         spec = self.spec(name)
         with self._counted(name):
             report = sync(spec, Ends(self.source, self.store, self.embedder), options, observer, stop)
-        self._known.pop(name, None)
+        self._searching.forget(name)
         self._count_sync(report)
         return report
 
@@ -269,61 +239,20 @@ class Service:
         self.metrics.embed_seconds.observe(time.perf_counter() - start)
         return vectors
 
-    def search(self, name: str, query: str | Sequence[float], k: int = 10, where: Filter | None = None) -> Found:
-        """The `k` nearest source rows to a text or a vector.
+    def search(
+        self,
+        name: str,
+        query: str | Sequence[float],
+        k: int = 10,
+        where: Filter | None = None,
+        options: SearchOptions = _AS_USUAL,
+    ) -> Found:
+        """The `k` best source rows for a text or a vector. Mode keyword needs no model and loads none.
 
-        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text
-        and for a vector that is no finite direction.
+        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text,
+        for a vector that is no finite direction and for one where words are looked for.
         """
-        spec = self.spec(name)
-        if isinstance(query, str) and not query.strip():
-            raise ValueError("the search text is empty")
-        stored = self._known_status(name)
-        start = time.perf_counter()
-        vector = self._query_vector(query, stored)
-        embedded = time.perf_counter()
-        hits = self.store.search(name, vector, k, where)
-        found = time.perf_counter()
-        took = {"embed": embedded - start, "store": found - embedded}
-        for stage, seconds in took.items():
-            self.metrics.search_seconds.labels(name, stage).observe(seconds)
-        columns = self._key_columns(spec, stored)
-        return Found(
-            [_found(hit, columns) for hit in hits],
-            {stage: round(seconds * 1000, 3) for stage, seconds in took.items()},
-        )
-
-    def _known_status(self, name: str) -> CollectionStatus:
-        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
-        asked, status = self._known.get(name, (-math.inf, None))
-        if status is None or time.monotonic() - asked >= _STATUS_SECONDS:
-            status = self._stored(name)
-            if status is None:
-                raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
-            self._known[name] = (time.monotonic(), status)
-        return status
-
-    def _query_vector(self, query: str | Sequence[float], stored: CollectionStatus) -> NDArray[np.float32]:
-        from connector.stores.records import ModelStamp
-
-        if not isinstance(query, str):
-            return unit_vector(query, stored.dimension)
-        configured = ModelStamp.of(self.embedder)
-        if (configured.id, configured.dimension) != (stored.model, stored.dimension):
-            raise ModelMismatch(
-                f'"{stored.collection}" holds vectors of {stored.model} ({stored.dimension} numbers each), but the '
-                f"configured model is {configured.id} ({configured.dimension}); configure the model it was made with"
-            )
-        return self.embedder.embed_query(query)
-
-    def _key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]:
-        """Names of the key columns. Before a first complete run, with the source away, positions stand in for them."""
-        if spec.key or stored.key:
-            return spec.key or stored.key
-        try:
-            return self.source.describe(spec.source).primary_key
-        except (DatabaseError, ConfigurationError):
-            return ()
+        return self._searching.search(self.spec(name), query, k, where, options)
 
     # ---------------------------------------------------------------------------------------------- how it fares
 
@@ -395,36 +324,6 @@ def _status_dict(status: CollectionStatus) -> dict[str, Any]:
     return asdict(status) | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
 
 
-def _found(hit: Hit, columns: Sequence[str]) -> FoundHit:
-    from connector.document import parse_id
-
-    if hit.id.startswith("record:"):
-        return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
-    values = parse_id(hit.id)
-    names = columns if len(columns) == len(values) else [str(position) for position in range(len(values))]
-    key = {name: _plain(value) for name, value in zip(names, values, strict=True)}
-    return FoundHit(hit.id, key, hit.score, hit.text, hit.metadata)
-
-
-def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:
-    """A query vector of length 1. Raises ValueError saying what is wrong with it."""
-    vector = np.asarray(numbers, dtype=np.float64)
-    if vector.shape != (dimension,):
-        raise ValueError(f"the vector has {vector.size} numbers; this collection has {dimension}")
-    largest = float(np.abs(vector).max(initial=0.0))
-    if not math.isfinite(largest) or largest == 0.0:
-        raise ValueError("the vector must be finite and not all zeros")
-    scaled = vector / largest  # or the squares of large numbers overflow
-    return (scaled / np.linalg.norm(scaled)).astype(np.float32)
-
-
 def _choices(name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     return f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(names)}"
-
-
-def _plain(value: Value) -> bool | int | float | str | None:
-    """A key value as JSON takes it; what JSON has no type for becomes text."""
-    if isinstance(value, bytes):
-        return value.hex()
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -195,6 +195,9 @@ class VectorSql:
             f'FROM {self.table} WHERE "ID" > ? ORDER BY "ID" LIMIT ?'
         )
 
+    def vectors(self, count: int) -> str:
+        return f'SELECT "ID", "VEC_VECTOR" FROM {self.table} WHERE "ID" IN ({", ".join("?" * count)})'
+
     def count(self) -> str:
         """Records, records of ours, documents of ours."""
         return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.table}'

@@ -263,6 +263,8 @@ def test_a_collection_nobody_opened(store):
     assert store.status("never-opened") is None
     for call in (
         lambda: store.search("never-opened", unit(DIMENSION), 1, None),
+        lambda: store.keyword("never-opened", "text", 1, None),
+        lambda: store.vectors("never-opened", []),
         lambda: list(store.stored("never-opened")),
         lambda: list(store.records("never-opened")),
         lambda: store.quarantine("never-opened"),

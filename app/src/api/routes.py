@@ -89,11 +89,12 @@ def _add_collections(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/v1/collections/{name}/search", response_model=schemas.SearchResponse)
     async def search(name: str, body: schemas.SearchRequest) -> Response:
-        """The nearest rows, best first, one hit per source row. `score` is the cosine."""
+        """The nearest rows, best first, one hit per source row: in meaning, in words, or in both."""
         _check_search(desk, body)
         query = body.query if body.query is not None else body.vector or []
         found = await desk.run(partial(_search, service, name, query, body))
-        return Json({"hits": [hit.as_dict() for hit in found.hits], "took_ms": found.took_ms})
+        hits = [hit.as_dict() for hit in found.hits]
+        return Json({"hits": hits, "took_ms": found.took_ms, "notes": found.notes})
 
     @routes.post("/v1/collections/{name}/sync", status_code=ACCEPTED, response_model=schemas.JobStarted)
     async def sync(name: str, body: schemas.SyncBody | None = None) -> Response:
@@ -104,8 +105,6 @@ def _add_collections(routes: APIRouter, desk: Desk) -> None:
 
 
 def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:
-    if body.mode != "vector":
-        raise Unprocessable(f'mode "{body.mode}" comes with a later version; this one has "vector"')
     if body.k > desk.limits.max_k:
         raise Unprocessable(f"k is {body.k}; at most {desk.limits.max_k} (setting api.max_k)")
     if body.query is not None:
@@ -114,7 +113,7 @@ def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:
 
 def _search(service: Service, name: str, query: str | list[float], body: schemas.SearchRequest) -> Any:
     try:
-        return service.search(name, query, body.k, body.filter)
+        return service.search(name, query, body.k, body.filter, body.options)
     except ValueError as error:
         raise Unprocessable(str(error)) from error
 
