@@ -44,7 +44,7 @@ def document(scene: Scene, *arguments: str, code: int = 0) -> Any:
     return json.loads(out)
 
 
-@pytest.mark.covers("jobs list", "jobs show", "jobs cancel", "POST /v1/collections/{name}/sync")
+@pytest.mark.covers("jobs", "jobs list", "jobs show", "jobs cancel", "POST /v1/collections/{name}/sync")
 def test_another_process_lists_and_cancels_the_services_job(scene: Scene, url: str) -> None:
     job = begun(url)
     (listed,) = document(scene, "list")
@@ -81,7 +81,7 @@ def test_watching_to_the_end(scene: Scene) -> None:
     assert "of 3,000 rows" in errors
 
 
-@pytest.mark.covers("jobs list", "jobs show", "jobs cancel", "jobs watch", errors=True)
+@pytest.mark.covers("jobs", "jobs list", "jobs show", "jobs cancel", "jobs watch", errors=True)
 def test_refusals(scene: Scene) -> None:
     assert document(scene, "list") == []
     assert not (scene.folder / "vectors").exists(), "looking makes nothing"
