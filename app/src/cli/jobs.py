@@ -45,7 +45,7 @@ def list_(
     if json:
         output.write_json([job.as_dict() for job in found])
     else:
-        output.table("Jobs", [_row(job) for job in found], _COLUMNS)
+        output.table("Jobs", [_row(job) for job in found], _COLUMNS, records=[job.as_dict() for job in found])
 
 
 @verb(jobs_app, "show")
@@ -101,7 +101,8 @@ def _print(job: Job, json: bool) -> None:
         output.write_json(job.as_dict())
         return
     shown = _row(job) | {"result": job.result}
-    output.table(f"Job {job.id}", [{"": name, " ": output.shown(value)} for name, value in shown.items()])
+    lines = [{"": name, " ": output.shown(value)} for name, value in shown.items()]
+    output.table(f"Job {job.id}", lines, records=[job.as_dict()])
 
 
 def _row(job: Job) -> dict[str, Any]:

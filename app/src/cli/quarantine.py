@@ -35,7 +35,7 @@ def list_(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
         output.write_json(rows)
         return
     shown = [row | {"reason": output.shorten(row["reason"]), "last_seen": _second(row["last_seen"])} for row in rows]
-    output.table(f"{name}: in quarantine", shown, _COLUMNS)
+    output.table(f"{name}: in quarantine", shown, _COLUMNS, records=rows)
     if rows:
         output.say(f"mend the rows in the source, then: owl-sap quarantine retry {name}")
 
@@ -48,7 +48,7 @@ def show(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = Fal
     if json:
         output.write_json(rows)
     for row in [] if json else rows:
-        output.table(name, [{"": column, " ": output.shown(row[column])} for column in _COLUMNS])
+        output.table(name, [{"": column, " ": output.shown(row[column])} for column in _COLUMNS], records=[row])
 
 
 @verb(quarantine_app, "retry")
