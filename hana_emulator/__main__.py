@@ -13,10 +13,17 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hana_emulator.faults import Fault, FaultList, FaultRefused
 from hana_emulator.server import BindRefused, Server, check_loopback
 
+if TYPE_CHECKING:
+    from hana_emulator.tls import Tls
+
 _PARENT_CHECK_SECONDS = 0.5
+_GREETING = "connection.json"
+"""In the data folder while it is served: the first line again, for those who know the folder only."""
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -28,8 +35,33 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--password", default="Owl-Stand-in-1", help="no secret: test data on loopback")
     parser.add_argument("--schema", default="SAPDEMO", help="the user's schema (default %(default)s)")
     parser.add_argument("--sample", action="store_true", help="fill the schema with SAP-like sample tables")
+    parser.add_argument("--tls", action="store_true", help="speak TLS, with a certificate of its own authority")
+    parser.add_argument("--tls-host", metavar="NAME", help="TLS with a certificate for NAME only: clients must refuse")
+    parser.add_argument("--tls-expired", action="store_true", help="TLS with a certificate that has ended")
+    parser.add_argument(
+        "--fault",
+        type=_fault,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help='what goes wrong: {"match": "INSERT", "action": "drop_after"}; repeatable (docs/emulator.md)',
+    )
+    parser.add_argument(
+        "--max-login-failures",
+        type=int,
+        default=6,
+        metavar="N",
+        help="wrong passwords in a row that lock a user (default %(default)s; 0: never)",
+    )
     parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process ends")
     return parser.parse_args(arguments)
+
+
+def _fault(document: str) -> Fault:
+    try:
+        return Fault.parse(document)
+    except FaultRefused as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _FolderRefused(Exception):
@@ -74,23 +106,47 @@ def _run(options: argparse.Namespace, folder: Path) -> None:
             from hana_emulator.sample import load
 
             load(database, options.user, options.schema)
-        server = Server(database, options.host, options.port)
+        faults = FaultList(options.fault)
+        database.monitors["faults"] = faults.as_json
+        database.logins.maximum = options.max_login_failures
+        tls = _tls(options, folder)
+        server = Server(database, options.host, options.port, tls=None if tls is None else tls.context, faults=faults)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         if options.parent_pid is not None:
             _follow(options.parent_pid, server)
-        _announce(options, server)
-        server.serve()
+        with _announced(_greeting(options, server, tls), folder / _GREETING):
+            server.serve()
     finally:
         database.close()
 
 
-def _announce(options: argparse.Namespace, server: Server) -> None:
-    """The line scripts wait for; from here on connections are accepted."""
+def _tls(options: argparse.Namespace, folder: Path) -> Tls | None:
+    if not (options.tls or options.tls_host or options.tls_expired):
+        return None
+    from hana_emulator import tls  # its libraries take time to import
+
+    return tls.prepare(folder, options.tls_host, expired=options.tls_expired)
+
+
+def _greeting(options: argparse.Namespace, server: Server, tls: Tls | None) -> str:
     host, port = server.address
     line = {"host": host, "port": port, "user": options.user, "password": options.password, "schema": options.schema}
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+    return json.dumps(line | ({} if tls is None else {"trust_store": str(tls.trust_store)}))
+
+
+@contextlib.contextmanager
+def _announced(greeting: str, file: Path) -> Iterator[None]:
+    """Prints the line that scripts wait for: from here on connections are accepted. The file lasts as long."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(greeting)
+    try:
+        sys.stdout.write(greeting + "\n")
+        sys.stdout.flush()
+        yield
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _follow(pid: int, server: Server) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+ENDS_TRANSACTION = frozenset({129, 131, 133, 138, 139, 143, 145, 149})
+"""After these HANA has rolled the transaction back. Source: SAP's sqlalchemy-hana, `errors.py`; SAP HANA SQL error
+codes ("transaction rolled back by ...")."""
+
 
 class HanaError(Exception):
     """One error as the client will see it: `code` and `text` arrive unchanged as `errorcode` and `errortext`.
 
     `position` is the 1-based character of the statement where it went wrong, 0 when unknown. `rolls_back` says that
-    the whole transaction has been undone, not only the statement: always so for lock wait 131, deadlock 133 and
-    cancel 139, and for other codes when it is passed.
+    the whole transaction has been undone, not only the statement: always so for the codes of `ENDS_TRANSACTION` (lock
+    wait 131, deadlock 133, cancel 139 ...), and for other codes when it is passed.
     """
 
     def __init__(self, code: int, text: str, *, position: int = 0, rolls_back: bool = False) -> None:
@@ -16,7 +20,7 @@ class HanaError(Exception):
         self.code = code
         self.text = text
         self.position = position
-        self.rolls_back = rolls_back or code in (131, 133, 139)
+        self.rolls_back = rolls_back or code in ENDS_TRANSACTION
 
 
 def syntax_error(detail: str, position: int = 0) -> HanaError:

@@ -101,4 +101,9 @@ class SqlDatabase(Protocol):
         """The clear password of a user of this stand-in (test data, never a real secret), None if unknown."""
         ...
 
+    def admit(self, user: str, *, proven: bool) -> None:
+        """Count a login of `user`. Raises HanaError 10 when it is not proven, 415 when the user is deactivated, 416
+        when it is locked after too many failures."""
+        ...
+
     def close(self) -> None: ...

@@ -7,16 +7,18 @@ import ipaddress
 import logging
 import select
 import socket
+import ssl
 import sys
 import threading
 import time
 
+from hana_emulator.faults import ACCEPT, FaultList
+from hana_emulator.line import Line
 from hana_emulator.seam import SqlDatabase
 from hana_emulator.session import Session
 
 _JOIN_SECONDS = 5.0
 _HANGUP_SECONDS = 0.1
-_LAST_WORDS_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -36,18 +38,6 @@ def check_loopback(host: str) -> None:
         raise BindRefused(f"the stand-in listens on loopback only: use --host 127.0.0.1 instead of {host}")
 
 
-def _hang_up(sock: socket.socket) -> None:
-    """Read what the client is still sending before closing: closing over unread bytes would reset the line, and the
-    client would lose the reply that says what was wrong."""
-    until = time.monotonic() + _LAST_WORDS_SECONDS
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_WR)
-        sock.settimeout(_LAST_WORDS_SECONDS)
-        while sock.recv(1 << 16) and time.monotonic() < until:
-            pass
-    sock.close()
-
-
 class HangupWatch:
     """Tells a session that its client is gone while it is busy, when nobody reads its socket (Linux only).
 
@@ -63,18 +53,18 @@ class HangupWatch:
         if self._poll is not None:
             threading.Thread(target=self._run, name="hangup-watch", daemon=True).start()
 
-    def add(self, sock: socket.socket, session: Session) -> None:
+    def add(self, line: Line, session: Session) -> None:
         if self._poll is not None:
             with self._lock:
-                self._sessions[sock.fileno()] = session
-                self._poll.register(sock.fileno(), select.EPOLLRDHUP | select.EPOLLHUP)
+                self._sessions[line.fileno()] = session
+                self._poll.register(line.fileno(), select.EPOLLRDHUP | select.EPOLLHUP)
 
-    def remove(self, sock: socket.socket) -> None:
+    def remove(self, line: Line) -> None:
         """Must come before the socket is closed: its number is free for another connection afterwards."""
         if self._poll is not None:
             with self._lock:
-                del self._sessions[sock.fileno()]
-                self._poll.unregister(sock.fileno())
+                if self._sessions.pop(line.fileno(), None) is not None:
+                    self._poll.unregister(line.fileno())
 
     def _run(self) -> None:
         while self._poll is not None:
@@ -87,12 +77,26 @@ class HangupWatch:
 
 
 class Server:
-    """`address` is known after construction, so `port=0` may be asked for. `serve` blocks until `stop`."""
+    """`address` is known after construction, so `port=0` may be asked for. `serve` blocks until `stop`.
 
-    def __init__(self, database: SqlDatabase, host: str = "127.0.0.1", port: int = 0, name: str = "OWL") -> None:
+    With `tls` every connection is encrypted from its first byte.
+    """
+
+    name = "OWL"
+
+    def __init__(
+        self,
+        database: SqlDatabase,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        tls: ssl.SSLContext | None = None,
+        faults: FaultList | None = None,
+    ) -> None:
         check_loopback(host)
         self.database = database
-        self.name = name
+        self.faults = FaultList() if faults is None else faults
+        self._tls = tls
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -128,23 +132,40 @@ class Server:
         except OSError:  # the client left between select and accept
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        session = Session(sock, self)
-        thread = threading.Thread(target=self._run, args=(sock, session), daemon=True)
+        line = Line(sock)
+        if self.faults.strike(ACCEPT) is not None:
+            line.reset_on_close()
+            line.close()
+            return
+        session = Session(line, self)
+        thread = threading.Thread(target=self._run, args=(line, session), daemon=True)
         with self._lock:
             self._open[thread] = session
         thread.start()
 
-    def _run(self, sock: socket.socket, session: Session) -> None:
-        self._watch.add(sock, session)
+    def _run(self, line: Line, session: Session) -> None:
         try:
-            session.run()
+            if self._secured(line):
+                self._watch.add(line, session)
+                session.run()
         except Exception as error:
             _log.error("session %d ended by %s", session.id, type(error).__name__)
         finally:
-            self._watch.remove(sock)
-            _hang_up(sock)
+            self._watch.remove(line)
+            line.close()
             with self._lock:
                 self._open.pop(threading.current_thread(), None)
+
+    def _secured(self, line: Line) -> bool:
+        """In the connection's own thread: a client that never finishes its handshake keeps nobody waiting."""
+        if self._tls is None:
+            return True
+        try:
+            line.secure(self._tls)
+        except OSError as error:
+            _log.debug("a client was refused: %s", error)
+            return False
+        return True
 
     def _close(self) -> None:
         self._listener.close()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 import struct
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hana_emulator.errors import HanaError, authentication_failed, not_supported
+from hana_emulator.errors import HanaError, authentication_failed, not_supported, syntax_error
+from hana_emulator.faults import COMMIT, CONNECT, FETCH, ROLLBACK, Action, Fault, FaultList, FaultRefused
+from hana_emulator.line import Line
 from hana_emulator.protocol import authentication, cesu8, lobs, metadata, packet, replies
 from hana_emulator.protocol.codes import MessageType, PartAttribute, PartKind, ProtocolError, ReplyCode, TransactionFlag
 from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
@@ -25,7 +27,15 @@ DATA_FORMAT = 10
 _ID = struct.Struct("<q")
 _SIZE = struct.Struct("<i")
 _SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSION\s+'(\d+)'\s*;?\s*", re.IGNORECASE)
+_FAULT_COMMAND = re.compile(
+    r"\s*ALTER\s+SYSTEM\s+(?:INJECT\s+FAULT\s+'((?:[^']|'')*)'|CLEAR\s+FAULTS)\s*;?\s*", re.IGNORECASE
+)
+"""A statement of this stand-in's own; HANA has nothing like it."""
 _log = logging.getLogger(__name__)
+
+
+class _Dropped(Exception):
+    """The line is to be reset without a reply: a fault on order."""
 
 
 class Host(Protocol):
@@ -38,6 +48,9 @@ class Host(Protocol):
     def name(self) -> str:
         """Database name told to clients."""
         ...
+
+    @property
+    def faults(self) -> FaultList: ...
 
     def find(self, session_id: int) -> Session | None: ...
 
@@ -73,9 +86,9 @@ class _OpenLob:
 class Session:
     """`run` serves the connection to its end. Only `peer_gone`, `cancel`, `disconnect` may come from other threads."""
 
-    def __init__(self, sock: socket.socket, host: Host) -> None:
+    def __init__(self, line: Line, host: Host) -> None:
         self.id = 0
-        self._socket = sock
+        self._line = line
         self._host = host
         self._challenge: authentication.Challenge | None = None
         self._connection: SqlConnection | None = None
@@ -85,6 +98,8 @@ class Session:
         self._open_lobs: dict[bytes, _OpenLob] = {}
         self._last_id = 0
         self._ended = False
+        self._pace: Fault | None = None
+        """How slowly the next reply is to be sent."""
         self._before_login = {
             MessageType.AUTHENTICATE: self._authenticate,
             MessageType.CONNECT: self._connect,
@@ -112,19 +127,21 @@ class Session:
     def run(self) -> None:
         """Returns when the client has left, or broke the protocol. Uncommitted work is rolled back either way."""
         try:
-            packet.check_handshake(self._receive(packet.HANDSHAKE_REQUEST_SIZE))
-            self._socket.sendall(packet.HANDSHAKE_REPLY)
+            packet.check_handshake(self._line.receive(packet.HANDSHAKE_REQUEST_SIZE))
+            self._line.send(packet.HANDSHAKE_REPLY)
             while not self._ended:
                 self._serve_request()
         except ProtocolError as error:
             _log.warning("session %d closed: %s", self.id, error)
+        except _Dropped:
+            self._line.reset_on_close()
         except OSError:
             _log.debug("session %d: the client is gone", self.id)
         finally:
             self.close()
 
     def close(self) -> None:
-        """Rolls back what is open. The socket belongs to the server."""
+        """Rolls back what is open. The line belongs to the server."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -134,6 +151,7 @@ class Session:
         self.cancel()
 
     def cancel(self) -> None:
+        self._line.wake()
         if (connection := self._connection) is not None:
             connection.cancel()
 
@@ -141,35 +159,32 @@ class Session:
         """End the connection from the server's side, as an administrator or a shutdown does."""
         self.cancel()
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._line.cut()
         except OSError:
             _log.debug("session %d was already disconnected", self.id)
 
-    def _receive(self, size: int) -> bytes:
-        data = bytearray(size)
-        view, filled = memoryview(data), 0
-        while filled < size:
-            count = self._socket.recv_into(view[filled:])
-            if not count:
-                raise ConnectionResetError("the client closed the connection")
-            filled += count
-        return bytes(data)
-
     def _serve_request(self) -> None:
-        header = packet.parse_packet_header(self._receive(packet.PACKET_HEADER_SIZE))
-        body = self._receive(header.length)
+        header = packet.parse_packet_header(self._line.receive(packet.PACKET_HEADER_SIZE))
+        body = self._line.receive(header.length)
         try:
             reply = self._answer(packet.parse_request(body))
         except ProtocolError as error:
             refusal = replies.error_reply(HanaError(1033, f"error while parsing protocol: {error}"))
-            self._socket.sendall(packet.build_reply(self.id, header.packet_count, refusal))
+            self._line.send(packet.build_reply(self.id, header.packet_count, refusal))
             raise
-        self._socket.sendall(packet.build_reply(self.id, header.packet_count, reply))
+        self._send(packet.build_reply(self.id, header.packet_count, reply))
+
+    def _send(self, data: bytes) -> None:
+        pace, self._pace = self._pace, None
+        if pace is None:
+            self._line.send(data)
+        else:
+            self._line.trickle(data, pace.bytes, pace.seconds)
 
     def _answer(self, request: Request) -> Reply:
         try:
             return self._handler(request)(request)
-        except ProtocolError:
+        except (ProtocolError, _Dropped):
             raise
         except HanaError as error:
             if error.rolls_back and self._connection is not None:
@@ -195,6 +210,27 @@ class Session:
             raise not_supported(f"message type {request.message_type}")
         return handler
 
+    def _struck(self, text: str, work: Callable[[], Reply]) -> Reply:
+        """`work`, or what a fault on order for a request of this text makes of it."""
+        fault = self._host.faults.strike(text)
+        if fault is None:
+            return work()
+        match fault.action:
+            case Action.ERROR:
+                raise fault.error()
+            case Action.DROP_BEFORE | Action.REFUSE:
+                raise _Dropped
+            case Action.DROP_AFTER:
+                with suppress(HanaError):
+                    work()
+                raise _Dropped
+            case Action.DELAY:
+                if self._line.pause(fault.seconds):
+                    raise HanaError(139, "current operation cancelled by request and transaction rolled back")
+            case Action.SLOW:
+                self._pace = fault
+        return work()
+
     # --- login
 
     def _authenticate(self, request: Request) -> Reply:
@@ -204,12 +240,16 @@ class Session:
         return Reply(ReplyCode.NIL, (Part(PartKind.AUTHENTICATION, self._challenge.reply()),))
 
     def _connect(self, request: Request) -> Reply:
+        return self._struck(CONNECT, lambda: self._log_in(request))
+
+    def _log_in(self, request: Request) -> Reply:
         challenge, self._challenge = self._challenge, None
         if challenge is None:
             raise ProtocolError("CONNECT without AUTHENTICATE")
         database = self._host.database
         user = _user_name(challenge.user)
         proof = challenge.verify(request.part(PartKind.AUTHENTICATION).data, database.password(user))
+        database.admit(user, proven=proof is not None)
         if proof is None:
             raise authentication_failed()
         self._connection = database.connect(user)
@@ -251,6 +291,8 @@ class Session:
         sql = _command(request)
         if command := _SESSION_COMMAND.fullmatch(sql):
             return self._session_command(command[1].upper(), int(command[2]))
+        if command := _FAULT_COMMAND.fullmatch(sql):
+            return self._fault_command(command[1])
         statement = self._sql.prepare(sql)
         return self._run(statement, [()], request.autocommit, describe=True)
 
@@ -262,6 +304,16 @@ class Session:
             session.cancel()
         else:
             session.disconnect()
+        return Reply(FunctionCode.DDL)
+
+    def _fault_command(self, document: str | None) -> Reply:
+        if document is None:
+            self._host.faults.clear()
+            return Reply(FunctionCode.DDL)
+        try:
+            self._host.faults.add(Fault.parse(document.replace("''", "'")))
+        except FaultRefused as error:
+            raise syntax_error(f"ALTER SYSTEM INJECT FAULT: {error}") from None
         return Reply(FunctionCode.DDL)
 
     def _prepare(self, request: Request) -> Reply:
@@ -288,6 +340,14 @@ class Session:
 
     def _run(
         self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool, batch: bool = False
+    ) -> Reply:
+        def run() -> Reply:
+            return self._run_statement(statement, rows, autocommit, describe=describe, batch=batch)
+
+        return self._struck(statement.sql, run)
+
+    def _run_statement(
+        self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool, batch: bool
     ) -> Reply:
         """A batch always keeps its good rows: what hdbcli sends with and without `batcherrors` is the same bytes."""
         in_transaction = self._sql.in_transaction
@@ -322,6 +382,9 @@ class Session:
         return Reply(statement.function, tuple(parts))
 
     def _fetch(self, request: Request) -> Reply:
+        return self._struck(FETCH, lambda: self._next_page(request))
+
+    def _next_page(self, request: Request) -> Reply:
         result_id = request.part(PartKind.RESULTSETID).data
         results = self._results.get(result_id)
         if results is None:
@@ -395,11 +458,17 @@ class Session:
 
     def _commit(self, _request: Request) -> Reply:
         self._open_lobs.clear()
+        return self._struck(COMMIT, self._commit_now)
+
+    def _commit_now(self) -> Reply:
         self._sql.commit()
         return Reply(ReplyCode.COMMIT, (replies.transaction_flags(TransactionFlag.COMMITTED),))
 
     def _rollback(self, _request: Request) -> Reply:
         self._open_lobs.clear()
+        return self._struck(ROLLBACK, self._rollback_now)
+
+    def _rollback_now(self) -> Reply:
         self._sql.rollback()
         return Reply(ReplyCode.ROLLBACK, (replies.transaction_flags(TransactionFlag.ROLLED_BACK),))
 

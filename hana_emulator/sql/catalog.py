@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hana_emulator.errors import HanaError, invalid_schema, invalid_table
+from hana_emulator.sql import rights
 from hana_emulator.sql.names import hana_identifier, quoted_table, table_key
+from hana_emulator.sql.rights import Rights
 from hana_emulator.types import Column, HanaType, TypeCode
 
 SYSTEM_SCHEMAS = ("SYS", "PUBLIC")
@@ -117,6 +119,7 @@ class Catalog:
     relations: Mapping[tuple[str, str], Relation] = field(default_factory=lambda: MappingProxyType({}))
     indexes: Mapping[tuple[str, str], Index] = field(default_factory=lambda: MappingProxyType({}))
     users: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    rights: Rights = field(default_factory=Rights)
 
     def require_schema(self, name: str) -> str:
         if name not in self.schemas and name not in SYSTEM_SCHEMAS:
@@ -157,6 +160,7 @@ def reindexed(before: Catalog, after: Catalog) -> set[str]:
 
 def create_storage(connection: sqlite3.Connection) -> None:
     connection.executescript(_SCHEMA)
+    rights.create_storage(connection)
 
 
 def load(connection: sqlite3.Connection, version: int) -> Catalog:
@@ -188,6 +192,7 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
         relations=MappingProxyType(relations),
         indexes=MappingProxyType(_load_indexes(connection)),
         users=MappingProxyType(dict(connection.execute("SELECT name, password FROM owl_users").fetchall())),
+        rights=rights.load(connection),
     )
 
 

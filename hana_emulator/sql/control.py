@@ -27,6 +27,7 @@ class Controlled(Protocol):
     def set_isolation(self, level: str) -> None: ...
     def set_lock_timeout(self, seconds: float) -> None: ...
     def cancel_session(self, connection_id: int) -> None: ...
+    def reset_connect_attempts(self, user: str) -> None: ...
 
 
 Control = Callable[[Controlled], None]
@@ -34,12 +35,26 @@ Control = Callable[[Controlled], None]
 
 def parse_control(reader: TokenReader) -> Control | None:
     """The action that the statement asks for; None when it is no control statement."""
+    if control := _reset_attempts(reader):
+        return control
     for words, parser in _PARSERS.items():
         if reader.take(*words):
             control = parser(reader)
             reader.end()
             return control
     return None
+
+
+def _reset_attempts(reader: TokenReader) -> Control | None:
+    """ALTER USER name RESET CONNECT ATTEMPTS: no definition, since logins are counted in memory."""
+    if not reader.take("ALTER", "USER"):
+        return None
+    name = reader.identifier()
+    if not reader.take("RESET", "CONNECT", "ATTEMPTS"):
+        reader.index = 0
+        return None
+    reader.end()
+    return lambda session: session.reset_connect_attempts(name)
 
 
 def _commit(reader: TokenReader) -> Control:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import IO
 
 from hana_emulator.errors import HanaError, syntax_error
+from hana_emulator.sql import accounts, accountviews, conversions, functions, objects, rights, sysviews
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import conversions, functions, objects, sysviews
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.changes import TOUCH_FUNCTION, Shape, install_triggers, read_shape
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locks import LockTable
+from hana_emulator.sql.logins import LoginBook
 from hana_emulator.sql.planner import Prepared, prepare
 from hana_emulator.sql.session import Session
 from hana_emulator.sql.vectors import VectorCache
@@ -64,6 +65,9 @@ class Database:
         self.commits = 0
         """How many there have been; changes with `commit_lock` held."""
         self.vectors = VectorCache()
+        self.logins = LoginBook()
+        self.monitors: dict[str, Callable[[], str]] = {"logins": self.logins.as_json, "faults": lambda: "[]"}
+        """By name, what the views M_STAND_IN_... show: JSON arrays of objects. Others may put theirs in."""
         self._temporary = Path(tempfile.mkdtemp(prefix="hana-stand-in-")) if path is None else None
         self.folder = path or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -86,9 +90,11 @@ class Database:
             known = catalogue.load(connection, 0)
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DELETE FROM owl_users WHERE name = ?", (self._user,))
-            objects.add_user(connection, self._user, password)
+            accounts.add_user(connection, self._user, password)
+            rights.appoint(connection, self._user)
             for schema in {self._user, self._schema} - known.schemas:
                 objects.add_schema(connection, schema, self._user)
+            rights.record_owner(connection, self._user)
             connection.execute("COMMIT")
             return catalogue.load(connection, 1)
         finally:
@@ -115,6 +121,7 @@ class Database:
 
         conversions.register(connection, report)
         sysviews.register(connection)
+        connection.create_function(accountviews.MONITOR_FUNCTION, 1, lambda name: self.monitors[name]())
         return connection
 
     def connect(self, user: str) -> Session:
@@ -126,6 +133,10 @@ class Database:
 
     def password(self, user: str) -> str | None:
         return self.catalog.users.get(user) or self.catalog.users.get(user.upper())
+
+    def admit(self, user: str, *, proven: bool) -> None:
+        name = user if user in self.catalog.users else user.upper()
+        self.logins.admit(name, proven=proven, deactivated=name in self.catalog.rights.deactivated)
 
     def close(self) -> None:
         for session in list(self._sessions.values()):

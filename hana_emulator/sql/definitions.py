@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hana_emulator.sql import objects, tables
+from hana_emulator.sql import accounts, objects, tables
 from hana_emulator.sql.reader import TokenReader
 from hana_emulator.sql.workbench import Definition
 
-_PARSERS = {**tables.PARSERS, **objects.PARSERS}
+_PARSERS = {**tables.PARSERS, **objects.PARSERS, **accounts.PARSERS}
 
 
 def parse(reader: TokenReader) -> Definition | None:

@@ -1,4 +1,4 @@
-"""Definitions other than tables: indexes, views, comments, schemas, users. Parsed here, run on a `Workbench`."""
+"""Definitions other than tables: indexes, views, comments, schemas. Parsed here, run on a `Workbench`."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _drop_view(reader: TokenReader) -> Definition:
     return run
 
 
-# --- comments, schemas, users -----------------------------------------------------------------------------------------
+# --- comments, schemas ------------------------------------------------------------------------------------------------
 
 
 def _comment_on(reader: TokenReader) -> Definition:
@@ -243,41 +243,6 @@ def _drop_schema(reader: TokenReader) -> Definition:
     return run
 
 
-def _create_user(reader: TokenReader) -> Definition:
-    name = reader.identifier()
-    reader.expect("PASSWORD")
-    password = reader.password()
-    reader.take("NO", "FORCE_FIRST_PASSWORD_CHANGE")
-
-    def run(bench: Workbench) -> None:
-        if name in bench.catalog.users:
-            raise HanaError(331, f"user name already exists: {hana_identifier(name)}")
-        add_user(bench.connection, name, password)
-        if name not in bench.catalog.schemas:
-            add_schema(bench.connection, name, name)
-
-    return run
-
-
-def add_user(connection: sqlite3.Connection, name: str, password: str) -> None:
-    connection.execute(
-        "INSERT INTO owl_users(name, password, created) VALUES (?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
-        (name, password),
-    )
-
-
-def _drop_user(reader: TokenReader) -> Definition:
-    name = reader.identifier()
-    _ = reader.take("CASCADE") or reader.take("RESTRICT")
-
-    def run(bench: Workbench) -> None:
-        if name not in bench.catalog.users or name == bench.user:
-            raise HanaError(332, f"invalid user name: {hana_identifier(name)}")
-        bench.connection.execute("DELETE FROM owl_users WHERE name = ?", (name,))
-
-    return run
-
-
 PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
     ("CREATE", "INDEX"): _create_index(False),
     ("CREATE", "UNIQUE", "INDEX"): _create_index(True),
@@ -289,6 +254,4 @@ PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
     ("COMMENT", "ON"): _comment_on,
     ("CREATE", "SCHEMA"): _create_schema,
     ("DROP", "SCHEMA"): _drop_schema,
-    ("CREATE", "USER"): _create_user,
-    ("DROP", "USER"): _drop_user,
 }

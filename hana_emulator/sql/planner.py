@@ -16,6 +16,7 @@ from hana_emulator.sql.control import Control, parse_control
 from hana_emulator.sql.expressions import unwrapped
 from hana_emulator.sql.locking import LockClause, RowLocks
 from hana_emulator.sql.reader import TokenReader, is_word
+from hana_emulator.sql.rights import Touch, touch
 from hana_emulator.sql.scope import Binding, BoundQuery
 from hana_emulator.sql.workbench import Definition
 from hana_emulator.sql.writes import Step, WritePlan, step
@@ -50,6 +51,7 @@ class Prepared(Statement):
     plan: Plan | None = None
     version: int = -1
     schema: str = ""
+    touches: frozenset[Touch] = frozenset()
 
 
 def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
@@ -119,6 +121,7 @@ class _Preparation:
         return self._prepared(FunctionCode.SELECT_FOR_UPDATE, QueryPlan(step(query.sql), None, locks), query)
 
     def _written(self, plan: WritePlan) -> Prepared:
+        self.binding.touches |= {touch(privilege, plan.table) for privilege in _written_by(self.tokens[0], plan)}
         return self._prepared(plan.function, plan, BoundQuery("", ()))
 
     def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:
@@ -132,6 +135,7 @@ class _Preparation:
             plan,
             self.binding.catalog.version,
             self.binding.schema,
+            frozenset(self.binding.touches),
         )
 
     def _upsert(self) -> WritePlan:
@@ -156,6 +160,16 @@ class _Preparation:
             known = sum(map(dialect.is_parameter, kept))
             tree = dialect.parse_condition(_numbered(self.sql, condition, condition[0].start, known))
         return writes.bind_upsert(self.binding, node, tree, by_key)
+
+
+def _written_by(first: Token, plan: WritePlan) -> set[str]:
+    """The privileges that a write needs on its table."""
+    if is_word(first, "UPSERT") or is_word(first, "REPLACE"):
+        return {"INSERT", "UPDATE"}
+    if not is_word(first, "MERGE"):
+        return {plan.function.name}
+    changing = {one.sql.split(" ", 1)[0] for one in plan.steps}
+    return changing | ({"INSERT"} if plan.collect is not None else set())
 
 
 def _unknown_statement(first: Token) -> HanaError:
@@ -191,9 +205,7 @@ def _where_after_values(tokens: list[Token]) -> int | None:
 
 
 _FIRST_WORDS = ("SELECT", "WITH", "(", "INSERT", "UPDATE", "DELETE", "MERGE")
-_KNOWN_TO_HANA = frozenset(
-    {"ALTER", "CALL", "CREATE", "DO", "DROP", "EXPLAIN", "EXPORT", "GRANT", "IMPORT", "REVOKE", "SET"}
-)
+_KNOWN_TO_HANA = frozenset({"ALTER", "CALL", "CREATE", "DO", "DROP", "EXPLAIN", "EXPORT", "IMPORT", "SET"})
 _WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
     exp.Insert: writes.bind_insert,  # type: ignore[dict-item]
     exp.Update: writes.bind_update,  # type: ignore[dict-item]

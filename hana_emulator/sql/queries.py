@@ -14,7 +14,9 @@ from hana_emulator.sql.coercion import coerce, refuse_lob, sort_key
 from hana_emulator.sql.datatypes import unify
 from hana_emulator.sql.expressions import identifier
 from hana_emulator.sql.names import MAX_IDENTIFIER, quoted
+from hana_emulator.sql.rights import touch
 from hana_emulator.sql.scope import Binding, Bound, BoundQuery, CommonTable, Scope, Source, SourceColumn
+from hana_emulator.sql.systemview import SystemView
 from hana_emulator.types import DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
@@ -275,6 +277,8 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
     if system is not None:
         return _add_system(binding, scope, alias or name, system)
     relation = own or binding.catalog.relation(schema or binding.schema, name)
+    if not binding.view_depth:
+        binding.touches.add(touch("SELECT", relation))
     if relation.is_view:
         return _add_derived(binding, scope, alias or name, _bind_view(binding, relation), relation)
     return add_table(binding, scope, relation, alias)
@@ -287,7 +291,7 @@ def add_table(binding: Binding, scope: Scope, relation: Relation, alias: str = "
     return f"{relation.sqlite_name} AS {source.alias}"
 
 
-def _add_system(binding: Binding, scope: Scope, name: str, view: sysviews.SystemView) -> str:
+def _add_system(binding: Binding, scope: Scope, name: str, view: SystemView) -> str:
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in view.columns)
     source = Source(binding.alias(), name, "SYS", columns)
     scope.sources.append(source)

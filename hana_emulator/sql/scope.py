@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hana_emulator.errors import HanaError, invalid_column
 from hana_emulator.sql.catalog import Catalog
+from hana_emulator.sql.rights import Touch
 from hana_emulator.types import DEFAULT_PARAMETER, Column, HanaType, Parameter
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ class Binding:
     schema: str
     bind_query: Callable[[Binding, exp.Expr, Scope | None], BoundQuery]
     parameters: dict[int, Parameter] = field(default_factory=dict)
+    touches: set[Touch] = field(default_factory=set)
+    """What the statement needs privileges for; a view is one thing, whatever it reads."""
     view_depth: int = 0
     _aliases: int = 0
 

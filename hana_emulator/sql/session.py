@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 from hana_emulator.errors import HanaError, invalid_schema
 from hana_emulator.seam import FAILED, Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import failures, search
+from hana_emulator.sql import failures, rights, search
 from hana_emulator.sql.changes import ENFORCING_FUNCTION, install_triggers
 from hana_emulator.sql.control import READ_COMMITTED
 from hana_emulator.sql.functions import Context
@@ -74,7 +74,7 @@ class Session:
     # ------------------------------------------------------------------------------------------------------ the seam
 
     def prepare(self, sql: str) -> Prepared:
-        return self._database.prepare(sql, self.context.schema)
+        return self._permitted(self._database.prepare(sql, self.context.schema))
 
     def execute(
         self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool = False
@@ -160,7 +160,13 @@ class Session:
         if isinstance(statement, Prepared) and statement.version == self._database.catalog.version:
             return statement
         schema = statement.schema if isinstance(statement, Prepared) else self.context.schema
-        return self._database.prepare(statement.sql, schema)
+        return self._permitted(self._database.prepare(statement.sql, schema))
+
+    def _permitted(self, prepared: Prepared) -> Prepared:
+        """Raises HanaError 258. Plans are shared by all users, so each is asked here; a change of rights is a new
+        version of the catalogue, for which every statement is prepared anew."""
+        self._database.catalog.rights.require(self.context.user, prepared.touches)
+        return prepared
 
     def _check_parameters(self, prepared: Prepared, rows: Sequence[StorageRow]) -> None:
         if not rows:
@@ -359,14 +365,18 @@ class Session:
 
         def attempt(transaction: Transaction) -> None:
             before = self._database.catalog
+            bench = Workbench(connection, before, self.context.schema, self.context.user)
             changed: set[str] = set()
             connection = transaction.connection
             connection.set_authorizer(partial(_note_changed, changed))
             try:
-                plan.definition(Workbench(connection, before, self.context.schema, self.context.user))
+                plan.definition(bench)
             finally:
                 connection.set_authorizer(None)
+            rights.record_owner(connection, self.context.user)
             following = catalogue.load(connection, before.version + 1)
+            before.rights.require(self.context.user, bench.touches)
+            rights.require_change(self.context.user, before, following)
             self._database.locks.check_unused(changed | catalogue.reindexed(before, following))
             install_triggers(connection)
             self._writer.commit_with(transaction, lambda: self._database.publish(following))
@@ -428,6 +438,10 @@ class Session:
 
         patience = NO_PATIENCE if nowait else None
         self._writer.run(self._connection, attempt, autocommit=self._autocommit, patience=patience)
+
+    def reset_connect_attempts(self, user: str) -> None:
+        self._database.catalog.rights.require(self.context.user, [rights.Touch("USER ADMIN")])
+        self._database.logins.reset(user)
 
     def cancel_session(self, connection_id: int) -> None:
         self._database.cancel(connection_id)

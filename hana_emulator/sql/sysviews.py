@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 
+from hana_emulator.sql import accountviews
 from hana_emulator.sql.datatypes import CATALOGUE_NAMES, FLOATING_SCALE, nvarchar
 from hana_emulator.sql.names import quoted_table
-from hana_emulator.types import BIGINT, INTEGER, LOBS, TIMESTAMP, Column, HanaType, TypeCode
+from hana_emulator.sql.systemview import FLAG as _FLAG
+from hana_emulator.sql.systemview import NAME as _NAME
+from hana_emulator.sql.systemview import TEXT as _TEXT
+from hana_emulator.sql.systemview import SystemView
+from hana_emulator.sql.systemview import view as _view
+from hana_emulator.types import BIGINT, INTEGER, LOBS, TIMESTAMP, HanaType, TypeCode
 
 VERSION = "4.00.000.00.1700000000"
 CLOUD_VERSION = "2025.40.0"
 """Quarterly release of HANA Cloud whose SQL this stand-in imitates: late enough for REAL_VECTOR and HALF_VECTOR."""
-
-_FLAG = nvarchar(5)
-_NAME = nvarchar(256)
-_TEXT = nvarchar(5_000)
-
-
-@dataclass(frozen=True, slots=True)
-class SystemView:
-    columns: tuple[Column, ...]
-    sql: str
 
 
 def find(schema: str, name: str) -> SystemView | None:
@@ -41,12 +36,6 @@ def register(connection: sqlite3.Connection) -> None:
         return int(count)
 
     connection.create_function("owl_record_count", 2, record_count)
-
-
-def _view(sql_from: str, **columns: tuple[HanaType, str]) -> SystemView:
-    items = ", ".join(f'{text} AS "{name}"' for name, (_, text) in columns.items())
-    described = tuple(Column(name, kind, True, "", "SYS") for name, (kind, _) in columns.items())
-    return SystemView(described, f"SELECT {items} {sql_from}")
 
 
 def _codes(codes: frozenset[TypeCode]) -> str:
@@ -168,6 +157,7 @@ _SCHEMAS = _view(
 )
 
 _VIEWS: dict[str, SystemView] = {
+    **accountviews.VIEWS,
     "DUMMY": _view("", DUMMY=(nvarchar(1), "'X'")),
     "TABLES": _TABLES,
     "M_TABLES": _M_TABLES,
@@ -190,12 +180,6 @@ _VIEWS: dict[str, SystemView] = {
         VERSION=(nvarchar(64), f"'{VERSION}'"),
         CLOUD_VERSION=(nvarchar(64), f"'{CLOUD_VERSION}'"),
         USAGE=(nvarchar(32), "'DEVELOPMENT'"),
-    ),
-    "USERS": _view(
-        "FROM owl_users u",
-        USER_NAME=(_NAME, "u.name"),
-        CREATE_TIME=(TIMESTAMP, "u.created"),
-        USER_DEACTIVATED=(_FLAG, "'FALSE'"),
     ),
     "REFERENTIAL_CONSTRAINTS": _view(
         "WHERE 0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hana_emulator.errors import HanaError, duplicate_table
 from hana_emulator.sql import catalog as catalogue
@@ -12,6 +12,7 @@ from hana_emulator.sql import queries
 from hana_emulator.sql.catalog import Catalog, Relation
 from hana_emulator.sql.names import encode, hana_identifier
 from hana_emulator.sql.reader import Name
+from hana_emulator.sql.rights import Touch
 from hana_emulator.sql.scope import Binding
 
 
@@ -23,6 +24,8 @@ class Workbench:
     catalog: Catalog
     schema: str
     user: str
+    touches: set[Touch] = field(default_factory=set)
+    """What the definition reads, and so needs privileges for."""
 
     def place(self, name: Name) -> tuple[str, str]:
         """Schema and name of an object, in the current schema unless told otherwise; the schema must exist."""
@@ -35,7 +38,7 @@ class Workbench:
         return self.catalog.table(*self.place(name))
 
     def binding(self) -> Binding:
-        return Binding(self.catalog, self.schema, queries.bind_query)
+        return Binding(self.catalog, self.schema, queries.bind_query, touches=self.touches)
 
 
 Definition = Callable[[Workbench], None]

@@ -26,6 +26,13 @@ class Emulator:
     user: str
     password: str
     schema: str
+    trust_store: str | None = None
+    """PEM file of its certificate authority, when it speaks TLS."""
+
+    @property
+    def tls(self) -> dict[str, Any]:
+        """The driver never matches an address with a certificate: the name has to be given."""
+        return {"encrypt": "true", "sslTrustStore": self.trust_store, "sslHostNameInCertificate": "localhost"}
 
     def connect(self, **options: Any) -> Any:
         """A new hdbcli connection: autocommit off, no reconnecting, timeouts set; `options` override."""
@@ -40,6 +47,7 @@ class Emulator:
             "reconnect": "false",
             "connectTimeout": 5_000,
             "communicationTimeout": 60_000,
+            **({} if self.trust_store is None else self.tls),
             **options,
         }
         return dbapi.connect(**settings)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from hana_emulator.errors import HanaError
+from hana_emulator.line import Line
 from hana_emulator.seam import FunctionCode, Outcome, Statement
 from hana_emulator.session import Session
 from hana_emulator.types import Column, HanaType, Parameter, TypeCode
@@ -335,7 +336,7 @@ def test_a_dropped_client_closes_its_sql_session(client: WireClient, database: S
 def test_cancel_is_forwarded_to_the_named_session(database: ScriptedDatabase) -> None:
     ours, theirs = socket.socketpair()
     host = LoneHost(database)
-    session = Session(theirs, host)
+    session = Session(Line(theirs), host)
     thread = threading.Thread(target=session.run)
     thread.start()
     with ours, theirs:

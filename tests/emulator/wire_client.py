@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hana_emulator.errors import HanaError
+from hana_emulator.faults import FaultList
+from hana_emulator.line import Line
 from hana_emulator.seam import FunctionCode, Outcome, Statement, Storage
 from hana_emulator.session import Session
 
@@ -242,6 +244,8 @@ class ScriptedDatabase:
     def password(self, user: str) -> str | None:
         return PASSWORD if user == USER else None
 
+    def admit(self, user: str, *, proven: bool) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -251,6 +255,7 @@ class LoneHost:
 
     database: ScriptedDatabase
     name: str = "TEST"
+    faults: FaultList = field(default_factory=FaultList)
     sessions: dict[int, Session] = field(default_factory=dict)
 
     def find(self, session_id: int) -> Session | None:
@@ -262,7 +267,7 @@ def served(database: ScriptedDatabase) -> Iterator[WireClient]:
     """A client whose peer is one session over a socket pair, ended afterwards."""
     ours, theirs = socket.socketpair()
     host = LoneHost(database)
-    session = Session(theirs, host)
+    session = Session(Line(theirs), host)
 
     def run() -> None:
         session.run()

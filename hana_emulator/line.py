@@ -1,0 +1,93 @@
+"""One client's socket, plain or TLS: whole reads, whole or trickling writes, and the ways it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+import time
+
+_HANDSHAKE_SECONDS = 10.0
+_LAST_WORDS_SECONDS = 0.5
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Line:
+    """One thread reads, writes and closes; `cut` and `wake` may come from others.
+
+    Ending goes past `ssl`, whose own `shutdown` would take the encryption away under a thread that still reads.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._wake = threading.Event()
+        self._resets = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def secure(self, context: ssl.SSLContext) -> None:
+        """TLS from the first byte. Raises OSError when the client speaks none, or is silent for too long."""
+        self._socket.settimeout(_HANDSHAKE_SECONDS)
+        secured = context.wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
+        self._socket = secured
+        secured.do_handshake()
+        secured.settimeout(None)
+
+    def receive(self, size: int) -> bytes:
+        """Exactly that many bytes. Raises OSError when the client leaves before."""
+        data = bytearray(size)
+        view, filled = memoryview(data), 0
+        while filled < size:
+            count = self._socket.recv_into(view[filled:])
+            if not count:
+                raise ConnectionResetError("the client closed the connection")
+            filled += count
+        return bytes(data)
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def trickle(self, data: bytes, size: int, seconds: float) -> None:
+        """`size` bytes at a time, with a pause of `seconds` between. Raises OSError when the line is cut meanwhile."""
+        for start in range(0, len(data), size):
+            if start:
+                self.pause(seconds)
+            self._socket.sendall(data[start : start + size])
+
+    def pause(self, seconds: float) -> bool:
+        """Wait; True when `wake` or `cut` ended it early."""
+        self._wake.clear()
+        return self._wake.wait(seconds)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def cut(self) -> None:
+        """End the line in both directions; whoever reads or waits comes back. Raises OSError when it was ended."""
+        self._wake.set()
+        socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def reset_on_close(self) -> None:
+        """The client shall see a reset, as from a server that died."""
+        self._resets = True
+
+    def close(self) -> None:
+        """Read what the client is still sending before closing: closing over unread bytes would reset the line, and
+        the client would lose the reply that says what was wrong."""
+        if self._resets:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        else:
+            self._hang_up()
+        self._socket.close()
+
+    def _hang_up(self) -> None:
+        until = time.monotonic() + _LAST_WORDS_SECONDS
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+            self._socket.settimeout(_LAST_WORDS_SECONDS)
+            while socket.socket.recv(self._socket, 1 << 16) and time.monotonic() < until:
+                pass

@@ -1,0 +1,29 @@
+"""What a SYS view is: typed columns and the SQLite query behind them. The views themselves stand elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hana_emulator.sql.datatypes import nvarchar
+from hana_emulator.types import Column, HanaType
+
+FLAG = nvarchar(5)
+NAME = nvarchar(256)
+TEXT = nvarchar(5_000)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemView:
+    columns: tuple[Column, ...]
+    sql: str
+
+
+def view(sql_from: str, **columns: tuple[HanaType, str]) -> SystemView:
+    """A view of `columns` (type and SQLite expression of each) over what follows FROM."""
+    items = ", ".join(f'{text} AS "{name}"' for name, (_, text) in columns.items())
+    described = tuple(Column(name, kind, True, "", "SYS") for name, (kind, _) in columns.items())
+    return SystemView(described, f"SELECT {items} {sql_from}")
+
+
+def flag(condition: str) -> tuple[HanaType, str]:
+    return FLAG, f"CASE WHEN {condition} THEN 'TRUE' ELSE 'FALSE' END"
