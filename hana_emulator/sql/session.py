@@ -365,9 +365,9 @@ class Session:
 
         def attempt(transaction: Transaction) -> None:
             before = self._database.catalog
-            bench = Workbench(connection, before, self.context.schema, self.context.user)
             changed: set[str] = set()
             connection = transaction.connection
+            bench = Workbench(connection, before, self.context.schema, self.context.user)
             connection.set_authorizer(partial(_note_changed, changed))
             try:
                 plan.definition(bench)

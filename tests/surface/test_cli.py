@@ -290,10 +290,6 @@ def test_doctor_tells_all_and_fails_on_a_fault(cli: Cli) -> None:
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def test_emulator_has_no_tls_yet(cli: Cli) -> None:
-    one_message(cli("emulator", "--tls"), 2, "--tls", "later version")
-
-
 @pytest.mark.covers("demo", errors=True)
 def test_demo_refuses_the_test_embedder(cli: Cli) -> None:
     one_message(cli("demo", **HASH), 2, "hash:16", "real model")

@@ -206,9 +206,9 @@ GOLDEN = [
         "owl-sap: model 'hash:7': a hashing model is hash:N with N from 8 to 4096",
     ),
     (
-        ["emulator", "--tls"],
+        ["emulator", "sql", "--data", "nowhere", "SELECT 1 FROM DUMMY"],
         {},
-        "owl-sap: --tls comes with a later version; this stand-in speaks plain text, on loopback only",
+        "owl-sap: no stand-in is serving the folder nowhere; start it: owl-sap emulator --data nowhere",
     ),
 ]
 

@@ -110,7 +110,8 @@ def guarded(function: Verb[P]) -> Callable[P, None]:
             code = INTERRUPTED
         except Exception as error:
             code = report_error(error, _debugging(args, kwargs))
-        raise typer.Exit(code)
+        if code != OK:
+            raise typer.Exit(code)
 
     return run
 

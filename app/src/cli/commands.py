@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -229,24 +228,6 @@ def serve(
     server.refuse_public(api.host)
     with orderly(OK), opened(loaded) as service:
         server.serve(service, api.host, api.port, lambda url: output.write_json({"url": url}))
-
-
-@verb(app, "emulator")
-def emulator(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 0,
-    data: Annotated[Path | None, typer.Option(help="Folder that keeps the data; default: none is kept.")] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Load the SAP-like sample tables.")] = False,
-    tls: Annotated[bool, typer.Option("--tls", help="(Comes with a later version.)")] = False,
-) -> None:
-    """The stand-in for HANA, in the foreground; the first line on stdout says how to connect."""
-    if tls:
-        raise UsageFault("--tls comes with a later version; this stand-in speaks plain text, on loopback only")
-    command = [sys.executable, "-m", "hana_emulator", "--port", str(port)]
-    command += ["--data", str(data)] if data is not None else []
-    command += ["--sample"] if sample else []
-    # Not a child process: a SIGTERM to us must reach the stand-in itself.
-    sys.stdout.flush()
-    os.execv(sys.executable, command)
 
 
 @verb(app, "demo")

@@ -1,0 +1,308 @@
+"""The prompt `owl-sap emulator sql`: from arguments, from a pipe, and at a real terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.prompt import is_blank, split
+from tests.emulator.process import Emulator, running
+from tests.surface.conftest import ROOT, environment
+
+pytest.importorskip("hdbcli")
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    with running("--data", str(tmp_path_factory.mktemp("house") / "data")) as emulator:
+        yield emulator
+        assert emulator.stop() == 0
+
+
+@pytest.fixture
+def sql(cli: Cli, house: Emulator) -> Cli:
+    return lambda *arguments, **more: cli("emulator", "sql", "--port", str(house.port), *arguments, **more)
+
+
+@pytest.mark.covers("emulator sql")
+def test_statements_from_arguments(sql: Cli) -> None:
+    run = sql(
+        "CREATE TABLE A1 (K INTEGER, T NVARCHAR(20)); INSERT INTO A1 VALUES (1000, 'it''s; here')",
+        "SELECT K, T, NULL AS N FROM A1",
+        "DROP TABLE A1;",
+    )
+    assert run.code == 0, run.err
+    assert [word in run.out for word in ("1000", "it's; here", "NULL", "1 row")] == [True] * 4
+
+
+@pytest.mark.covers("emulator sql")
+def test_statements_from_a_pipe(sql: Cli) -> None:
+    text = "-- a comment; with a semicolon\nSELECT 'a;b' AS X FROM DUMMY;\n\n/* ; */ SELECT 2 AS Y\nFROM DUMMY"
+    run = sql("--json", stdin=text)
+    assert run.code == 0, run.err
+    assert run.json == [
+        {"columns": ["X"], "rows": [["a;b"]], "affected": 1},
+        {"columns": ["Y"], "rows": [[2]], "affected": 1},
+    ]
+
+
+def test_values_in_json(sql: Cli) -> None:
+    statement = (
+        "SELECT TO_REAL_VECTOR('[1,2.5]') V, HEXTOBIN('00FF') B, TO_DATE('2024-02-29') D, "
+        "TO_DECIMAL('1.25', 5, 2) N, 1 X, 2 X, NULL Z FROM DUMMY"
+    )
+    (answer,) = sql("--json", statement).json
+    assert answer["columns"] == ["V", "B", "D", "N", "X", "X", "Z"]
+    assert answer["rows"] == [[[1.0, 2.5], "00ff", "2024-02-29", "1.25", 1, 2, None]]
+
+
+def test_tables_keep_two_columns_of_one_name_apart(sql: Cli) -> None:
+    run = sql("SELECT 1 X, 2 X, TO_REAL_VECTOR('[1,2,3,4,5,6]') V FROM DUMMY")
+    assert "X (2)" in run.out
+    assert "(6)" in run.out
+
+
+def test_a_long_result_is_cut_and_says_so(sql: Cli) -> None:
+    run = sql("--json", "--max-rows", "2", "SELECT TABLE_NAME FROM SYS.TABLE_COLUMNS UNION ALL SELECT 'x' FROM DUMMY "
+              "UNION ALL SELECT 'y' FROM DUMMY UNION ALL SELECT 'z' FROM DUMMY")  # fmt: skip
+    assert len(run.json[0]["rows"]) == 2
+    assert "only the first 2 rows" in run.err
+
+
+@pytest.mark.covers("emulator sql", errors=True)
+@pytest.mark.parametrize(
+    ("statement", "code", "words"),
+    [
+        ("SELEC 1", 2, ["257"]),
+        ("SELECT * FROM NOSUCH", 2, ["259", "NOSUCH"]),
+        ("SELECT NOSUCH FROM DUMMY", 2, ["260"]),
+        ("SELECT 1/0 FROM DUMMY", 2, ["304"]),
+        ("INSERT INTO SYS.TABLES VALUES (1)", 3, ["258"]),
+    ],
+)
+def test_hanas_code_and_text_are_shown(sql: Cli, statement: str, code: int, words: list[str]) -> None:
+    run = sql(statement, "SELECT 'not reached' FROM DUMMY")
+    assert run.code == code
+    assert all(word in run.err for word in words), run.err
+    assert "not reached" not in run.out
+
+
+@pytest.mark.covers("emulator sql", errors=True)
+def test_a_line_that_is_dropped(sql: Cli, house: Emulator) -> None:
+    run = sql("""ALTER SYSTEM INJECT FAULT '{"match": "FROM DUMMY", "action": "drop_before"}'""", "SELECT 1 FROM DUMMY")
+    assert (run.code, "-10807" in run.err) == (3, True)
+
+
+@pytest.mark.covers("emulator sql", errors=True)
+def test_a_wrong_password_is_tried_once(sql: Cli, house: Emulator) -> None:
+    counted = "SELECT FAILURES FROM SYS.M_STAND_IN_LOGINS WHERE USER_NAME = 'OWL'"
+    before = sql("--json", counted).json[0]["rows"]
+    run = sql("--password", "canary-21", "SELECT 1 FROM DUMMY")
+    assert (run.code, "login refused" in run.err, "canary-21" in run.err) == (3, True, False)
+    assert sql("--json", counted).json[0]["rows"][0][0] == before[0][0] + 1
+
+
+# --- where it leads
+
+
+def test_the_data_folder_is_enough(cli: Cli, tmp_path: Path) -> None:
+    with running("--tls", "--data", str(tmp_path / "kept")) as emulator:
+        run = cli("emulator", "sql", "--data", "kept", "--json", "SELECT CURRENT_SCHEMA FROM DUMMY")
+        assert run.json[0]["rows"] == [["SAPDEMO"]]
+        trusted = ["--port", str(emulator.port), "--tls-trust", "kept/tls/ca.pem"]
+        assert cli("emulator", "sql", *trusted, "SELECT 1 FROM DUMMY").code == 0
+        assert cli("emulator", "sql", "--port", str(emulator.port), "SELECT 1 FROM DUMMY").code == 3
+        assert emulator.stop() == 0
+    gone = cli("emulator", "sql", "--data", "kept", "SELECT 1 FROM DUMMY")
+    assert (gone.code, "owl-sap emulator --data kept" in gone.err) == (2, True)
+
+
+def test_hana_settings_that_lead_to_this_machine_are_taken(cli: Cli, house: Emulator) -> None:
+    login = {"HANA_HOST": house.host, "HANA_PORT": str(house.port), "HANA_ENCRYPT": "false"}
+    assert cli("emulator", "sql", "SELECT 1 FROM DUMMY", **login).code == 0
+
+
+@pytest.mark.covers("emulator sql", errors=True)
+@pytest.mark.parametrize("host", ["db.example", "10.0.0.1", "localhost.example"])
+def test_a_real_hana_is_never_spoken_to(cli: Cli, host: str) -> None:
+    for arguments, variables in ((["--host", host, "--port", "443"], {}), ([], {"HANA_HOST": host})):
+        run = cli("emulator", "sql", *arguments, "SELECT 1 FROM DUMMY", **variables)
+        assert (run.code, run.out, host in run.err) == (2, "", True)
+
+
+@pytest.mark.covers("emulator sql", errors=True)
+def test_without_an_address_it_says_what_to_give(cli: Cli) -> None:
+    run = cli("emulator", "sql", "SELECT 1 FROM DUMMY")
+    assert (run.code, "--port" in run.err, "--data" in run.err) == (2, True, True)
+
+
+@pytest.mark.covers("emulator sql", errors=True)
+def test_options_before_the_name_are_refused(cli: Cli) -> None:
+    run = cli("emulator", "--port", "5", "sql", "SELECT 1 FROM DUMMY")
+    assert (run.code, "owl-sap emulator sql" in run.err) == (2, True)
+
+
+@pytest.mark.covers("emulator", errors=True)
+def test_a_bad_fault_ends_the_start(cli: Cli) -> None:
+    run = cli("emulator", "--fault", '{"match": "x"}')
+    assert (run.code, run.out, '"action" must be one of' in run.err) == (2, "", True)
+
+
+# --- at a terminal
+
+
+class Terminal:
+    """The prompt on a pseudo-terminal."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "app", "emulator", "sql", *arguments],
+            cwd=folder,
+            env=environment(TERM="dumb") | {"PYTHONPATH": str(ROOT)},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+    def type(self, text: str) -> None:
+        self.seen = ""
+        os.write(self._ours, text.encode())
+
+    def until(self, expected: str, seconds: float = 30) -> str:
+        end = time.monotonic() + seconds
+        while expected not in self.seen:
+            ready, _, _ = select.select([self._ours], [], [], max(0, end - time.monotonic()))
+            assert ready, f"{expected!r} never came: {self.seen!r}"
+            try:
+                self.seen += os.read(self._ours, 65_536).decode(errors="replace")
+            except OSError:  # the other end is closed
+                break
+        assert expected in self.seen, self.seen
+        return self.seen
+
+
+@pytest.mark.covers("emulator sql")
+def test_a_session_at_a_terminal(house: Emulator, tmp_path: Path) -> None:
+    with Terminal(tmp_path, "--port", str(house.port)) as terminal:
+        terminal.until("sql> ")
+        terminal.type("CREATE TABLE PT (A INTEGER,\n")
+        terminal.until("...> ")
+        terminal.type("B NVARCHAR(10) COMMENT 'said;');\n")
+        terminal.until("done")
+        terminal.type("INSERT INTO PT VALUES (1, 'x'); SELECT A AS FOUND, B FROM PT;\n")
+        terminal.until("FOUND")
+        terminal.type("SELECT NOSUCH FROM PT;\n")
+        terminal.until("260")
+        terminal.type("\\d\n")
+        terminal.until("PT")
+        terminal.type("\\d pt\n")
+        assert "INTEGER" in terminal.until("said;")
+        terminal.type("\\d SAPDEMO.NOSUCH\n")
+        terminal.until("there is no table")
+        terminal.type("\\?\n")
+        terminal.until("Ctrl-D")
+        terminal.type("DROP TABLE PT;\n")
+        terminal.until("done")
+        terminal.type("\\q\n")
+        assert terminal.process.wait(20) == 0
+
+
+def test_ctrl_c_forgets_the_line_and_ctrl_d_leaves(house: Emulator, tmp_path: Path) -> None:
+    with Terminal(tmp_path, "--port", str(house.port)) as terminal:
+        terminal.until("sql> ")
+        terminal.type("SELECT 'half of\n")
+        terminal.until("...> ")
+        time.sleep(0.3)  # a signal just before it begins to wait is noticed with the next line only
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.until("sql> ")
+        terminal.type("SELECT 'whole' AS W FROM DUMMY;\n")
+        terminal.until("1 row")
+        terminal.type("\x04")
+        assert terminal.process.wait(20) == 0
+
+
+def test_a_lost_connection_is_made_anew(house: Emulator, tmp_path: Path) -> None:
+    with Terminal(tmp_path, "--port", str(house.port)) as terminal:
+        terminal.until("sql> ")
+        terminal.type("""ALTER SYSTEM INJECT FAULT '{"match": "LOST", "action": "drop_after"}';\n""")
+        terminal.until("done")
+        terminal.type("SELECT 'x' AS LOST FROM DUMMY;\n")
+        terminal.until("-10807")
+        terminal.type("SELECT 'back' AS AGAIN FROM DUMMY;\n")
+        terminal.until("1 row")
+
+
+def test_what_was_typed_is_kept_in_the_data_folder(tmp_path: Path) -> None:
+    with running("--data", str(tmp_path / "kept")), Terminal(tmp_path, "--data", "kept") as terminal:
+        terminal.until("sql> ")
+        terminal.type("SELECT 'remembered' AS R FROM DUMMY;\n")
+        terminal.until("1 row")
+        terminal.type("\\q\n")
+        assert terminal.process.wait(20) == 0
+        assert "remembered" in (tmp_path / "kept" / "sql-history").read_text()
+
+
+# --- cutting
+
+
+@pytest.mark.parametrize(
+    ("text", "statements", "rest"),
+    [
+        ("", [], ""),
+        ("A;B;", ["A", "B"], ""),
+        (" A ; ; B", ["A"], " B"),
+        ("SELECT ';' X;", ["SELECT ';' X"], ""),
+        ("""SELECT "a;b" X; Y""", ['SELECT "a;b" X'], " Y"),
+        ("SELECT 'it''s;' X; Y", ["SELECT 'it''s;' X"], " Y"),
+        ("SELECT 'open; X", [], "SELECT 'open; X"),
+        ("A; SELECT 'open; X", ["A"], " SELECT 'open; X"),
+        ("A /* ; */ B; C", ["A /* ; */ B"], " C"),
+        ("A /* ; B; C", [], "A /* ; B; C"),
+        ("A -- ; x\nB; C", ["A -- ; x\nB"], " C"),
+        ("-- only ;\n; X", [], " X"),
+        ("1/2-3; X", ["1/2-3"], " X"),
+    ],
+)
+def test_statements_are_cut_outside_quotes_and_comments(text: str, statements: list[str], rest: str) -> None:
+    assert split(text) == (statements, rest)
+
+
+@given(st.lists(st.text(alphabet="ab;'\"-/*\n ", max_size=12), max_size=4))
+def test_quoted_parts_are_never_cut(parts: list[str]) -> None:
+    text = "".join("SELECT '{}' X;".format(part.replace("'", "''")) for part in parts)
+    statements, rest = split(text)
+    assert (len(statements), rest) == (len(parts), "")
+
+
+@given(st.text(alphabet="ab;'\"-/*\n ", max_size=30))
+def test_cutting_loses_nothing(text: str) -> None:
+    statements, rest = split(text)
+    assert text.endswith(rest)
+    assert all(statement in text for statement in statements)
+    assert not any(is_blank(statement) for statement in statements)
