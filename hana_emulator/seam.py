@@ -83,6 +83,10 @@ class SqlConnection(Protocol):
         """True when uncommitted writes exist."""
         ...
 
+    def set_variable(self, name: str, value: str | None) -> None:
+        """A session variable, as SESSION_CONTEXT gives it; None takes it away."""
+        ...
+
     def cancel(self) -> None:
         """From another thread: make the running statement fail with 139."""
         ...

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from hana_emulator.errors import HanaError, authentication_failed, not_supported, syntax_error
 from hana_emulator.faults import COMMIT, CONNECT, FETCH, ROLLBACK, Action, Fault, FaultList, FaultRefused
 from hana_emulator.line import Line
-from hana_emulator.protocol import authentication, cesu8, lobs, metadata, packet, replies
+from hana_emulator.protocol import authentication, cesu8, clientinfo, lobs, metadata, packet, replies
 from hana_emulator.protocol.codes import MessageType, PartAttribute, PartKind, ProtocolError, ReplyCode, TransactionFlag
 from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
 from hana_emulator.protocol.options import Option, option_part
@@ -183,7 +183,9 @@ class Session:
 
     def _answer(self, request: Request) -> Reply:
         try:
-            return self._handler(request)(request)
+            handler = self._handler(request)
+            self._note_client_info(request)
+            return handler(request)
         except (ProtocolError, _Dropped):
             raise
         except HanaError as error:
@@ -192,6 +194,12 @@ class Session:
             return replies.error_reply(error)
         except Exception as error:  # a fault of the stand-in itself must not look like a lost connection
             return replies.error_reply(self._internal_error(error))
+
+    def _note_client_info(self, request: Request) -> None:
+        part = request.find(PartKind.CLIENTINFO)
+        if part is not None and self._connection is not None:
+            for name, value in clientinfo.parse(part).items():
+                self._connection.set_variable(name, value)
 
     def _internal_error(self, error: Exception) -> HanaError:
         """Names the kind and place of the fault only: its message may quote values."""

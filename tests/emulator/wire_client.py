@@ -221,6 +221,9 @@ class ScriptedConnection:
         self.calls.append("rollback")
         self.in_transaction = False
 
+    def set_variable(self, name: str, value: str | None) -> None:
+        self.calls.append(("variable", name, value))
+
     def cancel(self) -> None:
         self.cancelled.set()
 
