@@ -318,6 +318,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         LoginRefused,
+        "login refused: the user is deactivated",
+        "ask the administrator to activate the user (ALTER USER ... ACTIVATE USER NOW), then restart a running service",
+        codes=frozenset({415}),
+    ),
+    Rule(
+        LoginRefused,
         "login refused: the user is locked",
         "ask the administrator to unlock the user (ALTER USER ... RESET CONNECT ATTEMPTS), then "
         "restart a running service",

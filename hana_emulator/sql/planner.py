@@ -65,9 +65,31 @@ def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
         return Prepared(sql, FunctionCode.NIL, plan=ControlPlan(control), version=catalog.version, schema=schema)
     definition = definitions.parse(reader)
     if definition is not None:
-        plan = DefinitionPlan(definition)
-        return Prepared(sql, FunctionCode.DDL, plan=plan, version=catalog.version, schema=schema)
+        return Prepared(
+            sql,
+            FunctionCode.DDL,
+            plan=DefinitionPlan(definition),
+            version=catalog.version,
+            schema=schema,
+            touches=_touched_by_definition(TokenReader(sql, tokens), catalog, schema),
+        )
     return _Preparation(sql, tokens, Binding(catalog, schema, queries.bind_query)).run()
+
+
+def _touched_by_definition(reader: TokenReader, catalog: Catalog, schema: str) -> frozenset[Touch]:
+    """What the two definitions need that change nothing which a comparison of catalogues would show."""
+    if reader.take("TRUNCATE", "TABLE"):
+        privilege, depth = "DELETE", 0
+    elif reader.take("COMMENT", "ON"):
+        privilege, depth = "ALTER", 1 if reader.identifier() == "COLUMN" else 0
+    else:
+        return frozenset()
+    parts = [reader.identifier()]
+    while reader.take("."):
+        parts.append(reader.identifier())
+    names = parts[: len(parts) - depth]
+    relation = catalog.find(names[-2] if len(names) > 1 else schema, names[-1]) if names else None
+    return frozenset() if relation is None else frozenset({touch(privilege, relation)})
 
 
 @dataclass(slots=True)

@@ -101,6 +101,7 @@ TABLE = [
     (-10104, 'Invalid value for KEY "NOPE", directory search path: /home/me/.hdb/box', ConnectionMisconfigured),
     (10, "authentication failed", LoginRefused),
     (414, "user is forced to change password", LoginRefused),
+    (415, "user is deactivated", LoginRefused),
     (416, "user is locked", LoginRefused),
     (258, "insufficient privilege: not authorized", PermissionRefused),
     (259, "invalid table name: Could not find table/view NOPE", UnknownTable),
