@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hana_emulator.sql.database import Database
 from tests.emulator.process import Emulator, running
@@ -295,6 +297,120 @@ def test_only_the_present_administrator_may_do_everything(tmp_path: Path) -> Non
     former = Sql(second.connect(USER))
     assert former.code("CREATE USER X PASSWORD y") == 258
     second.close()
+
+
+# --- any order of statements
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.booleans(),
+        st.sampled_from(["SELECT", "INSERT", "DELETE"]),
+        st.sampled_from(["S.T", "SCHEMA S"]),
+        st.sampled_from(["GUEST", "PUBLIC", "NEAR", "FAR", "OTHER"]),
+    ),
+    max_size=12,
+)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[tuple[Sql, Sql]]:
+    """GUEST has the role NEAR, NEAR has FAR; nobody has OTHER."""
+    opened = open_database()
+    sql = Sql(opened.connect(USER))
+    for statement in (
+        "CREATE TABLE T (A INTEGER)", "CREATE USER GUEST PASSWORD x", "CREATE ROLE NEAR", "CREATE ROLE FAR",
+        "CREATE ROLE OTHER", "GRANT NEAR TO GUEST", "GRANT FAR TO NEAR",
+    ):  # fmt: skip
+        sql.run(statement)
+    yield sql, Sql(opened.connect("GUEST"))
+    opened.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_grants_and_revokes_in_any_order(stage: tuple[Sql, Sql], steps: list[tuple[bool, str, str, str]]) -> None:
+    """Against the plain rule: one has what any of one's names has, on the table or on its schema."""
+    sql, guest = stage
+    held: set[tuple[str, str, str]] = set()
+    for granting, privilege, place, grantee in steps:
+        sql.run(f"{'GRANT' if granting else 'REVOKE'} {privilege} ON {place} {'TO' if granting else 'FROM'} {grantee}")
+        (held.add if granting else held.discard)((privilege, place, grantee))
+    may = {privilege for privilege, _, grantee in held if grantee != "OTHER"}
+    for privilege, statement in (("SELECT", "SELECT * FROM S.T"), ("INSERT", "INSERT INTO S.T VALUES (1)")):
+        if privilege in may:
+            guest.session.execute(guest.prepare(statement), [()], autocommit=True)
+        else:
+            assert guest.code(statement) == 258
+    sql.run("DELETE FROM T")
+    for privilege, place, grantee in held:
+        sql.run(f"REVOKE {privilege} ON {place} FROM {grantee}")
+    assert sql.rows("SELECT * FROM SYS.GRANTED_PRIVILEGES WHERE SCHEMA_NAME = 'S'") == []
+
+
+WORDS = [
+    "GRANT",
+    "REVOKE",
+    "CREATE",
+    "ALTER",
+    "DROP",
+    "USER",
+    "ROLE",
+    "SELECT",
+    "INSERT",
+    "ANY",
+    "ALL",
+    "PRIVILEGES",
+    "ON",
+    "SCHEMA",
+    "TABLE",
+    "S",
+    "T",
+    ".",
+    ",",
+    "TO",
+    "FROM",
+    "GUEST",
+    "NEAR",
+    "PUBLIC",
+    "WITH",
+    "OPTION",
+    "ADMIN",
+    "PASSWORD",
+    "RESET",
+    "CONNECT",
+    "ATTEMPTS",
+    "ACTIVATE",
+    "DEACTIVATE",
+    "NOW",
+    "CASCADE",
+    "'x'",
+    '"q"',
+    "1",
+    "(",
+    ")",
+    ";",
+    "?",
+]
+
+
+@settings(max_examples=80, deadline=None)
+@given(first=st.sampled_from(["GRANT", "REVOKE", "CREATE USER", "ALTER USER", "CREATE ROLE"]), words=st.lists(
+    st.sampled_from(WORDS), max_size=9
+))  # fmt: skip
+def test_garbled_statements_end_in_a_hana_error_or_run(first: str, words: list[str]) -> None:
+    from hana_emulator.errors import HanaError
+
+    with closing(open_database()) as database:
+        sql = Sql(database.connect(USER))
+        sql.run("CREATE TABLE T (A INTEGER)")
+        try:
+            sql.run(" ".join([first, *words]))
+            code = 0
+        except HanaError as error:
+            code = error.code
+        assert code != 2
+        assert sql.rows("SELECT * FROM S.T") == []
 
 
 # --- views
