@@ -20,12 +20,12 @@ def _monitored(name: str) -> str:
 
 
 _KIND = "CASE WHEN {0} IN (SELECT name FROM owl_users) THEN 'USER' ELSE 'ROLE' END"
-_OBJECT_TYPE = "CASE g.kind WHEN 'OBJECT' THEN r.kind WHEN 'SCHEMA' THEN 'SCHEMA' ELSE 'SYSTEMPRIVILEGE' END"
+_OBJECT_TYPE = "CASE g.kind WHEN 'OBJECT' THEN t.kind WHEN 'SCHEMA' THEN 'SCHEMA' ELSE 'SYSTEMPRIVILEGE' END"
 _PRIVILEGE_COLUMNS = {
     "GRANTOR": (NAME, "g.grantor"),
     "OBJECT_TYPE": (nvarchar(32), _OBJECT_TYPE),
     "SCHEMA_NAME": (NAME, "g.schema"),
-    "OBJECT_NAME": (NAME, "r.name"),
+    "OBJECT_NAME": (NAME, "t.name"),
     "COLUMN_NAME": (NAME, "NULL"),
     "PRIVILEGE": (NAME, "g.privilege"),
     "IS_GRANTABLE": flag("g.grantable"),
@@ -81,14 +81,14 @@ VIEWS: dict[str, SystemView] = {
         IS_GRANTABLE=flag("g.grantable"),
     ),
     "GRANTED_PRIVILEGES": view(
-        "FROM owl_grants g LEFT JOIN owl_relations r ON r.id = g.relation WHERE g.kind <> 'ROLE'",
+        "FROM owl_grants g LEFT JOIN owl_relations t ON t.id = g.relation WHERE g.kind <> 'ROLE'",
         GRANTEE=(NAME, "g.grantee"),
         GRANTEE_TYPE=(nvarchar(4), _KIND.format("g.grantee")),
         **_PRIVILEGE_COLUMNS,
     ),
     "EFFECTIVE_PRIVILEGES": view(
         f"FROM (WITH e({_EFFECTIVE_COLUMNS}) AS (SELECT * FROM ({_EFFECTIVE})) SELECT * FROM e) g"
-        " LEFT JOIN owl_relations r ON r.id = g.relation",
+        " LEFT JOIN owl_relations t ON t.id = g.relation",
         USER_NAME=(NAME, "g.user"),
         GRANTEE=(NAME, "g.grantee"),
         GRANTEE_TYPE=(nvarchar(4), _KIND.format("g.grantee")),

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import IO
 
 from hana_emulator.errors import HanaError, syntax_error
-from hana_emulator.sql import accounts, accountviews, conversions, functions, objects, rights, sysviews
+from hana_emulator.sql import (
+    accounts,
+    accountviews,
+    conversions,
+    functions,
+    objects,
+    rights,
+    systemview,
+    sysviews,
+)
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.changes import TOUCH_FUNCTION, Shape, install_triggers, read_shape
@@ -121,6 +130,9 @@ class Database:
 
         conversions.register(connection, report)
         sysviews.register(connection)
+        connection.create_function(
+            systemview.SEES_FUNCTION, 1, lambda relation: self.catalog.rights.sees(context.user, relation)
+        )
         connection.create_function(accountviews.MONITOR_FUNCTION, 1, lambda name: self.monitors[name]())
         return connection
 

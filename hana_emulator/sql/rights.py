@@ -80,6 +80,8 @@ class Rights:
     administrator: str = ""
     schema_owners: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     owners: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    places: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The schema of each table and view."""
     roles: frozenset[str] = frozenset()
     grants: Mapping[str, tuple[Grant, ...]] = field(default_factory=lambda: MappingProxyType({}))
     deactivated: frozenset[str] = frozenset()
@@ -97,6 +99,18 @@ class Rights:
                     258,
                     f"insufficient privilege: {hana_identifier(user)} has no {wanted.privilege}{wanted.where}{option}",
                 )
+
+    def sees(self, user: str, relation: int) -> bool:
+        """May `user` know that the table or view exists? With any privilege on it or on its schema, or CATALOG READ."""
+        schema = self.places.get(relation, "")
+        if user == self.administrator or self._owns(user, Touch("", schema, relation=relation)):
+            return True
+        return any(
+            grant.relation == relation
+            or (grant.kind == SCHEMA and grant.schema == schema)
+            or (grant.kind == SYSTEM and grant.privilege == "CATALOG READ")
+            for grant in self._of(user)
+        )
 
     def _owns(self, user: str, wanted: Touch) -> bool:
         if wanted.schema and self.schema_owners.get(wanted.schema) == user:
@@ -155,6 +169,7 @@ def load(connection: sqlite3.Connection) -> Rights:
         administrator="".join(name for (name,) in rows("SELECT name FROM owl_administrator")),
         schema_owners=MappingProxyType(dict(rows("SELECT name, owner FROM owl_schemas"))),
         owners=MappingProxyType(dict(rows("SELECT relation, owner FROM owl_owners"))),
+        places=MappingProxyType(dict(rows("SELECT id, schema FROM owl_relations"))),
         roles=frozenset(name for (name,) in rows("SELECT name FROM owl_roles")),
         grants=MappingProxyType(grants),
         deactivated=frozenset(name for (name,) in rows("SELECT name FROM owl_deactivated")),

@@ -92,8 +92,21 @@ def test_what_does_not_exist_is_259_for_everybody(guest: Sql) -> None:
     assert guest.code("SELECT * FROM NOSUCH.T") == 362
 
 
-def test_the_catalogue_is_open_to_all(guest: Sql) -> None:
-    assert guest.value("SELECT COUNT(*) FROM SYS.TABLES WHERE SCHEMA_NAME = 'S'") == 1
+@pytest.mark.parametrize(
+    "grant", ["SELECT ON S.T", "INSERT ON S.T", "SELECT ON SCHEMA S", "CREATE ANY ON SCHEMA S", "CATALOG READ", "NEAR"]
+)
+def test_the_catalogue_shows_what_one_has_some_privilege_on(sql: Sql, guest: Sql, grant: str) -> None:
+    sql.run("CREATE ROLE NEAR")
+    sql.run("GRANT DELETE ON S.T TO NEAR")
+    sql.run("CREATE INDEX I ON T (B)")
+    views = ["TABLES", "TABLE_COLUMNS", "CONSTRAINTS", "INDEXES", "INDEX_COLUMNS"]
+    seen = "SELECT COUNT(*) FROM SYS.{} WHERE TABLE_NAME = 'T'"
+    assert [guest.value(seen.format(view)) for view in views] == [0] * 5
+    assert guest.value("SELECT COUNT(*) FROM SYS.VIEW_COLUMNS WHERE VIEW_NAME = 'V'") == 0
+    sql.run(f"GRANT {grant} TO GUEST")
+    assert [guest.value(seen.format(view)) for view in views] == [sql.value(seen.format(view)) for view in views]
+    sql.run(f"REVOKE {grant} FROM GUEST")
+    assert [guest.value(seen.format(view)) for view in views] == [0] * 5
     assert guest.value("SELECT * FROM DUMMY") == "X"
 
 

@@ -152,7 +152,7 @@ def test_a_locked_user_is_told_what_to_do(cli: Cli, tmp_path: Path, house: Emula
 
 @pytest.mark.covers("sync", "doctor", errors=True)
 def test_a_missing_privilege_is_named(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
-    run(house, f"REVOKE SELECT ON T FROM {guest}")
+    run(house, f"GRANT INSERT ON T TO {guest}", f"REVOKE SELECT ON T FROM {guest}")
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     login = variables(house, guest, "Right-1")
     refused = cli("sync", "rows", **login)
@@ -161,6 +161,15 @@ def test_a_missing_privilege_is_named(cli: Cli, tmp_path: Path, house: Emulator,
     checks = {check["check"]: check for check in cli("doctor", "--json", **login).json}
     assert not checks["table of rows"]["ok"]
     assert "GRANT SELECT" in checks["table of rows"]["detail"] + checks["table of rows"]["fix"]
+
+
+@pytest.mark.covers("sync", errors=True)
+def test_a_table_that_the_user_may_not_even_see(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
+    """HANA hides it from the catalogue, so it looks as if it were not there."""
+    run(house, f"REVOKE SELECT ON T FROM {guest}")
+    (tmp_path / "owl-sap.toml").write_text(COLLECTION)
+    refused = cli("sync", "rows", **variables(house, guest, "Right-1"))
+    assert (refused.code, "that this user can see" in " ".join(refused.err.split())) == (2, True)
 
 
 @pytest.mark.covers("doctor", errors=True)
