@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -35,7 +36,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 @pytest.fixture
 def sql(cli: Cli, house: Emulator) -> Cli:
-    return lambda *arguments, **more: cli("emulator", "sql", "--port", str(house.port), *arguments, **more)
+    started = ("--output", "table", "emulator", "sql", "--port", str(house.port))
+    return lambda *arguments, **more: cli(*started, *arguments, **more)
 
 
 @pytest.mark.covers("emulator sql")
@@ -57,6 +59,17 @@ def test_statements_from_a_pipe(sql: Cli) -> None:
     assert run.json == [
         {"columns": ["X"], "rows": [["a;b"]], "affected": 1},
         {"columns": ["Y"], "rows": [[2]], "affected": 1},
+    ]
+
+
+@pytest.mark.covers("emulator sql")
+def test_into_a_pipe_each_row_is_a_line(cli: Cli, house: Emulator) -> None:
+    statements = ("SELECT 1 A, HEXTOBIN('FF') B, NULL C FROM DUMMY", "SELECT 2 A, NULL B, 'x' C FROM DUMMY")
+    run = cli("emulator", "sql", "--port", str(house.port), *statements)
+    assert run.code == 0, run.err
+    assert [json.loads(line) for line in run.out.splitlines()] == [
+        {"A": 1, "B": "ff", "C": None},
+        {"A": 2, "B": None, "C": "x"},
     ]
 
 

@@ -76,15 +76,16 @@ def variables(emulator: Emulator, user: str, password: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.covers("sync", "search", "verify", "status", "doctor", errors=True)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        pytest.param(["sync", "rows"], 3, marks=pytest.mark.covers("sync", errors=True)),
-        pytest.param(["sync", "--all"], 3, marks=pytest.mark.covers("sync", errors=True)),
-        pytest.param(["search", "rows", "pump"], 3, marks=pytest.mark.covers("search", errors=True)),
-        pytest.param(["verify", "rows"], 3, marks=pytest.mark.covers("verify", errors=True)),
-        pytest.param(["status"], 3, marks=pytest.mark.covers("status", errors=True)),
-        pytest.param(["doctor"], 1, marks=pytest.mark.covers("doctor", errors=True)),
+        (["sync", "rows"], 3),
+        (["sync", "--all"], 3),
+        (["search", "rows", "pump"], 3),
+        (["verify", "rows"], 3),
+        (["status"], 3),
+        (["doctor"], 1),
     ],
 )
 @pytest.mark.parametrize("collections", [1, 3])

@@ -47,7 +47,7 @@ def fail(error: ConnectorError) -> int:
 
 
 class Screen:
-    """Where results go: tables, or with `json` one document (`finish` writes it)."""
+    """Where results go: tables, JSON lines where nobody looks on, or with `json` one document (`finish` writes it)."""
 
     def __init__(self, json: bool, most_rows: int) -> None:
         self._json = json
@@ -65,7 +65,9 @@ class Screen:
         else:
             names = _distinct(answer.columns)
             shown = [{name: _shown(value) for name, value in zip(names, row, strict=True)} for row in answer.rows]
-            output.table("1 row" if len(shown) == 1 else f"{len(shown)} rows", shown, names)
+            plain = [{name: _plain(value) for name, value in zip(names, row, strict=True)} for row in answer.rows]
+            title = "1 row" if len(shown) == 1 else f"{len(shown)} rows"
+            output.table(title, shown, names, records=plain)
 
     def finish(self) -> None:
         if self._json:
