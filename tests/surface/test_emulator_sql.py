@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.src.cli.interrupts import CLEANUP, GRACE
 from connector.prompt import is_blank, split
 from tests.emulator.process import Emulator, running
 from tests.surface.conftest import ROOT, environment
@@ -258,6 +259,17 @@ def test_ctrl_c_forgets_the_line_and_ctrl_d_leaves(house: Emulator, tmp_path: Pa
         terminal.until("1 row")
         terminal.type("\x04")
         assert terminal.process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_the_prompt_outlives_the_time_that_other_verbs_get_after_ctrl_c(house: Emulator, tmp_path: Path) -> None:
+    with Terminal(tmp_path, "--port", str(house.port)) as terminal:
+        terminal.until("sql> ")
+        time.sleep(0.3)
+        terminal.process.send_signal(signal.SIGINT)
+        time.sleep(GRACE + CLEANUP + 1)
+        terminal.type("SELECT 'alive' AS A FROM DUMMY;\n")
+        terminal.until("1 row")
 
 
 def test_a_lost_connection_is_made_anew(house: Emulator, tmp_path: Path) -> None:

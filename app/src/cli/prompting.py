@@ -5,6 +5,7 @@ Knows no settings and no way to connect.
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -107,7 +108,7 @@ def _shown(value: Any) -> str:
 def interact(prompt: Prompt, screen: Screen, history: Path | None) -> int:
     """Until \\q or the end of input. Errors are shown, and it goes on."""
     output.say(r"The stand-in for HANA. Statements end with ; \? helps, \q leaves.")
-    with _line_editing(history):
+    with _line_editing(history), _ctrl_c_is_ours():
         for text in _entries():
             try:
                 if text.startswith("\\"):
@@ -156,6 +157,16 @@ def _command(prompt: Prompt, screen: Screen, line: str) -> None:
             output.say(f"there is no table or view {rest.strip()} here")
     else:
         output.say(_HELP)
+
+
+@contextmanager
+def _ctrl_c_is_ours() -> Iterator[None]:
+    """Elsewhere it ends the verb, at the latest after some seconds; here it only forgets what was typed."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
