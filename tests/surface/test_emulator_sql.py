@@ -257,6 +257,8 @@ def test_ctrl_c_forgets_the_line_and_ctrl_d_leaves(house: Emulator, tmp_path: Pa
         terminal.until("sql> ")
         terminal.type("SELECT 'whole' AS W FROM DUMMY;\n")
         terminal.until("1 row")
+        terminal.until("sql> ")
+        time.sleep(0.3)  # until readline reads: before, the terminal itself would swallow it
         terminal.type("\x04")
         assert terminal.process.wait(20) == 0
 
