@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from hana_emulator.sql import objects, tables
+from hana_emulator.sql import alterations, objects, sequence_definitions, synonyms, tables, views
 from hana_emulator.sql.reader import TokenReader
 from hana_emulator.sql.workbench import Definition
 
-_PARSERS = {**tables.PARSERS, **objects.PARSERS}
+_PARSERS = {
+    **tables.PARSERS,
+    **alterations.PARSERS,
+    **views.PARSERS,
+    **sequence_definitions.PARSERS,
+    **synonyms.PARSERS,
+    **objects.PARSERS,
+}
 
 
 def parse(reader: TokenReader) -> Definition | None:

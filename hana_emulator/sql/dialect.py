@@ -57,6 +57,11 @@ class Hana(Dialect):
         """sqlglot would take what follows RENAME, CALL and the like as one string."""
         HEX_STRINGS: ClassVar[list[Any]] = [("x'", "'"), ("X'", "'")]
         KEYWORDS: ClassVar[dict[str, TokenType]] = _plain_keywords(tokens.Tokenizer.KEYWORDS)
+        SINGLE_TOKENS: ClassVar[dict[str, TokenType]] = {
+            sign: kind for sign, kind in tokens.Tokenizer.SINGLE_TOKENS.items() if sign != "#"
+        }
+        """A # belongs to a name, and begins that of a local temporary table."""
+        VAR_SINGLE_TOKENS: ClassVar[set[str]] = {"#", "$"}
 
     class Parser(SqlParser):
         FUNCTIONS: ClassVar[dict[str, Any]] = {}

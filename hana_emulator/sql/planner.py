@@ -105,6 +105,7 @@ class _Preparation:
         return self._prepared(function, QueryPlan(step(query.sql), plan, locks), query)
 
     def _written(self, plan: WritePlan) -> Prepared:
+        plan.tables = self.binding.catalog.reached_from(plan.table)
         return self._prepared(plan.function, plan, BoundQuery("", ()))
 
     def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, assert_never
 
 from hana_emulator.errors import HanaError, invalid_schema, lock_wait_timeout
 from hana_emulator.seam import Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import failures, search
+from hana_emulator.sql import failures, search, temporary
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.names import quoted as quoted_name
-from hana_emulator.sql.names import table_key
 from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Prepared, QueryPlan
 from hana_emulator.sql.workbench import Workbench
 from hana_emulator.sql.writes import Step, WritePlan
@@ -46,6 +45,8 @@ class Session:
         self._running = False
         self._cancelled = False
         self._closed = False
+        self._filled_temporary = False
+        """Whether a global temporary table may have rows of this session."""
 
     def _open(self) -> sqlite3.Connection:
         connection = self._database.open_connection(self.context)
@@ -55,7 +56,7 @@ class Session:
     # ------------------------------------------------------------------------------------------------------ the seam
 
     def prepare(self, sql: str) -> Prepared:
-        return self._database.prepare(sql, self.context.schema)
+        return self._database.prepare(sql, self.context.schema, self.connection_id)
 
     def execute(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool) -> Outcome:
         with self._statement():
@@ -112,11 +113,18 @@ class Session:
         self._closed = True
         try:
             self.rollback()
+            self._drop_temporary()
         finally:
             for connection in (self._connection, *self._spare):
                 connection.close()
             self._spare.clear()
             self._database.forget(self)
+
+    def _drop_temporary(self) -> None:
+        """What cannot be dropped now, since another transaction holds the lock, goes when the stand-in starts again."""
+        if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
+            with suppress(HanaError, sqlite3.Error):
+                self._define(DefinitionPlan(temporary.sweep))
 
     # ------------------------------------------------------------------------------------------------ running a plan
 
@@ -150,7 +158,7 @@ class Session:
         if isinstance(statement, Prepared) and statement.version == self._database.catalog.version:
             return statement
         schema = statement.schema if isinstance(statement, Prepared) else self.context.schema
-        return self._database.prepare(statement.sql, schema)
+        return self._database.prepare(statement.sql, schema, self.connection_id)
 
     def _check_parameters(self, prepared: Prepared, rows: Sequence[StorageRow]) -> None:
         if not rows:
@@ -264,7 +272,8 @@ class Session:
             if not continues:
                 self.rollback()
             raise
-        self._dirty.add(table_key(plan.table.schema, plan.table.name))
+        self._dirty |= plan.tables
+        self._filled_temporary |= plan.table.is_shared_by_sessions
         if autocommit:
             self.commit()
         return Outcome(rows_affected=counts)
@@ -309,7 +318,8 @@ class Session:
         self.commit()
         self._begin_write()
         try:
-            bench = Workbench(self._connection, self._database.catalog, self.context.schema, self.context.user)
+            catalog = self._database.catalog.seen_by(self.connection_id)
+            bench = Workbench(self._connection, catalog, self.context.schema, self.context.user)
             plan.definition(bench)
             following = catalogue.load(self._connection, self._database.catalog.version + 1)
             with self._database.commit_lock:
