@@ -125,8 +125,10 @@ def _drop_columns(bench: Workbench, relation: Relation, names: Sequence[str]) ->
     if not kept:
         raise HanaError(311, "cannot drop all columns in a table")
     _refuse_referenced(bench, relation, names)
-    used = [key.columns for key in (*relation.constraints, *relation.references)]
-    for columns in [*used, *(index.columns for index in bench.catalog.indexes_of(relation))]:
+    used = [key.columns for key in relation.constraints]
+    used += [reference.columns for reference in relation.references]
+    used += [index.columns for index in bench.catalog.indexes_of(relation)]
+    for columns in used:
         if len(columns) > 1 and set(columns) & set(names):
             raise HanaError(351, f"column is referenced in a multi-column constraint: {', '.join(columns)}")
     _drop_lone_users(bench, relation, names)

@@ -100,6 +100,14 @@ class Relation:
         return next((constraint.columns for constraint in self.constraints if constraint.primary_key), ())
 
     @property
+    def constraint_names(self) -> set[str]:
+        return {
+            *(key.name for key in self.constraints),
+            *(reference.name for reference in self.references),
+            *(check.name for check in self.checks),
+        }
+
+    @property
     def stored_schema(self) -> str:
         """The schema that the catalogue and SQLite keep it under: one of its own for a local temporary table."""
         if self.temporary is None or self.temporary.scope != LOCAL:

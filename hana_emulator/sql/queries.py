@@ -16,6 +16,7 @@ from hana_emulator.sql.expressions import identifier
 from hana_emulator.sql.names import MAX_IDENTIFIER, hana_identifier, quoted
 from hana_emulator.sql.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.scope import Binding, Bound, BoundQuery, CommonTable, Scope, Source, SourceColumn
+from hana_emulator.sql.system_view import SystemView
 from hana_emulator.types import DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
@@ -299,7 +300,7 @@ def own_rows(alias: str) -> str:
     return f"{alias}.{SESSION_COLUMN} = hana_current_connection()"
 
 
-def _add_system(binding: Binding, scope: Scope, name: str, view: sysviews.SystemView) -> str:
+def _add_system(binding: Binding, scope: Scope, name: str, view: SystemView) -> str:
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in view.columns)
     source = Source(binding.alias(), name, "SYS", columns)
     scope.sources.append(source)

@@ -107,13 +107,6 @@ def temporary_schema(session: int, schema: str) -> str:
 
 
 def load(connection: sqlite3.Connection) -> SchemaObjects:
-    sequences = {
-        (row[1], row[2]): Sequence(*row[:7], bool(row[7]), *row[8:])
-        for row in connection.execute(
-            "SELECT id, schema, name, start, increment, minimum, maximum, cycles, cache, reset_by, reset_schema,"
-            " version FROM owl_sequences"
-        )
-    }
     checks: dict[int, tuple[Check, ...]] = {}
     for relation, name, condition in connection.execute(
         "SELECT relation, name, condition FROM owl_checks ORDER BY relation, name"
@@ -130,7 +123,7 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
                 )
             }
         ),
-        sequences=MappingProxyType(sequences),
+        sequences=MappingProxyType(_load_sequences(connection)),
         synonyms=MappingProxyType(
             {
                 (schema, name): (object_schema, object_name)
@@ -140,6 +133,30 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
             }
         ),
     )
+
+
+def _load_sequences(connection: sqlite3.Connection) -> dict[tuple[str, str], Sequence]:
+    found = {}
+    for number, schema, name, start, increment, minimum, maximum, cycles, *rest in connection.execute(
+        "SELECT id, schema, name, start, increment, minimum, maximum, cycles, cache, reset_by, reset_schema, version"
+        " FROM owl_sequences"
+    ):
+        cache, reset_by, reset_schema, version = rest
+        found[schema, name] = Sequence(
+            number,
+            schema,
+            name,
+            start,
+            increment,
+            minimum,
+            maximum,
+            bool(cycles),
+            cache,
+            reset_by,
+            reset_schema,
+            version,
+        )
+    return found
 
 
 def _load_references(connection: sqlite3.Connection) -> dict[int, tuple[Reference, ...]]:

@@ -66,9 +66,17 @@ def _create_table(kind: _Kind) -> Callable[[TokenReader], Definition]:
         draft = table_body(reader)
         creation = replace(creation, comment=reader.string() if reader.take("COMMENT") else None)
         _commit_option(reader, kind)
-        return lambda bench: None if creation.needless(bench) else _create(bench, creation, draft)
+        return _table_definition(creation, draft)
 
     return parser
+
+
+def _table_definition(creation: _Creation, draft: TableDraft) -> Definition:
+    def run(bench: Workbench) -> None:
+        if not creation.needless(bench):
+            _create(bench, creation, draft)
+
+    return run
 
 
 def _names_come(reader: TokenReader) -> bool:
@@ -161,7 +169,7 @@ def attach(
 ) -> tuple[list[Reference], list[Check]]:
     """Write foreign keys and checks of a table that stands in the catalogue; they act once they are imposed. Raises
     HanaError 257, 259, 260, 266, 365, 366, 367, 457."""
-    names = {entry.name for entry in (*relation.constraints, *relation.references, *relation.checks)}
+    names = relation.constraint_names
 
     def label(name: str, sign: str) -> str:
         number = 0
