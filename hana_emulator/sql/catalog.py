@@ -74,6 +74,8 @@ class Index:
     unique: bool = False
     descending: frozenset[str] = frozenset()
     """Written with the index; a snapshot of the catalogue does not read it back."""
+    similarity: str | None = None
+    """The function that an HNSW index is for; read back from its options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +279,14 @@ def _load_constraints(connection: sqlite3.Connection) -> dict[int, list[Constrai
 
 def _load_indexes(connection: sqlite3.Connection) -> dict[tuple[str, str], Index]:
     found: dict[tuple[str, str], Index] = {}
-    for schema, name, relation, kind, uniqueness, column in connection.execute(
-        "SELECT schema, name, relation, kind, uniqueness, column_name FROM owl_indexes ORDER BY schema, name, position"
+    for schema, name, relation, kind, uniqueness, column, function in connection.execute(
+        "SELECT schema, name, relation, kind, uniqueness, column_name, options ->> '$.function' FROM owl_indexes"
+        " ORDER BY schema, name, position"
     ):
         known = found.get((schema, name))
         columns = (*known.columns, column) if known else (column,)
-        found[schema, name] = Index(schema, name, relation, kind, columns, uniqueness is not None)
+        unique = uniqueness is not None
+        found[schema, name] = Index(schema, name, relation, kind, columns, unique, similarity=function)
     return found
 
 

@@ -15,7 +15,16 @@ from typing import IO
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import conversions, functions, objects, sequence_definitions, sequences, sysviews, temporary
+from hana_emulator.sql import (
+    conversions,
+    explain,
+    functions,
+    objects,
+    sequence_definitions,
+    sequences,
+    sysviews,
+    temporary,
+)
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.planner import Prepared, prepare
@@ -79,6 +88,7 @@ class Database:
             for schema in {self._user, self._schema} - known.schemas:
                 objects.add_schema(connection, schema, self._user)
             temporary.sweep_all(connection, known)
+            explain.create_storage(connection, known)
             connection.execute("COMMIT")
             catalog = catalogue.load(connection, 1)
             sequence_definitions.reset(connection, catalog, self.numbers)

@@ -147,6 +147,14 @@ def _end_without_hint(sql: str, found: list[Token]) -> int:
     return int(found[-1].end) + 1 if found else len(sql)
 
 
+def hints(found: list[Token]) -> frozenset[str]:
+    """The names in a final WITH HINT (...), upper-cased."""
+    for index in range(len(found) - 2, 0, -1):
+        if found[index].text.upper() == "WITH" and found[index + 1].text.upper() == "HINT":
+            return frozenset(str(token.text).upper() for token in found[index + 2 :])
+    return frozenset()
+
+
 def parse(sql: str) -> exp.Expr:
     """The syntax tree of one statement whose parameters are numbered. Raises HanaError 257 with the position, and 7."""
     try:

@@ -381,7 +381,7 @@ def _column(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     name, table, schema = (identifier(node.args.get(part)) for part in ("this", "table", "db"))
     if not table and not node.this.quoted and calls.is_niladic(name):
         return calls.niladic(name)
-    return sequences.bind(binding, name, table, schema) or scope.resolve(name, table, schema)
+    return sequences.bind(binding, scope, name, table, schema) or scope.resolve(name, table, schema)
 
 
 def _call(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:

@@ -208,3 +208,10 @@ def put_sequence(connection: sqlite3.Connection, sequence: Sequence) -> None:
     else:
         text = f"INSERT INTO owl_sequences({names}, created) VALUES (?,?,?,?,?,?,?,?,?,?,?,"
         connection.execute(f"{text} strftime('%Y-%m-%d %H:%M:%f0000', 'now'))", values)
+
+
+def add_synonym(connection: sqlite3.Connection, place: tuple[str, str], target: tuple[str, str], owner: str) -> None:
+    connection.execute(
+        "INSERT INTO owl_synonyms VALUES (?,?,?,?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
+        (*place, *target, owner),
+    )

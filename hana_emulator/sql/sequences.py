@@ -15,7 +15,7 @@ from hana_emulator.errors import HanaError
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.names import hana_identifier, literal
 from hana_emulator.sql.schema_objects import Sequence
-from hana_emulator.sql.scope import Binding, Bound
+from hana_emulator.sql.scope import Binding, Bound, Scope
 from hana_emulator.types import BIGINT
 
 _PSEUDO_COLUMNS = ("NEXTVAL", "CURRVAL")
@@ -96,13 +96,21 @@ def mentioned(node: exp.Expr) -> bool:
     return any(column.name.upper() in _PSEUDO_COLUMNS and column.table for column in node.find_all(exp.Column))
 
 
-def bind(binding: Binding, name: str, table: str, schema: str) -> Bound | None:
-    """sequence.NEXTVAL or sequence.CURRVAL; None for any other column."""
-    if name not in _PSEUDO_COLUMNS or not table:
+def _is_column(scope: Scope, name: str, table: str, schema: str) -> bool:
+    try:
+        scope.resolve(name, table, schema)
+    except HanaError:
+        return False
+    return True
+
+
+def bind(binding: Binding, scope: Scope, name: str, table: str, schema: str) -> Bound | None:
+    """sequence.NEXTVAL or sequence.CURRVAL; None for any other column. Raises HanaError 313."""
+    if name not in _PSEUDO_COLUMNS or not table or _is_column(scope, name, table, schema):
         return None
     sequence = binding.catalog.objects.sequences.get((schema or binding.schema, table))
     if sequence is None:
-        return None
+        raise HanaError(313, f"invalid sequence: {hana_identifier(table)}")
     label = literal(sequence.name)
     if name == "CURRVAL":
         return Bound(f"owl_currval({sequence.id}, {label})", BIGINT, nullable=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hana_emulator.errors import HanaError
+from hana_emulator.sql import schema_objects
 from hana_emulator.sql.names import encode, hana_identifier
 from hana_emulator.sql.reader import Name, TokenReader
 from hana_emulator.sql.workbench import Definition, Workbench, refuse_taken
@@ -29,10 +30,8 @@ def _add(bench: Workbench, name: Name, target: Name, *, public: bool) -> None:
         raise HanaError(330, f"cannot use duplicate synonym name: {hana_identifier(name.name)}")
     if not public:
         refuse_taken(bench, *place)
-    bench.connection.execute(
-        "INSERT INTO owl_synonyms VALUES (?,?,?,?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
-        (*place, target.schema or bench.schema, target.name, bench.user),
-    )
+    found = (target.schema or bench.schema, target.name)
+    schema_objects.add_synonym(bench.connection, place, found, bench.user)
 
 
 def _place(bench: Workbench, name: Name, *, public: bool) -> tuple[str, str]:

@@ -165,12 +165,12 @@ def _insert_target(binding: Binding, node: exp.Insert) -> tuple[_Target, list[Ta
     return _Target(binding, relation), columns
 
 
-def written_table(binding: Binding, node: exp.Expr) -> Relation:
+def written_table(binding: Binding, node: exp.Expr, *, deleting: bool = False) -> Relation:
     if not isinstance(node, exp.Table):
         raise syntax_error("a table name is expected")
     name, schema = identifier(node.this), identifier(node.args.get("db"))
     found = binding.catalog.meant(schema, binding.schema, name)
-    if schema == "SYS" and found is None:
+    if (found.schema if found is not None else schema) == "SYS" and not (found and deleting):
         raise HanaError(258, "insufficient privilege: SYS cannot be written")
     return writable(found or binding.catalog.relation(schema or binding.schema, name))
 
@@ -263,8 +263,8 @@ def bind_update(binding: Binding, node: exp.Update) -> WritePlan:
     return WritePlan(FunctionCode.UPDATE, target.relation, [step(text)], target.converters)
 
 
-def _written(binding: Binding, node: exp.Expr) -> tuple[_Target, Scope, str]:
-    relation = written_table(binding, node)
+def _written(binding: Binding, node: exp.Expr, *, deleting: bool = False) -> tuple[_Target, Scope, str]:
+    relation = written_table(binding, node, deleting=deleting)
     alias = node.args.get("alias")
     scope = Scope()
     name = identifier(alias.this) if alias is not None else ""
@@ -300,7 +300,7 @@ def _own_rows(target: _Target, scope: Scope, condition: str) -> str:
 
 
 def bind_delete(binding: Binding, node: exp.Delete) -> WritePlan:
-    target, scope, table = _written(binding, node.this)
+    target, scope, table = _written(binding, node.this, deleting=True)
     text = f"DELETE FROM {table}{_where(target, scope, node)}"
     return WritePlan(FunctionCode.DELETE, target.relation, [step(text)])
 

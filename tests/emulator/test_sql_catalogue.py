@@ -23,7 +23,7 @@ VIEWS: dict[str, tuple[str, str]] = {
 def described(sql: Sql, what: str, schema: str = SCHEMA) -> Rows:
     """The rows of one SYS view for a schema, in the catalogue's order of columns where it has one."""
     view, columns = VIEWS[what]
-    order = "POSITION, 1" if view.endswith("COLUMNS") or what == "keys" else "1, 2"
+    order = "POSITION, 1, 2" if view.endswith("COLUMNS") or what == "keys" else "1, 2"
     return sql.rows(f"SELECT {columns} FROM {view} WHERE SCHEMA_NAME = ? ORDER BY {order}", schema)
 
 
