@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from sqlglot import exp
 
-from hana_emulator.errors import HanaError, not_supported
+from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql import dialect, expressions
 from hana_emulator.sql.catalog import Constraint, Relation
 from hana_emulator.sql.datatypes import is_text
@@ -66,11 +66,10 @@ def _condition(bench: Workbench, relation: Relation, check: Check) -> str:
     if tree.find(exp.Query) is not None:
         raise not_supported("a subquery in a CHECK constraint")
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
-    binding = bench.binding()
     scope = Scope(sources=[Source("NEW", relation.name, relation.schema, columns)])
-    text = expressions.condition(binding, scope, tree)
-    if scope.aggregates or binding.parameters:
-        raise HanaError(257, "sql syntax error: neither aggregate functions nor parameters stand in a CHECK constraint")
+    text = expressions.condition(bench.binding(), scope, tree)
+    if scope.aggregates:
+        raise syntax_error("an aggregate function stands in a CHECK constraint")
     return text
 
 

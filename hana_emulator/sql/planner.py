@@ -76,6 +76,8 @@ def _explained(sql: str, reader: TokenReader, catalog: Catalog, schema: str) -> 
         reader.expect("=")
         name = reader.string()
     reader.expect("FOR")
+    if reader.peek("EXPLAIN"):
+        raise HanaError(327, "cannot explain plan of given statement")
     if reader.peek("SQL", "PLAN", "CACHE", "ENTRY"):
         raise not_supported("EXPLAIN PLAN FOR SQL PLAN CACHE ENTRY")
     text = reader.rest()

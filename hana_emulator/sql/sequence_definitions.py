@@ -174,6 +174,6 @@ def reset(connection: sqlite3.Connection, catalog: Catalog, numbers: Numbers) ->
 
 def _reset_query(binding: Binding, text: str) -> str:
     query = binding.bind_query(binding, dialect.parse(text), None)
-    if len(query.columns) != 1 or binding.parameters:
-        raise syntax_error("RESET BY takes a query of one column, without parameters")
+    if len(query.columns) != 1:
+        raise syntax_error("RESET BY takes a query of one column")
     return query.sql

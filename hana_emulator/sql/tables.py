@@ -223,10 +223,7 @@ def _as_definition(creation: _Creation, names: Sequence[str], text: str, *, with
     def run(bench: Workbench) -> None:
         if creation.needless(bench):
             return
-        binding = bench.binding()
-        query = queries.bind_query(binding, dialect.parse(text), None)
-        if binding.parameters:
-            raise syntax_error("a parameter stands where none is allowed")
+        query = queries.bind_query(bench.binding(), dialect.parse(text), None)
         labels = names or [column.name for column in query.columns]
         if len(labels) != len(query.columns):
             raise HanaError(426, "number of columns mismatch: the list of names and the query")

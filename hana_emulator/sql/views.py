@@ -58,10 +58,7 @@ def _add_view(bench: Workbench, name: Name, replacing: bool, draft: _ViewDraft) 
     for table in tree.find_all(exp.Table):
         if table.name.startswith("#"):
             raise HanaError(7, f"feature not supported: Cannot use local temporary table: {table.name} in a view")
-    binding = bench.binding()
-    query = queries.bind_query(binding, tree, None)
-    if binding.parameters:
-        raise HanaError(418, "invalid view query for creation: a view takes no parameters")
+    query = queries.bind_query(bench.binding(), tree, None)
     named = draft.columns or [(column.name, None) for column in query.columns]
     if len(named) != len(query.columns):
         raise HanaError(269, "the column list of a view must name every column of its query")

@@ -106,7 +106,7 @@ def default_of(binding: Binding, column: TableColumn) -> str | None:
     scope = Scope()
     tree = dialect.parse_condition(column.default)
     bound = expressions.bind(binding, scope, tree, column.type)
-    if scope.aggregates or bound.parameter is not None or sequences.mentioned(tree):
+    if scope.aggregates or sequences.mentioned(tree):
         raise HanaError(336, f"invalid default value: of {column.name}")
     return stored(bound, column)
 
