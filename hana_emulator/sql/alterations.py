@@ -32,7 +32,7 @@ def _alter_table(reader: TokenReader) -> Definition:
 
     def run(bench: Workbench) -> None:
         relation = bench.table(name)
-        with constraints.lifted(bench):
+        with constraints.lifted(bench, relation):
             alteration(bench, relation)
 
     return run
@@ -240,7 +240,7 @@ def _rename_table(reader: TokenReader) -> Definition:
         if relation.temporary is not None or new.name.startswith("#"):
             raise not_supported("RENAME TABLE of a temporary table")
         target = quoted_table(relation.schema, new.name)
-        with constraints.lifted(bench):
+        with constraints.lifted(bench, relation):
             bench.connection.execute(f"ALTER TABLE {relation.sqlite_name} RENAME TO {target}")
             bench.connection.execute("UPDATE owl_relations SET name = ? WHERE id = ?", (new.name, relation.id))
 
@@ -262,7 +262,7 @@ def _rename_column(reader: TokenReader) -> Definition:
         encode(new)
         if any(column.name == new for column in relation.columns):
             raise HanaError(308, f"column name already exists: {new}")
-        with constraints.lifted(bench):
+        with constraints.lifted(bench, relation):
             _rename(bench, relation, old, new)
 
     return run

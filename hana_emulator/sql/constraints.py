@@ -106,17 +106,25 @@ def _name(kind: str, relation: Relation, name: str, more: str = "") -> str:
 
 
 @contextmanager
-def lifted(bench: Workbench) -> Iterator[None]:
-    """No foreign key and no check acts inside; afterwards all of the catalogue as it then stands do again."""
-    for kind, prefix in (("trigger", _TRIGGERS), ("index", _HELPING)):
-        for (name,) in bench.connection.execute(
-            "SELECT name FROM sqlite_schema WHERE type = ? AND name LIKE ?", (kind, prefix + "%")
-        ).fetchall():
-            bench.connection.execute(f"DROP {kind} " + '"' + name.replace('"', '""') + '"')
+def lifted(bench: Workbench, *changing: Relation) -> Iterator[None]:
+    """No foreign key and no check of the tables `changing`, nor one that leads to them, acts inside; afterwards those
+    that the catalogue then has do again."""
+    numbers = {relation.id for relation in changing}
+    numbers |= {child.id for relation in changing for child, _ in bench.catalog.children_of(relation)}
+    for number in numbers:
+        _lift(bench.connection, number)
     yield
     bench.refresh()
     for relation in bench.catalog.relations.values():
-        impose(bench, relation)
+        if relation.id in numbers:
+            impose(bench, relation)
+
+
+def _lift(connection: sqlite3.Connection, number: int) -> None:
+    for kind, prefix in (("trigger", _TRIGGERS), ("index", _HELPING)):
+        text = "SELECT name FROM sqlite_schema WHERE type = ? AND name LIKE ?"
+        for (name,) in connection.execute(text, (kind, f"{prefix}{number} %")).fetchall():
+            connection.execute(f"DROP {kind} " + '"' + name.replace('"', '""') + '"')
 
 
 def impose(bench: Workbench, relation: Relation) -> None:

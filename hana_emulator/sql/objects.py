@@ -164,7 +164,7 @@ def _drop_schema(reader: TokenReader) -> Definition:
         named = [*bench.catalog.objects.sequences, *bench.catalog.objects.synonyms]
         if (inside or any(place == schema for place, _ in named)) and not cascade:
             raise HanaError(419, f"cannot drop: schema {hana_identifier(schema)} is not empty (use CASCADE)")
-        with constraints.lifted(bench):
+        with constraints.lifted(bench, *inside):
             for relation in inside:
                 if relation.is_view:
                     bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))

@@ -258,7 +258,7 @@ def _drop_table(reader: TokenReader) -> Definition:
             raise HanaError(
                 417, f"can't drop without CASCADE specification: a foreign key of {others[0].name} refers to it"
             )
-        with constraints.lifted(bench):
+        with constraints.lifted(bench, relation):
             for view in seen_in if option == "CASCADE" else []:
                 views.drop(bench, view)
             drop_table(bench, relation)
@@ -273,7 +273,7 @@ def _truncate(reader: TokenReader) -> Definition:
         relation = bench.table(name)
         constraints.refuse_used_rows(bench, relation)
         own = f" WHERE {queries.own_rows(relation.sqlite_name)}" if relation.is_shared_by_sessions else ""
-        with constraints.lifted(bench):
+        with constraints.lifted(bench, relation):
             bench.connection.execute(f"DELETE FROM {relation.sqlite_name}{own}")
 
     return run

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from hana_emulator.errors import HanaError
 from hana_emulator.sql.database import Database
 from tests.emulator.sql_session import Sql, vector
 
@@ -72,8 +76,6 @@ def test_a_batch_is_refused_as_a_whole(family: Sql) -> None:
     family.autocommit = False
     family.run("INSERT INTO P VALUES (3, 'c')")
     statement = family.prepare("INSERT INTO C VALUES (?, ?, NULL)")
-    from hana_emulator.errors import HanaError
-
     with pytest.raises(HanaError) as caught:
         family.session.execute(statement, [(2, 3), (3, 4), (4, 2)], autocommit=False)
     assert (caught.value.code, caught.value.rolls_back) == (461, False)
@@ -257,3 +259,115 @@ def test_constraints_are_named_as_in_the_catalogue_of_hana(family: Sql) -> None:
     assert family.code("INSERT INTO N VALUES (NULL, 1)") == 287
     family.run("INSERT INTO N VALUES (1, 1)")
     assert family.code("INSERT INTO N VALUES (2, 1)") == 301
+
+
+def test_other_tables_keep_their_constraints_while_one_is_altered(family: Sql) -> None:
+    """Also where one table's id begins with another's: 1 and 11."""
+    for number in range(12):
+        family.run(f"CREATE TABLE T{number} (A INTEGER CHECK (A > 0), P INTEGER REFERENCES P)")
+    family.run("ALTER TABLE T0 ADD (B INTEGER)")
+    family.run("DROP TABLE T1")
+    family.run("ALTER TABLE P ADD (MORE INTEGER)")
+    for number in (0, *range(2, 12)):
+        assert family.code(f"INSERT INTO T{number} (A, P) VALUES (0, 1)") == 677
+        assert family.code(f"INSERT INTO T{number} (A, P) VALUES (1, 5)") == 461
+        family.run(f"INSERT INTO T{number} (A, P) VALUES (1, 1)")
+    assert family.code("DELETE FROM P WHERE A = 1") == 462
+
+
+KEYS = st.integers(0, 3)
+STEP = st.one_of(
+    st.tuples(st.just("parent"), KEYS, KEYS),
+    st.tuples(st.just("child"), KEYS, st.none() | KEYS),
+    st.tuples(st.just("move"), KEYS, KEYS),
+    st.tuples(st.just("remove"), KEYS, KEYS),
+    st.tuples(st.just("turn"), KEYS, st.none() | KEYS),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(STEP, max_size=12), st.sampled_from(ACTIONS), st.sampled_from(ACTIONS))
+def test_against_a_model(sql: Sql, steps: list[tuple[str, int, int | None]], on_delete: str, on_update: str) -> None:
+    """Random writes leave what a model in Python says, and never a child without its parent."""
+    for table in ("C", "P"):
+        sql.run(f"DROP TABLE IF EXISTS {table}")
+    sql.run("CREATE TABLE P (A INTEGER PRIMARY KEY)")
+    rules = f"ON DELETE {on_delete} ON UPDATE {on_update}"
+    sql.run(f"CREATE TABLE C (ID INTEGER PRIMARY KEY, X INTEGER DEFAULT 3, FOREIGN KEY (X) REFERENCES P {rules})")
+    model = Model(on_delete, on_update)
+    texts = {
+        "parent": "INSERT INTO P SELECT ? FROM DUMMY WHERE ? >= 0",
+        "child": "INSERT INTO C VALUES (?, ?)",
+        "move": "UPDATE P SET A = ? WHERE A = ?",
+        "remove": "DELETE FROM P WHERE A = ? AND ? >= 0",
+        "turn": "UPDATE C SET X = ? WHERE ID = ?",
+    }
+    for kind, first, second in steps:
+        row = (second, first) if kind in ("move", "turn") else (first, second)
+        failure = model.apply(kind, first, second)
+        if failure:
+            assert sql.code(texts[kind], *row) == failure
+        else:
+            sql.run(texts[kind], *row)
+        assert set(sql.column("SELECT A FROM P")) == model.parents
+        assert dict(sql.rows("SELECT ID, X FROM C")) == model.children
+
+
+@dataclass
+class Model:
+    """Parents by key, children by id; what a write does to them, or the code that it fails with."""
+
+    on_delete: str
+    on_update: str
+    parents: set[int] = field(default_factory=set)
+    children: dict[int, int | None] = field(default_factory=dict)
+
+    def apply(self, kind: str, first: int, second: int | None) -> int:
+        before = (set(self.parents), dict(self.children))
+        failure = getattr(self, kind)(first, second)
+        if not failure and any(x is not None and x not in self.parents for x in self.children.values()):
+            failure = 461
+        if failure:
+            self.parents, self.children = before
+        return int(failure)
+
+    def parent(self, key: int, _: int) -> int:
+        taken = key in self.parents
+        self.parents.add(key)
+        return 301 if taken else 0
+
+    def child(self, number: int, key: int | None) -> int:
+        if number in self.children:
+            return 301
+        self.children[number] = key
+        return 0
+
+    def turn(self, number: int, key: int | None) -> int:
+        if number in self.children:
+            self.children[number] = key
+        return 0
+
+    def remove(self, key: int, _: int) -> int:
+        if key not in self.parents:
+            return 0
+        self.parents.discard(key)
+        return self._follow(self.on_delete, key, None)
+
+    def move(self, key: int, new: int) -> int:
+        if key not in self.parents or key == new:
+            return 0
+        if new in self.parents:
+            return 301
+        self.parents = self.parents - {key} | {new}
+        return self._follow(self.on_update, key, new)
+
+    def _follow(self, action: str, key: int, new: int | None) -> int:
+        used = [number for number, x in self.children.items() if x == key]
+        for number in used:
+            if action == "RESTRICT":
+                return 462
+            if action == "CASCADE" and new is None:
+                del self.children[number]
+            else:
+                self.children[number] = {"CASCADE": new, "SET NULL": None, "SET DEFAULT": 3}[action]
+        return 0
