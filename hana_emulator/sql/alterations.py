@@ -19,7 +19,7 @@ from hana_emulator.sql.reader import Name, TokenReader
 from hana_emulator.sql.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.scope import Bound
 from hana_emulator.sql.table_drafts import TableDraft, table_body, table_constraint
-from hana_emulator.sql.tables import attach, sqlite_table, with_draft
+from hana_emulator.sql.tables import attach, begin_identity, sqlite_table, with_draft
 from hana_emulator.sql.workbench import Definition, Workbench, refuse_taken
 from hana_emulator.sql.writes import default_of, stored
 
@@ -211,7 +211,7 @@ def _rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str
     connection.execute(f"DROP TABLE {old.sqlite_name}")
     connection.execute(f"ALTER TABLE {passing} RENAME TO {old.sqlite_name}")
     if sequence is not None:
-        connection.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (sequence[0], old.table_key))
+        begin_identity(connection, new, sequence[0] + 1)
     catalogue.write_structure(connection, new)
     constraints.create_keys(connection, new)
     bench.refresh()

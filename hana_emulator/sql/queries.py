@@ -282,7 +282,7 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
     if not alias and relation.name != name:
         alias = name  # a synonym: its columns are qualified by it
     if relation.is_view:
-        return _add_derived(binding, scope, alias or name, _bind_view(binding, relation), relation)
+        return _add_derived(binding, scope, alias or name, bind_view(binding, relation), relation)
     return add_table(binding, scope, relation, alias)
 
 
@@ -319,7 +319,8 @@ def _add_derived(binding: Binding, scope: Scope, name: str, query: BoundQuery, r
     return f"({query.sql}) AS {source.alias}"
 
 
-def _bind_view(binding: Binding, relation: Relation) -> BoundQuery:
+def bind_view(binding: Binding, relation: Relation) -> BoundQuery:
+    """The query of a view, with the columns it was created with. Raises HanaError 391 when that cannot be any more."""
     if binding.view_depth >= _MAX_VIEW_DEPTH:
         raise HanaError(391, f"invalidated view: {relation.name} (views nested too deeply)")
     schema, binding.schema = binding.schema, relation.definition_schema

@@ -33,6 +33,8 @@ CREATE TABLE IF NOT EXISTS owl_sequences(
 CREATE TABLE IF NOT EXISTS owl_synonyms(
   schema TEXT NOT NULL, name TEXT NOT NULL, object_schema TEXT NOT NULL, object_name TEXT NOT NULL,
   owner TEXT NOT NULL, created TEXT NOT NULL, PRIMARY KEY(schema, name));
+CREATE TABLE IF NOT EXISTS owl_invalid_views(
+  relation INTEGER PRIMARY KEY REFERENCES owl_relations(id) ON DELETE CASCADE);
 DROP VIEW IF EXISTS owl_visible;
 CREATE VIEW owl_visible AS
   SELECT r.id, COALESCE(t.schema, r.schema) AS schema, r.name, r.kind, r.store, r.comment, r.definition,

@@ -108,7 +108,10 @@ def _views_view() -> SystemView:
         VIEW_TYPE=(nvarchar(16), "'ROW'"),
         DEFINITION=(HanaType(TypeCode.NCLOB), "r.definition"),
         COMMENTS=(_TEXT, "r.comment"),
-        IS_VALID=(_FLAG, "'TRUE'"),
+        IS_VALID=(
+            _FLAG,
+            "CASE WHEN r.id IN (SELECT relation FROM owl_invalid_views) THEN 'FALSE' ELSE 'TRUE' END",
+        ),
         IS_COLUMN_VIEW=(_FLAG, "'FALSE'"),
         CREATE_TIME=(TIMESTAMP, "r.created"),
     )

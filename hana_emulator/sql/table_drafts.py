@@ -50,6 +50,7 @@ class TableDraft:
     checks: list[CheckDraft] = field(default_factory=list)
     nullability: dict[str, bool] = field(default_factory=dict)
     """What was written of NULL and NOT NULL, by column."""
+    identity_start: int = 1
 
     def constrain(self, columns: Sequence[str], *, primary: bool, name: str = "") -> None:
         if primary and any(constraint.primary_key for constraint in self.constraints):
@@ -126,7 +127,7 @@ def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) 
     if reader.take("COMMENT"):
         return replace(column, comment=reader.string())
     if reader.take("GENERATED"):
-        return _identity(reader, column)
+        return _identity(reader, column, draft)
     return _column_constraint(reader, column, draft)
 
 
@@ -148,16 +149,25 @@ def _column_constraint(reader: TokenReader, column: TableColumn, draft: TableDra
     return column
 
 
-def _identity(reader: TokenReader, column: TableColumn) -> TableColumn:
+def _identity(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn:
     kind = "ALWAYS" if reader.take("ALWAYS") else "BY DEFAULT"
     if kind == "BY DEFAULT":
         reader.expect("BY", "DEFAULT")
     reader.expect("AS", "IDENTITY")
     if reader.take("("):
-        reader.take("START", "WITH")
-        if reader.number() != 1 or (reader.take("INCREMENT", "BY") and reader.number() != 1):
-            raise not_supported("an identity that does not start with 1 in steps of 1")
-        reader.expect(")")
+        while not reader.take(")"):
+            _identity_option(reader, draft)
     if column.type.code not in INTEGERS:
         raise HanaError(264, f"invalid datatype: an identity column must be of an integer type, {column.name} is not")
     return replace(column, identity=kind)
+
+
+def _identity_option(reader: TokenReader, draft: TableDraft) -> None:
+    if reader.take("INCREMENT", "BY"):
+        if reader.number() != 1:
+            raise not_supported("an identity in steps other than 1")
+    elif not (reader.take("NO", "CACHE") or reader.take("NO", "CYCLE")):
+        reader.take("START", "WITH")
+        draft.identity_start = reader.number()
+        if draft.identity_start < 1:
+            raise not_supported("an identity that starts below 1")

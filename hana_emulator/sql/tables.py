@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -107,6 +108,8 @@ def _create(bench: Workbench, creation: _Creation, draft: TableDraft) -> Relatio
     bench.connection.execute(sqlite_table(relation, relation.sqlite_name))
     number = catalogue.add_relation(bench.connection, relation, creation.kind.store, creation.comment)
     relation = replace(relation, id=number)
+    if draft.identity_start > 1:
+        begin_identity(bench.connection, relation, draft.identity_start)
     constraints.create_keys(bench.connection, relation)
     bench.refresh()
     attach(bench, relation, draft.references, draft.checks)
@@ -162,6 +165,12 @@ def _sqlite_column(column: TableColumn) -> str:
         return f"{quoted(column.name)} INTEGER PRIMARY KEY AUTOINCREMENT"
     collation = " COLLATE hana_decimal" if column.type.code is TypeCode.DECIMAL else ""
     return f"{quoted(column.name)}{'' if column.nullable else ' NOT NULL'}{collation}"
+
+
+def begin_identity(connection: sqlite3.Connection, relation: Relation, number: int) -> None:
+    """Let the identity column of a table give `number` next."""
+    connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (relation.table_key,))
+    connection.execute("INSERT INTO sqlite_sequence(name, seq) VALUES (?,?)", (relation.table_key, number - 1))
 
 
 def attach(

@@ -122,6 +122,24 @@ def _reads(bench: Workbench, view: Relation, searched: Relation) -> bool:
     return False
 
 
+def note_validity(bench: Workbench) -> None:
+    """Write down which views can no longer be read, after any change of structure; HANA finds out at the same time."""
+    bench.connection.execute("DELETE FROM owl_invalid_views")
+    if bench.connection.execute("SELECT 1 FROM owl_relations WHERE kind = 'VIEW' LIMIT 1").fetchone() is None:
+        return
+    bench.refresh()
+    broken = [view.id for view in bench.catalog.relations.values() if view.is_view and not _readable(bench, view)]
+    bench.connection.executemany("INSERT INTO owl_invalid_views VALUES (?)", [(number,) for number in broken])
+
+
+def _readable(bench: Workbench, view: Relation) -> bool:
+    try:
+        queries.bind_view(bench.binding(), view)
+    except HanaError:
+        return False
+    return True
+
+
 PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
     ("CREATE", "VIEW"): _create_view(False),
     ("CREATE", "OR", "REPLACE", "VIEW"): _create_view(True),

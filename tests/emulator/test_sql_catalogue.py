@@ -199,6 +199,7 @@ def test_a_column_that_goes_takes_its_views_along(layered: Sql) -> None:
 def test_views_outlive_their_table_and_find_the_next_one(layered: Sql, other: Sql) -> None:
     query = other.prepare("SELECT LABEL FROM V3 ORDER BY LABEL")
     layered.run("DROP TABLE T")
+    assert set(layered.column("SELECT IS_VALID FROM SYS.VIEWS")) == {"FALSE"}
     for view in ("V1", "V2", "V3", "V4"):
         assert layered.code(f"SELECT * FROM {view}") == 391
     layered.run("CREATE TABLE T (K INTEGER, N NVARCHAR(9), D DECIMAL(7,2))")
@@ -206,6 +207,7 @@ def test_views_outlive_their_table_and_find_the_next_one(layered: Sql, other: Sq
     rows = other.session.execute(query, [()], autocommit=True).rows
     assert rows is not None
     assert [tuple(row) for row in rows] == [("UNO",)]
+    assert set(layered.column("SELECT IS_VALID FROM SYS.VIEWS")) == {"TRUE"}
 
 
 def test_a_view_that_reads_itself_is_an_error_not_a_crash(layered: Sql) -> None:
