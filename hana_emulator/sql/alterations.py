@@ -20,7 +20,7 @@ from hana_emulator.sql.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.scope import Bound
 from hana_emulator.sql.table_drafts import TableDraft, table_body, table_constraint
 from hana_emulator.sql.tables import attach, begin_identity, sqlite_table, with_draft
-from hana_emulator.sql.workbench import Definition, Workbench, refuse_taken
+from hana_emulator.sql.workbench import Definition, Workbench, refuse_taken, refuse_used_by_sessions
 from hana_emulator.sql.writes import default_of, stored
 
 Alteration = Callable[[Workbench, Relation], None]
@@ -32,6 +32,7 @@ def _alter_table(reader: TokenReader) -> Definition:
 
     def run(bench: Workbench) -> None:
         relation = bench.table(name)
+        refuse_used_by_sessions(bench, relation)
         with constraints.lifted(bench, relation):
             alteration(bench, relation)
 

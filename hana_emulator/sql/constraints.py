@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql import dialect, expressions
+from hana_emulator.sql import dialect, expressions, sequences
 from hana_emulator.sql.catalog import Constraint, Relation
 from hana_emulator.sql.datatypes import is_text
 from hana_emulator.sql.failures import ERROR_MARK
@@ -63,8 +63,8 @@ def check_condition(bench: Workbench, relation: Relation, check: Check) -> None:
 def _condition(bench: Workbench, relation: Relation, check: Check) -> str:
     """The SQLite condition over a row called NEW."""
     tree = dialect.parse_condition(check.condition)
-    if tree.find(exp.Query) is not None:
-        raise not_supported("a subquery in a CHECK constraint")
+    if tree.find(exp.Query) is not None or sequences.mentioned(tree):
+        raise not_supported("a subquery or a sequence in a CHECK constraint")
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
     scope = Scope(sources=[Source("NEW", relation.name, relation.schema, columns)])
     text = expressions.condition(bench.binding(), scope, tree)

@@ -12,7 +12,7 @@ from hana_emulator.sql.catalog import Index, Relation
 from hana_emulator.sql.hnsw import parse_hnsw
 from hana_emulator.sql.names import encode, hana_identifier, quoted, quoted_index
 from hana_emulator.sql.reader import Name, TokenReader
-from hana_emulator.sql.workbench import Definition, Workbench, drop_table
+from hana_emulator.sql.workbench import Definition, Workbench, drop_table, refuse_used_by_sessions
 from hana_emulator.types import LOBS, VECTORS
 
 # --- indexes ----------------------------------------------------------------------------------------------------------
@@ -46,6 +46,9 @@ def _add_index(bench: Workbench, name: Name, table: Name, columns: list[tuple[st
     relation = bench.table(table)
     schema = bench.catalog.require_schema(name.schema or relation.schema)
     refuse_taken_index(bench, schema, name.name)
+    refuse_used_by_sessions(bench, relation)
+    if unique and relation.temporary is not None:
+        raise HanaError(368, "unique constraint not allowed on temporary table")
     for column, _ in columns:
         if relation.column(column).type.code in LOBS | VECTORS:
             raise HanaError(264, f"invalid datatype: {column} cannot be indexed")

@@ -52,6 +52,18 @@ def refuse_taken(bench: Workbench, schema: str, name: str) -> None:
         raise duplicate_table(hana_identifier(name))
 
 
+def refuse_used_by_sessions(bench: Workbench, relation: Relation) -> None:
+    """Raises HanaError 510 for a global temporary table in which any session has rows."""
+    if not relation.is_shared_by_sessions:
+        return
+    if bench.connection.execute(f"SELECT 1 FROM {relation.sqlite_name} LIMIT 1").fetchone() is not None:
+        raise HanaError(
+            510,
+            "cannot alter global temporary table in use or create/alter/drop index on the table:"
+            f" {hana_identifier(relation.name)}",
+        )
+
+
 def drop_table(bench: Workbench, relation: Relation) -> None:
     bench.connection.execute(f"DROP TABLE {relation.sqlite_name}")
     bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
