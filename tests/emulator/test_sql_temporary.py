@@ -21,6 +21,7 @@ def test_a_local_table_is_seen_by_its_session_only(sql: Sql, other: Sql) -> None
     assert sql.rows(tables) == other.rows(tables) == [("#T", "TRUE")]
     held = "SELECT SCHEMA_NAME, TABLE_NAME, CONNECTION_ID FROM M_TEMPORARY_TABLES"
     assert sql.rows(held) == [("S", "#T", sql.session.connection_id)]
+    assert sql.rows("SELECT TABLE_NAME FROM SYS.M_TABLES") == []
     assert other.column("SELECT COLUMN_NAME FROM SYS.TABLE_COLUMNS WHERE TABLE_NAME = '#T'") == ["B"]
     sql.run("DROP TABLE #T")
     assert other.value("SELECT COUNT(*) FROM #T") == 1
