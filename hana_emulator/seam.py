@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from hana_emulator.errors import HanaError
 from hana_emulator.types import Column, Parameter
 
 Storage = None | int | float | str | bytes
@@ -37,12 +38,20 @@ class Statement:
     columns: tuple[Column, ...] = ()
 
 
+FAILED = -3
+"""Stands for the count of affected rows of an input row that failed."""
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What one execution gave: affected rows per input row, or an iterator over result rows (in column order)."""
+    """What one execution gave: affected rows per input row, or an iterator over result rows (in column order).
+
+    `errors`: of a batch, why each row with count FAILED was not written, in the order of the rows.
+    """
 
     rows_affected: list[int] = field(default_factory=list)
     rows: Iterator[Sequence[Storage]] | None = None
+    errors: list[HanaError] = field(default_factory=list)
 
 
 class SqlConnection(Protocol):
@@ -54,10 +63,12 @@ class SqlConnection(Protocol):
         """Parse, resolve and type. Raises HanaError (257, 259, 260, 362, 7 ...). Cheap for a text seen before."""
         ...
 
-    def execute(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool) -> Outcome:
+    def execute(
+        self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool = False
+    ) -> Outcome:
         """Run once per parameter row (`[()]` when there are none). A failing statement is undone as a whole, the
         transaction before it stays unless the error says `rolls_back`. With `autocommit` it is committed afterwards.
-        Raises HanaError.
+        With `batch` a row that fails is left out and reported in the outcome; the others are written. Raises HanaError.
 
         `rows` of the outcome stay readable after commit and after later statements (cursors are held over commit).
         """

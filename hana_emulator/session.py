@@ -282,15 +282,21 @@ class Session:
         parameters = request.find(PartKind.PARAMETERS)
         rows: list[Any] = [()] if parameters is None else prepared.decoder.rows(parameters.data, parameters.count)
         if not _has_open_lob(rows):
-            return self._run(prepared.statement, rows, request.autocommit, describe=False)
+            return self._run(prepared.statement, rows, request.autocommit, describe=False, batch=len(rows) > 1)
         batch = parameters is not None and parameters.attributes != PartAttribute.NONE
         return self._await_lobs(_PendingExecution(prepared, rows, request.autocommit, batch))
 
-    def _run(self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool) -> Reply:
+    def _run(
+        self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool, batch: bool = False
+    ) -> Reply:
+        """A batch always keeps its good rows: what hdbcli sends with and without `batcherrors` is the same bytes."""
         in_transaction = self._sql.in_transaction
-        outcome = self._sql.execute(statement, rows, autocommit=autocommit)
+        outcome = self._sql.execute(statement, rows, autocommit=autocommit, batch=batch)
         if statement.columns:
             return self._result(statement, outcome, describe=describe)
+        if outcome.errors:
+            flags = self._flags(statement, in_transaction, autocommit)
+            return replies.batch_error_reply(outcome.errors, outcome.rows_affected, flags)
         parts = []
         if statement.function is not FunctionCode.DDL:
             parts.append(replies.rows_affected(outcome.rows_affected))

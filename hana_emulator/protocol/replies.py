@@ -16,6 +16,7 @@ _ERROR = struct.Struct("<iiib5s")
 _LEVEL_ERROR = 1
 _SQL_STATES = {301: b"23000", 287: b"23000", 131: b"40001", 133: b"40001", 10: b"28000", 257: b"42000"}
 _GENERAL_STATE = b"HY000"
+_ALIGNMENT = 8
 FIRST_PAGE = 32_767
 
 
@@ -29,13 +30,24 @@ def transaction_flags(*flags: TransactionFlag) -> Part:
 
 def error_reply(error: HanaError) -> Reply:
     """After a rollback by the server (131, 133, 139, a full disk) the reply says so."""
-    text = cesu8.encode(error.text)
-    state = _SQL_STATES.get(error.code, _GENERAL_STATE)
-    data = _ERROR.pack(error.code, error.position, len(text), _LEVEL_ERROR, state) + text
-    parts = [Part(PartKind.ERROR, data)]
+    parts = [Part(PartKind.ERROR, _entry(error))]
     if error.rolls_back:
         parts.append(transaction_flags(TransactionFlag.ROLLED_BACK))
     return Reply(0, tuple(parts), error=True)
+
+
+def _entry(error: HanaError) -> bytes:
+    text = cesu8.encode(error.text)
+    state = _SQL_STATES.get(error.code, _GENERAL_STATE)
+    return _ERROR.pack(error.code, error.position, len(text), _LEVEL_ERROR, state) + text
+
+
+def batch_error_reply(errors: Sequence[HanaError], counts: Sequence[int], flags: Part) -> Reply:
+    """One error for each count of `seam.FAILED`, in the same order: so clients find the rows. Entries begin at
+    multiples of eight bytes."""
+    entries = [_entry(error) for error in errors]
+    data = b"".join(entry + bytes(-len(entry) % _ALIGNMENT) for entry in entries)
+    return Reply(0, (Part(PartKind.ERROR, data, len(entries)), rows_affected(counts), flags), error=True)
 
 
 def result_page(results: ResultSet, max_rows: int, *, first: bool) -> Part:

@@ -6,7 +6,7 @@ A snapshot is immutable; a change of structure writes rows in its transaction an
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -200,17 +200,11 @@ class Catalog:
         """A relation that can be written. Raises HanaError 7 for a view."""
         return writable(self.relation(schema, name))
 
-    def reached_from(self, relation: Relation) -> frozenset[str]:
-        """The SQLite keys of the tables whose rows a write into `relation` may change: its own, and those of the tables
-        that the actions of foreign keys lead to."""
-        found, pending = {relation.id: relation}, [relation]
-        while pending:
-            for child, reference in self.children_of(pending.pop()):
-                acts = (reference.on_delete, reference.on_update) != ("RESTRICT", "RESTRICT")
-                if acts and child.id not in found:
-                    found[child.id] = child
-                    pending.append(child)
-        return frozenset(table.table_key for table in found.values())
+    def foreign_keys_of(self, table: str) -> list[tuple[str, Sequence[str], Sequence[str]]]:
+        """By the SQLite key of a table: the SQLite key of the table referred to, own columns, its columns."""
+        relation = next((one for one in self.relations.values() if one.table_key == table), None)
+        references = relation.references if relation is not None else ()
+        return [(self.by_id(one.parent).table_key, one.columns, one.parent_columns) for one in references]
 
     def indexes_of(self, relation: Relation) -> list[Index]:
         return [index for index in self.indexes.values() if index.relation == relation.id]
@@ -221,6 +215,16 @@ def writable(relation: Relation) -> Relation:
     if relation.is_view:
         raise HanaError(7, f"feature not supported: writing into view {hana_identifier(relation.name)}")
     return relation
+
+
+def reindexed(before: Catalog, after: Catalog) -> set[str]:
+    """The tables, by SQLite name, whose indexes differ: an HNSW index exists in the catalogue only."""
+    tables = {relation.id: relation.table_key for relation in before.relations.values()}
+    return {
+        tables[index.relation]
+        for index in {*before.indexes.values()} ^ {*after.indexes.values()}
+        if index.relation in tables
+    }
 
 
 def create_storage(connection: sqlite3.Connection) -> None:

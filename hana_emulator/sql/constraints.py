@@ -15,6 +15,7 @@ from sqlglot import exp
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql import dialect, expressions, sequences
 from hana_emulator.sql.catalog import Constraint, Relation
+from hana_emulator.sql.changes import ENFORCING_FUNCTION
 from hana_emulator.sql.datatypes import is_text
 from hana_emulator.sql.failures import ERROR_MARK
 from hana_emulator.sql.names import encode, hana_identifier, literal, quoted
@@ -130,7 +131,7 @@ def _lift(connection: sqlite3.Connection, number: int) -> None:
 def impose(bench: Workbench, relation: Relation) -> None:
     """Make the triggers of the checks and the foreign keys of `relation`."""
     for check in relation.checks:
-        failed = f"WHEN NOT ({_condition(bench, relation, check)})"
+        failed = f"NOT ({_condition(bench, relation, check)})"
         body = _refusal(677, f"check constraint violation: {hana_identifier(check.name)} of {_shown(relation)}")
         for event in ("INSERT", "UPDATE"):
             trigger = _name(_TRIGGERS, relation, check.name, f" {event}")
@@ -141,6 +142,8 @@ def impose(bench: Workbench, relation: Relation) -> None:
 
 
 def _trigger(name: str, event: str, relation: Relation, when: str, body: str) -> str:
+    """It rests while the rows of a parked transaction are put back."""
+    when = f"WHEN {ENFORCING_FUNCTION}() AND ({when})"
     return f"CREATE TRIGGER {name} AFTER {event} ON {relation.sqlite_name} {when} BEGIN {body}; END"
 
 
@@ -168,7 +171,7 @@ def _reference_triggers(bench: Workbench, child: Relation, parent: Relation, ref
     def name(event: str) -> str:
         return _name(_TRIGGERS, child, reference.name, f" {event}")
 
-    missing = f"WHEN {_missing(parent, keys, own)}"
+    missing = _missing(parent, keys, own)
     yield _trigger(name("insert"), "INSERT", child, missing, orphan)
     yield _trigger(name("update"), f"UPDATE OF {', '.join(own)}", child, missing, orphan)
     children = " AND ".join(f"{one} = OLD.{two}" for one, two in zip(own, keys, strict=True))
@@ -179,12 +182,12 @@ def _reference_triggers(bench: Workbench, child: Relation, parent: Relation, ref
         "SET DEFAULT": _update(child, _defaults(bench, child, reference), children),
     }
     delete = actions.get(reference.on_delete, f"DELETE FROM {child.sqlite_name} WHERE {children}")
-    yield _trigger(name("parent delete"), "DELETE", parent, f"WHEN {exists}", delete)
+    yield _trigger(name("parent delete"), "DELETE", parent, exists, delete)
     followed = _update(child, [f"{one} = NEW.{two}" for one, two in zip(own, keys, strict=True)], children)
     update = actions.get(reference.on_update, followed)
     changed = " OR ".join(f"OLD.{key} IS NOT NEW.{key}" for key in keys)
     event = f"UPDATE OF {', '.join(keys)}"
-    yield _trigger(name("parent update"), event, parent, f"WHEN ({changed}) AND {exists}", update)
+    yield _trigger(name("parent update"), event, parent, f"({changed}) AND {exists}", update)
 
 
 def _missing(parent: Relation, keys: Sequence[str], own: Sequence[str], row: str = "NEW") -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from hana_emulator.errors import HanaError, not_supported
-from hana_emulator.sql.reader import TokenReader
+from hana_emulator.errors import HanaError
+from hana_emulator.sql.reader import Name, TokenReader
+
+READ_COMMITTED = "READ COMMITTED"
+ISOLATION_LEVELS = (READ_COMMITTED, "REPEATABLE READ", "SERIALIZABLE")
+"""The last two are the same in HANA: all reads of a transaction see one snapshot."""
 
 
 class Controlled(Protocol):
@@ -19,7 +23,9 @@ class Controlled(Protocol):
     def savepoint(self, name: str) -> None: ...
     def rollback_to(self, name: str) -> None: ...
     def release(self, name: str) -> None: ...
-    def lock(self) -> None: ...
+    def lock(self, table: Name, *, nowait: bool) -> None: ...
+    def set_isolation(self, level: str) -> None: ...
+    def set_lock_timeout(self, seconds: float) -> None: ...
     def cancel_session(self, connection_id: int) -> None: ...
 
 
@@ -65,9 +71,10 @@ def _set_schema(reader: TokenReader) -> Control:
 
 
 def _set_isolation(reader: TokenReader) -> Control:
-    if not reader.take("READ", "COMMITTED"):
-        raise not_supported("an isolation level other than READ COMMITTED")
-    return lambda session: None
+    level = next((level for level in ISOLATION_LEVELS if reader.take(*level.split())), None)
+    if level is None:
+        raise reader.error(" or ".join(ISOLATION_LEVELS))
+    return lambda session: session.set_isolation(level)
 
 
 def _set_variable(reader: TokenReader) -> Control:
@@ -83,11 +90,17 @@ def _unset_variable(reader: TokenReader) -> Control:
 
 
 def _lock_table(reader: TokenReader) -> Control:
-    """Locks the whole stand-in, whose only lock it is."""
-    reader.name()
+    name = reader.name()
     reader.expect("IN", "EXCLUSIVE", "MODE")
-    reader.take("NOWAIT")
-    return lambda session: session.lock()
+    nowait = reader.take("NOWAIT")
+    return lambda session: session.lock(name, nowait=nowait)
+
+
+def _set_lock_timeout(reader: TokenReader) -> Control:
+    milliseconds = reader.number()
+    if milliseconds < 0:
+        raise HanaError(306, "invalid argument: LOCK WAIT TIMEOUT takes milliseconds, 0 or more")
+    return lambda session: session.set_lock_timeout(milliseconds / 1000)
 
 
 def _cancel(reader: TokenReader) -> Control:
@@ -104,6 +117,7 @@ _PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Control]] = {
     ("RELEASE", "SAVEPOINT"): _release,
     ("SET", "SCHEMA"): _set_schema,
     ("SET", "TRANSACTION", "ISOLATION", "LEVEL"): _set_isolation,
+    ("SET", "TRANSACTION", "LOCK", "WAIT", "TIMEOUT"): _set_lock_timeout,
     ("SET",): _set_variable,
     ("UNSET",): _unset_variable,
     ("LOCK", "TABLE"): _lock_table,

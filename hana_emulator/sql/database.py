@@ -1,4 +1,4 @@
-"""The whole database behind the stand-in: one SQLite file, its catalogue in memory, one write lock, its sessions."""
+"""The whole database behind the stand-in: one SQLite file, its catalogue in memory, its locks, its sessions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlite3
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -26,10 +26,13 @@ from hana_emulator.sql import (
     temporary,
 )
 from hana_emulator.sql.catalog import Catalog
+from hana_emulator.sql.changes import ENFORCING_FUNCTION, TOUCH_FUNCTION, Shape, install_triggers, read_shape
 from hana_emulator.sql.functions import Context
+from hana_emulator.sql.locks import LockTable
 from hana_emulator.sql.planner import Prepared, prepare
 from hana_emulator.sql.session import Session
 from hana_emulator.sql.vectors import VectorCache
+from hana_emulator.sql.writer import Writer
 
 LOCK_TIMEOUT_SECONDS = 10.0
 _FILE = "hana.sqlite"
@@ -59,9 +62,17 @@ class Database:
         self, path: Path | None, user: str, password: str, schema: str, *, lock_timeout: float = LOCK_TIMEOUT_SECONDS
     ) -> None:
         self.lock_timeout = lock_timeout
-        self.write_lock = threading.Lock()
+        self.turn = threading.RLock()
+        """Held by the session that runs a statement of a writing transaction, or parks another one's."""
+        self.active: Writer | None = None
+        """Whose transaction is on SQLite's only writer; read and changed in one's turn only."""
+        self.locks = LockTable()
+        self.identities: dict[str, int] = {}
+        """By table: the last identity value given out by transactions that are parked or rolled back."""
         self.commit_lock = threading.Lock()
         """Held while a commit and the new versions it brings become visible together."""
+        self.commits = 0
+        """How many there have been; changes with `commit_lock` held."""
         self.vectors = VectorCache()
         self._temporary = Path(tempfile.mkdtemp(prefix="hana-stand-in-")) if path is None else None
         self.folder = path or self._temporary or Path()
@@ -73,6 +84,7 @@ class Database:
         self._plans_lock = threading.Lock()
         self._versions: dict[str, int] = {}
         self._epoch = 0
+        self._shapes: dict[str, Shape] = {}
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count(200_001)
         self.catalog = self._initialise(password)
@@ -81,6 +93,7 @@ class Database:
         connection = self.open_connection(Context())
         try:
             catalogue.create_storage(connection)
+            install_triggers(connection)
             known = catalogue.load(connection, 0)
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DELETE FROM owl_users WHERE name = ?", (self._user,))
@@ -96,7 +109,14 @@ class Database:
         finally:
             connection.close()
 
-    def open_connection(self, context: Context) -> sqlite3.Connection:
+    def open_connection(
+        self,
+        context: Context,
+        touch: Callable[[str, int], None] = lambda *_: None,
+        enforcing: Callable[[], bool] = lambda: True,
+    ) -> sqlite3.Connection:
+        """`touch` hears of every row that a statement on this connection changes: table and rowid. `enforcing`: whether
+        triggers that keep constraints are to act."""
         connection = sqlite3.connect(
             self.folder / _FILE,
             timeout=self.lock_timeout,
@@ -107,6 +127,8 @@ class Database:
         for pragma in _PRAGMAS:
             connection.execute(pragma)
         functions.register(connection, context)
+        connection.create_function(TOUCH_FUNCTION, 2, touch)
+        connection.create_function(ENFORCING_FUNCTION, 0, enforcing)
 
         def report(error: HanaError) -> None:
             context.error = error
@@ -128,6 +150,7 @@ class Database:
 
     def close(self) -> None:
         for session in list(self._sessions.values()):
+            session.cancel()
             session.close()
         self.numbers.close()
         self._guard.close()
@@ -168,6 +191,14 @@ class Database:
         """A new catalogue; rows may have changed with it. Call with `commit_lock`, right after COMMIT."""
         self.catalog = catalog
         self._epoch += 1
+        self._shapes.clear()
+
+    def shape(self, connection: sqlite3.Connection, table: str) -> Shape:
+        """How SQLite has the table; read once per change of structure. Call in one's turn."""
+        found = self._shapes.get(table)
+        if found is None:
+            found = self._shapes[table] = read_shape(connection, table, self.catalog.foreign_keys_of(table))
+        return found
 
     def cancel(self, connection_id: int) -> None:
         session = self._sessions.get(connection_id)

@@ -16,6 +16,10 @@ def cancelled() -> HanaError:
     return HanaError(139, "current operation cancelled by request and transaction rolled back")
 
 
+def serialization_failure() -> HanaError:
+    return HanaError(138, "transaction serialization failure: rows have changed since the snapshot", rolls_back=True)
+
+
 def rolled_back(error: HanaError) -> HanaError:
     """The same error, said to have undone the whole transaction."""
     if error.rolls_back:

@@ -63,6 +63,7 @@ class Context:
     user: str = "OWL"
     schema: str = "OWL"
     connection_id: int = 0
+    isolation_level: str = "READ COMMITTED"
     clock: Callable[[], datetime] = utc_now
     last_identity: int | None = None
     error: HanaError | None = None
@@ -349,7 +350,7 @@ def _define_sessions() -> None:
     _define_session("CURRENT_SCHEMA", lambda context: context.schema, NAME)
     _define_session("CURRENT_CONNECTION", lambda context: context.connection_id, INTEGER)
     _define_session("CURRENT_IDENTITY_VALUE", lambda context: context.last_identity, BIGINT)
-    _define_session("CURRENT_TRANSACTION_ISOLATION_LEVEL", lambda context: "READ COMMITTED", NAME)
+    _define_session("CURRENT_TRANSACTION_ISOLATION_LEVEL", lambda context: context.isolation_level, NAME)
     _define_session("CURRENT_DATE CURRENT_UTCDATE", lambda context: context.now().date(), DATE)
     _define_session("CURRENT_TIME CURRENT_UTCTIME", lambda context: context.now().time(), TIME)
     _define_session("CURRENT_TIMESTAMP CURRENT_UTCTIMESTAMP NOW", lambda context: context.now().timestamp(), TIMESTAMP)

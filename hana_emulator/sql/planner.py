@@ -10,10 +10,11 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
-from hana_emulator.sql import definitions, dialect, explain, queries, search, writes
+from hana_emulator.sql import definitions, dialect, explain, locking, queries, search, writes
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.control import Control, parse_control
 from hana_emulator.sql.expressions import unwrapped
+from hana_emulator.sql.locking import LockClause, RowLocks
 from hana_emulator.sql.reader import TokenReader, is_word
 from hana_emulator.sql.scope import Binding, BoundQuery
 from hana_emulator.sql.workbench import Definition
@@ -22,11 +23,11 @@ from hana_emulator.sql.writes import Step, WritePlan, step
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """A SELECT; with `search`, the vectorised way to the same rows. `locks`: FOR UPDATE."""
+    """A SELECT; with `search`, the vectorised way to the same rows. `locks`: FOR UPDATE, which adds columns."""
 
     step: Step
     search: search.SearchPlan | None = None
-    locks: bool = False
+    locks: RowLocks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def _explained(sql: str, reader: TokenReader, catalog: Catalog, schema: str) -> 
         raise HanaError(327, "cannot explain plan of given statement")
     table = catalog.relation(*explain.PLACE)
     steps = explain.steps(catalog, schema, text, name)
-    plan = WritePlan(FunctionCode.NIL, table, steps, tables=catalog.reached_from(table))
+    plan = WritePlan(FunctionCode.INSERT, table, steps)
     return Prepared(sql, FunctionCode.NIL, plan=plan, version=catalog.version, schema=schema)
 
 
@@ -106,29 +107,41 @@ class _Preparation:
             return self._written(self._upsert())
         if not any(is_word(first, word) for word in _FIRST_WORDS):
             raise _unknown_statement(first)
-        node = dialect.parse(dialect.number_parameters(self.sql, self.tokens))
+        kept, clause = locking.split_clause(self.sql, self.tokens)
+        if not kept:
+            raise _unknown_statement(first)
+        node = dialect.parse(dialect.number_parameters(self.sql, kept))
         if isinstance(node, exp.Query):
-            return self._query(node)
+            return self._query(node, clause)
+        if clause is not None:
+            raise syntax_error("FOR UPDATE stands after a query only")
         binder = _WRITERS.get(type(node))
         if binder is None:
             raise _unknown_statement(first)
         return self._written(binder(self.binding, node))
 
-    def _query(self, node: exp.Expr) -> Prepared:
+    def _query(self, node: exp.Expr, clause: LockClause | None) -> Prepared:
         node = unwrapped(node)
         plan = None
+        if clause is not None:
+            return self._locking_query(node, clause)
         if isinstance(node, exp.Select):
             parts = queries.bind_select(self.binding, node, None)
             query = BoundQuery(parts.render(), tuple(parts.columns))
             plan = search.plan_search(self.binding, node, parts, self.parameter_count)
         else:
             query = queries.bind_query(self.binding, node, None)
-        locks = bool(node.args.get("locks"))
-        function = FunctionCode.SELECT_FOR_UPDATE if locks else FunctionCode.SELECT
-        return self._prepared(function, QueryPlan(step(query.sql), plan, locks), query)
+        return self._prepared(FunctionCode.SELECT, QueryPlan(step(query.sql), plan), query)
+
+    def _locking_query(self, node: exp.Expr, clause: LockClause) -> Prepared:
+        if not isinstance(node, exp.Select):
+            raise not_supported("FOR UPDATE of a set operation")
+        parts = queries.bind_select(self.binding, node, None)
+        locks = locking.lock_rows_of(parts, clause)
+        query = BoundQuery(parts.render(), tuple(parts.columns))
+        return self._prepared(FunctionCode.SELECT_FOR_UPDATE, QueryPlan(step(query.sql), None, locks), query)
 
     def _written(self, plan: WritePlan) -> Prepared:
-        plan.tables = self.binding.catalog.reached_from(plan.table)
         return self._prepared(plan.function, plan, BoundQuery("", ()))
 
     def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from hana_emulator.errors import HanaError, invalid_schema, lock_wait_timeout
-from hana_emulator.seam import Outcome, Statement, Storage, StorageRow
+from hana_emulator.errors import HanaError, invalid_schema
+from hana_emulator.seam import FAILED, Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql import failures, search, temporary
+from hana_emulator.sql.changes import install_triggers
+from hana_emulator.sql.control import READ_COMMITTED
 from hana_emulator.sql.functions import Context
+from hana_emulator.sql.locking import ResultRow, RowLocks
+from hana_emulator.sql.locks import Blocked
 from hana_emulator.sql.names import quoted as quoted_name
 from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Prepared, QueryPlan
+from hana_emulator.sql.reader import Name
+from hana_emulator.sql.transaction import Transaction
 from hana_emulator.sql.workbench import Workbench
+from hana_emulator.sql.writer import NO_PATIENCE, Writer
 from hana_emulator.sql.writes import Step, WritePlan
 
 if TYPE_CHECKING:
@@ -23,14 +31,25 @@ if TYPE_CHECKING:
 _FIRST_ROWS = 4_096
 """Results up to this long are read at once; longer ones stay open on a connection of their own."""
 _NEXT_ROWS = 2_048
-_LOCK_POLL_SECONDS = 0.1
+BATCH_ERRORS = (HanaError, sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError)
+_CHANGING = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE})
+_CHANGING_SECOND = frozenset({sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_DROP_INDEX})
+"""SQLite's authoriser names the table of these in its second argument."""
+
+
+def _note_changed(changed: set[str], action: int, first: str | None, second: str | None, *_: object) -> int:
+    """Never forbids anything: tells which tables a definition changes."""
+    table = first if action in _CHANGING else second if action in _CHANGING_SECOND else None
+    if table is not None and table.startswith("~"):
+        changed.add(table)
+    return sqlite3.SQLITE_OK
 
 
 class Session:
     """Implements `seam.SqlConnection`.
 
-    Reading opens no transaction, so every SELECT sees what is committed. The first write takes the database's only
-    write lock and keeps it until commit or rollback; waiting longer than the database's lock timeout raises 131.
+    Reading opens no transaction, so every SELECT sees what is committed. What a transaction has written or locked stays
+    locked until commit or rollback, row by row; waiting longer than the lock timeout raises 131.
     """
 
     def __init__(self, database: Database, connection_id: int, user: str, schema: str) -> None:
@@ -38,18 +57,17 @@ class Session:
         self.context = Context(user=user, schema=schema, connection_id=connection_id)
         self._database = database
         self._scores: dict[int, float] = {}
+        self._writer = Writer(database)
         self._connection = self._open()
         self._spare: list[sqlite3.Connection] = []
-        self._writing = False
-        self._dirty: set[str] = set()
         self._running = False
-        self._cancelled = False
+        self._autocommit = False
         self._closed = False
         self._filled_temporary = False
         """Whether a global temporary table may have rows of this session."""
 
     def _open(self) -> sqlite3.Connection:
-        connection = self._database.open_connection(self.context)
+        connection = self._database.open_connection(self.context, self._writer.touch, self._writer.is_enforcing)
         connection.create_function(search.SCORE_FUNCTION, 1, lambda rowid: self._scores.get(rowid))
         return connection
 
@@ -58,7 +76,10 @@ class Session:
     def prepare(self, sql: str) -> Prepared:
         return self._database.prepare(sql, self.context.schema, self.connection_id)
 
-    def execute(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool) -> Outcome:
+    def execute(
+        self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool = False
+    ) -> Outcome:
+        self._autocommit = autocommit
         with self._statement():
             prepared = self._current(statement)
             self._check_parameters(prepared, rows)
@@ -67,7 +88,7 @@ class Session:
                 case QueryPlan():
                     return self._query(plan, rows[0], autocommit=autocommit)
                 case WritePlan():
-                    return self._write(plan, rows, autocommit=autocommit)
+                    return self._write(prepared, rows, autocommit=autocommit, batch=batch)
                 case DefinitionPlan():
                     self._define(plan)
                 case ControlPlan():
@@ -79,32 +100,20 @@ class Session:
             return Outcome()
 
     def commit(self) -> None:
-        if not self._writing:
-            return
-        try:
-            with self._database.commit_lock:
-                self._connection.execute("COMMIT")
-                self._database.touch(self._dirty)
-        except sqlite3.Error as error:
-            self.rollback()
-            raise failures.rolled_back(failures.translate(error, None)) from None
-        self._end_write()
+        self._writer.close_snapshot(self._connection)
+        self._writer.commit()
 
     def rollback(self) -> None:
-        if self._writing:
-            try:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-            finally:
-                self._end_write()
+        self._writer.close_snapshot(self._connection)
+        self._writer.rollback()
 
     @property
     def in_transaction(self) -> bool:
-        return self._writing
+        return self._writer.transaction is not None
 
     def cancel(self) -> None:
         if self._running:
-            self._cancelled = True
+            self._writer.cancel()
             self._connection.interrupt()
 
     def close(self) -> None:
@@ -124,7 +133,7 @@ class Session:
         """What cannot be dropped now, since another transaction holds the lock, goes when the stand-in starts again."""
         if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
             with suppress(HanaError, sqlite3.Error):
-                self._define(DefinitionPlan(temporary.sweep))
+                self._define(DefinitionPlan(temporary.sweep), patience=NO_PATIENCE)
 
     # ------------------------------------------------------------------------------------------------ running a plan
 
@@ -132,7 +141,7 @@ class Session:
     def _statement(self) -> Iterator[None]:
         """One statement at a time: its clock, its errors in HANA's codes, its cancel flag, what an error ends."""
         self.context.begin_statement()
-        self._cancelled, self._running = False, True
+        self._writer.cancelled, self._running = False, True
         try:
             yield
         except HanaError as error:
@@ -147,7 +156,7 @@ class Session:
         when a write is interrupted, and at a full disk, an I/O error or lack of memory
         (https://sqlite.org/lang_transaction.html, section 3)."""
         self._running = False
-        if self._writing and not self._connection.in_transaction:
+        if self._writer.undone_by_sqlite():
             error = failures.rolled_back(error)
         if error.rolls_back:
             self.rollback()
@@ -172,8 +181,42 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- reading
 
     def _query(self, plan: QueryPlan, row: StorageRow, *, autocommit: bool) -> Outcome:
-        if plan.locks and not autocommit:
-            self._begin_write()
+        """Inside a transaction one's own changes are seen too, so SQLite's writer reads."""
+        if plan.locks is not None:
+            return self._query_locking(plan.step, plan.locks, row, autocommit=autocommit)
+        if self._writer.transaction is None:
+            if self._writer.repeatable and not autocommit:
+                self._writer.open_snapshot(self._connection)
+            return self._read(plan, row)
+        with self._writer.active(self._connection):
+            return self._read(plan, row)
+
+    def _query_locking(self, step: Step, locks: RowLocks, row: StorageRow, *, autocommit: bool) -> Outcome:
+        def attempt(transaction: Transaction) -> list[ResultRow]:
+            found = [locks.split(result) for result in self._run(step, row)]
+            if locks.clause.skips_locked:
+                found = [result for result in found if self._is_free(result[1])]
+            behind: dict[str, set[int]] = {table: set() for table in locks.tables}
+            for _, rowids in found:
+                for table, rowid in rowids:
+                    behind[table].add(rowid)
+            for table, rowids_there in behind.items():
+                self._database.locks.check_rows(table, rowids_there)
+                transaction.lock_rows(table, rowids_there)
+            return [result for result, _ in found]
+
+        patience = locks.clause.patience
+        return Outcome(rows=iter(self._writer.run(self._connection, attempt, autocommit=autocommit, patience=patience)))
+
+    def _is_free(self, rows: list[tuple[str, int]]) -> bool:
+        try:
+            for table, rowid in rows:
+                self._database.locks.check_rows(table, {rowid})
+        except Blocked:
+            return False
+        return True
+
+    def _read(self, plan: QueryPlan, row: StorageRow) -> Outcome:
         if plan.search is not None:
             found = self._search(plan.search, row)
             if found is not None:
@@ -186,7 +229,7 @@ class Session:
         first = cursor.fetchmany(_FIRST_ROWS)
         if len(first) < _FIRST_ROWS:
             return iter(first)
-        if self._writing:
+        if self._connection.in_transaction:
             return iter(first + cursor.fetchall())
         connection = self._connection
         self._connection = self._spare.pop() if self._spare else self._open()
@@ -210,7 +253,8 @@ class Session:
 
     def _search(self, plan: search.SearchPlan, row: StorageRow) -> list[tuple[Storage, ...]] | None:
         table = plan.key[0]
-        if table in self._dirty:
+        transaction = self._writer.transaction
+        if self._writer.snapshot is not None or (transaction is not None and table in transaction.tables):
             return None
         with self._snapshot(table) as version:
             ranking = search.rank(self._database.vectors, plan, version, self._fetch, row)
@@ -225,7 +269,7 @@ class Session:
     @contextmanager
     def _snapshot(self, table: str) -> Iterator[tuple[int, int]]:
         """One state of the database for several statements, with the version of `table` in it."""
-        if self._writing:
+        if self._writer.transaction is not None:
             yield self._database.table_version(table)
             return
         try:
@@ -240,62 +284,55 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------------- writing
 
-    def _begin_write(self) -> None:
-        """Take the write lock, waiting for whoever has it. Raises 131 after the lock timeout, 139 when cancelled."""
-        if self._writing:
-            return
-        waited, limit = 0.0, self._database.lock_timeout
-        while not self._database.write_lock.acquire(timeout=min(_LOCK_POLL_SECONDS, limit)):
-            waited += _LOCK_POLL_SECONDS
-            if self._cancelled:
-                raise failures.cancelled()
-            if waited >= limit:
-                raise lock_wait_timeout(f"waited {limit:g} s for another transaction")
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-        except BaseException:
-            self._database.write_lock.release()
-            raise
-        self._writing = True
+    def _write(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool) -> Outcome:
+        """Each attempt plans anew where a definition has gone between."""
 
-    def _end_write(self) -> None:
-        self._dirty.clear()
-        self._writing = False
-        self._database.write_lock.release()
+        def attempt(transaction: Transaction) -> Outcome:
+            plan = self._current(statement).plan
+            assert isinstance(plan, WritePlan)
+            table = plan.table.table_key
+            self._filled_temporary |= plan.table.is_shared_by_sessions
 
-    def _write(self, plan: WritePlan, rows: Sequence[StorageRow], *, autocommit: bool) -> Outcome:
-        continues = self._writing
-        self._begin_write()
-        try:
-            counts = self._guarded_write(plan, rows, continues=continues)
-        except BaseException:
-            if not continues:
-                self.rollback()
-            raise
-        self._dirty |= plan.tables
-        self._filled_temporary |= plan.table.is_shared_by_sessions
-        if autocommit:
-            self.commit()
-        return Outcome(rows_affected=counts)
+            def write(some: Sequence[StorageRow]) -> list[int]:
+                action = partial(self._write_rows, plan, some)
+                counts = self._writer.write(transaction, table, action, inserts=plan.inserts)
+                transaction.weight += sum(counts)
+                return counts
 
-    def _guarded_write(self, plan: WritePlan, rows: Sequence[StorageRow], *, continues: bool) -> list[int]:
-        """An error undoes this statement only; the transaction before it stays, unless SQLite has undone it too."""
-        if not continues:
-            return self._write_rows(plan, rows)
-        self._connection.execute("SAVEPOINT owl_statement")
+            if len(rows) == 1 or not batch:
+                return Outcome(rows_affected=write(rows))
+            return self._write_batch(write, rows)
+
+        return self._writer.run(self._connection, attempt, autocommit=autocommit)
+
+    def _write_batch(self, write: Callable[[Sequence[StorageRow]], list[int]], rows: Sequence[StorageRow]) -> Outcome:
+        """All rows at once, which is fast; when that fails, row by row."""
         try:
-            counts = self._write_rows(plan, rows)
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK TO owl_statement")
-                self._connection.execute("RELEASE owl_statement")
-            raise
-        self._connection.execute("RELEASE owl_statement")
-        return counts
+            return Outcome(rows_affected=write(rows))
+        except BATCH_ERRORS as error:
+            if self._row_error(error).rolls_back:
+                raise
+        outcome = Outcome()
+        for row in rows:
+            try:
+                outcome.rows_affected += write([row])
+            except BATCH_ERRORS as error:
+                reason = self._row_error(error)
+                if reason.rolls_back:
+                    raise
+                outcome.rows_affected.append(FAILED)
+                outcome.errors.append(reason)
+        return outcome
+
+    def _row_error(self, error: Exception) -> HanaError:
+        """Raises nothing. What SQLite has answered by undoing the transaction `rolls_back`."""
+        reason = error if isinstance(error, HanaError) else failures.translate(error, self.context.error)
+        return failures.rolled_back(reason) if self._writer.undone_by_sqlite() else reason
 
     def _write_rows(self, plan: WritePlan, rows: Sequence[StorageRow]) -> list[int]:
+        self.context.error = None
         converted = plan.convert(rows)
-        if plan.one_row:
+        if plan.one_row and not plan.chosen_identity:
             self._connection.executemany(plan.steps[0].sql, converted)
             counts = [1] * len(rows)
         else:
@@ -306,29 +343,43 @@ class Session:
 
     def _write_row(self, plan: WritePlan, row: StorageRow) -> int:
         collected = self._run(plan.collect, row).fetchall() if plan.collect is not None else []
-        count = sum(self._run(step, row).rowcount for step in plan.steps)
+        count = sum(self._write_step(plan, step, row) for step in plan.steps)
         if not count and plan.fallback is not None:
-            count = self._run(plan.fallback, row).rowcount
-        if collected:
-            self._connection.executemany(plan.insert_collected, collected)
+            count = self._write_step(plan, plan.fallback, row)
+        for values in collected:
+            self._write_step(plan, Step(plan.insert_collected, len(values)), values)
         return count + len(collected)
 
-    def _define(self, plan: DefinitionPlan) -> None:
-        """DDL commits what came before, runs alone, and commits itself."""
+    def _write_step(self, plan: WritePlan, step: Step, row: StorageRow) -> int:
+        """Rows inserted with an identity value of the statement's choice may be anywhere: SQLite tells where."""
+        if not plan.chosen_identity or not step.sql.startswith("INSERT"):
+            return self._run(step, row).rowcount
+        returning = Step(f"{step.sql} RETURNING {plan.chosen_identity}", step.parameters)
+        found = self._run(returning, row).fetchall()
+        for (rowid,) in found:
+            self._writer.touch(plan.table.table_key, rowid)
+        return len(found)
+
+    def _define(self, plan: DefinitionPlan, *, patience: float | None = None) -> None:
+        """DDL commits what came before, runs alone, and commits itself. It waits for all that holds locks in the tables
+        that it changes."""
         self.commit()
-        self._begin_write()
-        try:
-            catalog = self._database.catalog.seen_by(self.connection_id)
-            bench = Workbench(self._connection, catalog, self.context.schema, self.context.user)
-            plan.definition(bench)
-            following = catalogue.load(self._connection, self._database.catalog.version + 1)
-            with self._database.commit_lock:
-                self._connection.execute("COMMIT")
-                self._database.publish(following)
-        except BaseException:
-            self.rollback()
-            raise
-        self._end_write()
+
+        def attempt(transaction: Transaction) -> None:
+            before = self._database.catalog.seen_by(self.connection_id)
+            changed: set[str] = set()
+            connection = transaction.connection
+            connection.set_authorizer(partial(_note_changed, changed))
+            try:
+                plan.definition(Workbench(connection, before, self.context.schema, self.context.user))
+            finally:
+                connection.set_authorizer(None)
+            following = catalogue.load(connection, before.version + 1)
+            self._database.locks.check_unused(changed | catalogue.reindexed(before, following))
+            install_triggers(connection)
+            self._writer.commit_with(transaction, lambda: self._database.publish(following))
+
+        self._writer.run(self._connection, attempt, autocommit=False, patience=patience)
 
     # --------------------------------------------------------------------------------- control statements (control.py)
 
@@ -344,23 +395,47 @@ class Session:
             self.context.session_variables[name] = value
 
     def savepoint(self, name: str) -> None:
-        self._begin_write()
-        self._connection.execute(f"SAVEPOINT {quoted_name(name)}")
+        with self._writer.active(self._connection) as transaction:
+            transaction.savepoint(quoted_name(name))
 
     def rollback_to(self, name: str) -> None:
-        self._with_savepoint(f"ROLLBACK TO {quoted_name(name)}", name)
+        with self._savepoint(name) as transaction:
+            transaction.rollback_to(quoted_name(name))
 
     def release(self, name: str) -> None:
-        self._with_savepoint(f"RELEASE {quoted_name(name)}", name)
+        with self._savepoint(name) as transaction:
+            transaction.release(quoted_name(name))
 
-    def _with_savepoint(self, sql: str, name: str) -> None:
-        try:
-            self._connection.execute(sql)
-        except sqlite3.OperationalError:
-            raise HanaError(128, f"transaction error: savepoint {name} not found") from None
+    @contextmanager
+    def _savepoint(self, name: str) -> Iterator[Transaction]:
+        unknown = HanaError(128, f"transaction error: savepoint {name} not found")
+        if self._writer.transaction is None:
+            raise unknown
+        with self._writer.active(self._connection) as transaction:
+            try:
+                yield transaction
+            except ValueError:
+                raise unknown from None
 
-    def lock(self) -> None:
-        self._begin_write()
+    def set_isolation(self, level: str) -> None:
+        """From the next transaction on."""
+        self._writer.repeatable = level != READ_COMMITTED
+        self.context.isolation_level = level
+
+    def set_lock_timeout(self, seconds: float) -> None:
+        self._writer.lock_timeout = seconds
+
+    def lock(self, table: Name, *, nowait: bool) -> None:
+        """With autocommit the lock is gone with the statement."""
+        found = self._database.catalog.table(table.schema or self.context.schema, table.name)
+        key = found.table_key
+
+        def attempt(transaction: Transaction) -> None:
+            self._database.locks.check_unused((key,))
+            transaction.lock_table(key)
+
+        patience = NO_PATIENCE if nowait else None
+        self._writer.run(self._connection, attempt, autocommit=self._autocommit, patience=patience)
 
     def cancel_session(self, connection_id: int) -> None:
         self._database.cancel(connection_id)

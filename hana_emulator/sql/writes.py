@@ -56,10 +56,10 @@ class WritePlan:
     fallback: Step | None = None
     collect: Step | None = None
     insert_collected: str = ""
-    tables: frozenset[str] = frozenset()
-    """SQLite keys of all the tables whose rows may change, by actions of foreign keys too."""
     one_row: bool = False
     """True for INSERT ... VALUES: every parameter row gives exactly one row, so a batch can go in one call."""
+    chosen_identity: str = ""
+    """The identity column, ready for SQLite, when inserted rows are given a value for it."""
 
     @property
     def inserts(self) -> bool:
@@ -146,7 +146,18 @@ def bind_insert(binding: Binding, node: exp.Insert) -> WritePlan:
         names, sql = _insert_query(target, columns, source)
         one_row = False
     text = f"INSERT INTO {target.relation.sqlite_name} ({', '.join(names)}) {sql}"
-    return WritePlan(FunctionCode.INSERT, target.relation, [step(text)], target.converters, one_row=one_row)
+    return WritePlan(
+        FunctionCode.INSERT,
+        target.relation,
+        [step(text)],
+        target.converters,
+        one_row=one_row,
+        chosen_identity=_chosen_identity(columns),
+    )
+
+
+def _chosen_identity(columns: Sequence[TableColumn]) -> str:
+    return next((quoted(column.name) for column in columns if column.identity), "")
 
 
 def _insert_target(binding: Binding, node: exp.Insert) -> tuple[_Target, list[TableColumn]]:
@@ -363,6 +374,7 @@ def _merge_insert(merge: _Merge, branch: exp.Expr, action: exp.Insert) -> None:
     unmatched = f"NOT EXISTS (SELECT 1 FROM {merge.table} WHERE {merge.on}){merge.narrowed(branch)}"
     text = f"SELECT {', '.join(sqls + defaults)} FROM {merge.source} WHERE {unmatched}"
     merge.plan.collect = step(text)
+    merge.plan.chosen_identity = _chosen_identity(columns)
     holders = ", ".join("?" for _ in sqls + defaults)
     columns_sql = ", ".join([quoted(column.name) for column in columns] + names)
     merge.plan.insert_collected = f"INSERT INTO {relation.sqlite_name} ({columns_sql}) VALUES ({holders})"

@@ -267,7 +267,7 @@ def in_background(action: Callable[[], object], seconds: float = 0.3) -> threadi
 
 @pytest.fixture
 def locked(emulator: Emulator, hana: Any, hana_schema: str) -> Any:
-    """A second connection that would have to wait for `hana`'s open write."""
+    """A second connection that would have to wait for `hana`'s open write, a row with N = 1."""
     hana.cursor().execute("CREATE COLUMN TABLE T (N INTEGER PRIMARY KEY)")
     hana.cursor().execute("INSERT INTO T VALUES (1)")
     return emulator.connect(currentSchema=hana_schema)
@@ -275,8 +275,8 @@ def locked(emulator: Emulator, hana: Any, hana_schema: str) -> Any:
 
 def test_a_writer_waits_for_the_lock(hana: Any, locked: Any) -> None:
     began = time.monotonic()
-    timer = in_background(hana.commit)
-    locked.cursor().execute("INSERT INTO T VALUES (2)")
+    timer = in_background(hana.rollback)
+    locked.cursor().execute("INSERT INTO T VALUES (1)")
     assert time.monotonic() - began >= 0.25
     timer.join()
     locked.rollback()
@@ -301,7 +301,8 @@ from hdbcli import dbapi
 host, port, user, password, schema = sys.argv[1:]
 connection = dbapi.connect(address=host, port=int(port), user=user, password=password, currentSchema=schema)
 print("ready", flush=True)
-connection.cursor().execute("INSERT INTO T VALUES (7)")
+connection.cursor().execute("INSERT INTO T VALUES (1)")
+connection.commit()
 """
 
 
@@ -316,16 +317,16 @@ def test_a_client_killed_while_it_waits_for_a_lock_writes_nothing(
         assert client.poll() is None
         client.kill()
     time.sleep(0.5)
-    hana.commit()
+    hana.rollback()
     time.sleep(0.2)
-    assert query(locked, "SELECT N FROM T") == [(1,)]
+    assert query(locked, "SELECT N FROM T") == []
 
 
 def test_cancel_stops_a_waiting_statement(hana: Any, locked: Any) -> None:
     timer = in_background(locked.cancel)
     began = time.monotonic()
     with pytest.raises(dbapi.Error) as error:
-        locked.cursor().execute("INSERT INTO T VALUES (2)")
+        locked.cursor().execute("INSERT INTO T VALUES (1)")
     assert error.value.errorcode == 139
     assert time.monotonic() - began < 5
     timer.join()

@@ -1,14 +1,10 @@
-"""What stays after an error in row k, in and out of a transaction; UPSERT and MERGE in all their forms; two sessions
-against a model of committed rows."""
+"""What stays after an error in row k, in and out of a transaction; UPSERT and MERGE in all their forms."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hana_emulator.errors import HanaError
 from tests.emulator.sql_session import USER, Sql, open_database, vector
@@ -222,118 +218,3 @@ def test_upsert_is_the_last_row_of_each_key(rows: list[tuple[int, str]]) -> None
     again = sql.rows("SELECT * FROM T ORDER BY K")
     database.close()
     assert found == again == sorted(dict(rows).items())
-
-
-# --- two sessions -----------------------------------------------------------------------------------------------------
-
-Content = dict[int, str]
-
-
-@dataclass
-class Writer:
-    """What one session may see: its own rows while it writes, else the committed ones."""
-
-    sql: Sql
-    own: Content | None = None
-    savepoints: list[tuple[str, Content]] = field(default_factory=list)
-
-
-class TwoSessions(RuleBasedStateMachine):
-    """READ COMMITTED with one writer at a time: whoever else writes meanwhile gets 131 and keeps nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.database = open_database(lock_timeout=0.0)
-        self.writers = [Writer(Sql(self.database.connect(USER), autocommit=False)) for _ in range(2)]
-        self.writers[0].sql.run("CREATE TABLE T (K INTEGER PRIMARY KEY, N NVARCHAR(3))")
-        self.committed: Content = {}
-
-    def teardown(self) -> None:
-        self.database.close()
-
-    def write(self, number: int, text: str, rows: Rows, after: Content | None) -> None:
-        """`after` is what the rows should be then; None: the statement must fail with 301."""
-        writer = self.writers[number]
-        if self.writers[1 - number].own is not None:
-            with pytest.raises(HanaError) as caught:
-                writer.sql.many(text, rows)
-            assert caught.value.code == 131
-        elif after is None:
-            with pytest.raises(HanaError) as caught:
-                writer.sql.many(text, rows)
-            assert caught.value.code == 301
-        else:
-            writer.sql.many(text, rows)
-            writer.own = after
-
-    def seen(self, number: int) -> Content:
-        own = self.writers[number].own
-        return self.committed if own is None else own
-
-    @rule(
-        number=st.integers(0, 1),
-        keys=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-        name=st.text("xy", max_size=3),
-    )
-    def insert(self, number: int, keys: list[int], name: str) -> None:
-        before = self.seen(number)
-        clash = len(set(keys)) < len(keys) or not before.keys().isdisjoint(keys)
-        after = None if clash else {**before, **dict.fromkeys(keys, name)}
-        self.write(number, "INSERT INTO T VALUES (?, ?)", [(key, name) for key in keys], after)
-
-    @rule(number=st.integers(0, 1), key=st.integers(1, 5), name=st.text("xy", max_size=3))
-    def upsert(self, number: int, key: int, name: str) -> None:
-        self.write(number, "UPSERT T VALUES (?, ?) WITH PRIMARY KEY", [(key, name)], {**self.seen(number), key: name})
-
-    @rule(number=st.integers(0, 1), key=st.integers(1, 5))
-    def delete(self, number: int, key: int) -> None:
-        after = {known: name for known, name in self.seen(number).items() if known < key}
-        self.write(number, "DELETE FROM T WHERE K >= ?", [(key,)], after)
-
-    @rule(number=st.integers(0, 1))
-    def move(self, number: int) -> None:
-        """Every key by ten, whatever happens to be there."""
-        after = {key + 10: name for key, name in self.seen(number).items()}
-        if all(key < 10 for key in self.seen(number)):
-            self.write(number, "UPDATE T SET K = K + 10", [()], after)
-
-    @rule(number=st.integers(0, 1))
-    def commit(self, number: int) -> None:
-        writer = self.writers[number]
-        writer.sql.session.commit()
-        self.committed = self.seen(number)
-        writer.own, writer.savepoints = None, []
-
-    @rule(number=st.integers(0, 1))
-    def rollback(self, number: int) -> None:
-        self.writers[number].sql.run("ROLLBACK")
-        self.writers[number].own, self.writers[number].savepoints = None, []
-
-    @rule(number=st.integers(0, 1), name=st.sampled_from(["A", "B"]))
-    def savepoint(self, number: int, name: str) -> None:
-        writer = self.writers[number]
-        if writer.own is not None:
-            writer.sql.run(f"SAVEPOINT {name}")
-            writer.savepoints.append((name, writer.own))
-
-    @precondition(lambda self: any(writer.savepoints for writer in self.writers))
-    @rule(name=st.sampled_from(["A", "B"]))
-    def rollback_to(self, name: str) -> None:
-        writer = next(writer for writer in self.writers if writer.savepoints)
-        places = [place for place, (known, _) in enumerate(writer.savepoints) if known == name]
-        if places:
-            writer.sql.run(f"ROLLBACK TO SAVEPOINT {name}")
-            del writer.savepoints[places[-1] + 1 :]
-            writer.own = writer.savepoints[-1][1]
-        else:
-            assert writer.sql.code(f"ROLLBACK TO SAVEPOINT {name}") == 128
-
-    @invariant()
-    def both_see_what_they_should(self) -> None:
-        for number, writer in enumerate(self.writers):
-            assert dict(writer.sql.rows("SELECT K, N FROM T")) == self.seen(number)
-            assert writer.sql.session.in_transaction == (writer.own is not None)
-
-
-TestTwoSessions = TwoSessions.TestCase
-TestTwoSessions.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

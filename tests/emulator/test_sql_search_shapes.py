@@ -122,8 +122,8 @@ def test_score_in_the_where_clause_runs_row_by_row(table: Sql) -> None:
 
 
 def test_a_column_called_like_the_row_number_is_no_trap(sql: Sql) -> None:
-    sql.run('CREATE TABLE T ("_ROWID_" INTEGER, "ROWID" INTEGER, "OID" INTEGER, ID INTEGER, V REAL_VECTOR(2))')
-    sql.many("INSERT INTO T VALUES (?, 5, 5, ?, ?)", [(7, 1, vector(1, 0)), (7, 2, vector(0, 1)), (7, 3, None)])
+    sql.run('CREATE TABLE T ("_ROWID_" INTEGER, "ROWID" INTEGER, ID INTEGER, V REAL_VECTOR(2))')
+    sql.many("INSERT INTO T VALUES (?, 5, ?, ?)", [(7, 1, vector(1, 0)), (7, 2, vector(0, 1)), (7, 3, None)])
     rows = sql.rows(f"SELECT TOP 2 ID, {COSINE} FROM T ORDER BY S DESC", vector(0, 1))
     assert [row[0] for row in rows] == [2, 1]
 

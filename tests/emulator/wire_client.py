@@ -202,7 +202,9 @@ class ScriptedConnection:
             raise HanaError(257, "sql syntax error: unscripted", position=3)
         return self.database.script[sql][0]
 
-    def execute(self, statement: Statement, rows: Sequence[Sequence[Storage]], *, autocommit: bool) -> Outcome:
+    def execute(
+        self, statement: Statement, rows: Sequence[Sequence[Storage]], *, autocommit: bool, batch: bool = False
+    ) -> Outcome:
         self.calls.append(("execute", statement.sql, [tuple(row) for row in rows], autocommit))
         outcome = self.database.script[statement.sql][1](self, rows)
         if statement.function in (FunctionCode.INSERT, FunctionCode.UPDATE):
