@@ -216,6 +216,8 @@ class QuarantinedRow:
     stage: str
     reason: str
     attempts: int = 1
+    last_seen: datetime | None = field(default=None, compare=False)
+    """When it was last met, UTC, by the store's clock; None before it was written."""
 
 
 @dataclass(slots=True)
@@ -265,13 +267,16 @@ class CollectionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A search result. `score` is the cosine similarity. `id` is the document's id; for a foreign row `record:<n>`."""
+    """A search result: the best chunk of a document. `score` is the cosine similarity, BM25 or a fused score, by how
+    it was found; higher is better. `id` is the document's id; for a foreign row `record:<n>`."""
 
     id: str
     score: float
     text: str
     metadata: Mapping[str, Any]
     number: int = 0
+    record: int = field(default=0, compare=False)
+    """The store's own id of the chunk, which `VectorStore.vectors` goes by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +383,16 @@ class VectorStore(Protocol):
         """Best first; one hit per document (its best chunk); ties by id. Raises BadFilter, UnknownCollection."""
         ...
 
+    def keyword(self, collection: str, text: str, k: int, where: Filter | None) -> list[Hit]:
+        """As `search`, by the words of `text` (`stores/words.py`): whole words whatever their case, any of them, scored
+        by BM25, so that rare words and short texts count more. Scores compare within one answer only. None of `text` is
+        query syntax. Raises ConfigurationError where the store cannot do it."""
+        ...
+
+    def vectors(self, collection: str, hits: Sequence[Hit]) -> Vectors:
+        """The stored vectors of the chunks that were found, in order; zeros for one that is gone meanwhile."""
+        ...
+
     def quarantine(self, collection: str) -> list[QuarantinedRow]: ...
 
     def status(self, collection: str) -> CollectionStatus | None:
@@ -406,4 +421,6 @@ class Observer(Protocol):
         """Rows handled so far."""
         ...
 
-    def event(self, name: str, **fields: str | int | float) -> None: ...
+    def event(self, name: str, **fields: str | int | float) -> None:
+        """`waiting`: another worker holds the collection; `owned`: it is ours after such a wait."""
+        ...

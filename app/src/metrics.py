@@ -52,7 +52,7 @@ class Metrics:
         )
         self.search_seconds = Histogram(
             "owl_sap_search_seconds",
-            "Duration of a search by stage (embed, store)",
+            "Duration of a search by stage (embed, store, rank)",
             ["collection", "stage"],
             buckets=_FAST,
             registry=registry,

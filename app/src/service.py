@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,30 +14,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from app.src import doctor
 from app.src.discovery import Discovery
-from app.src.jobs import Job, Jobs
+from app.src.jobs import Job, JobOptions, Jobs, Retention, Run
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness
+from app.src.searching import Found, Searching, SearchOptions
 from app.src.settings import Settings, no_collections
 from connector.errors import (
-    ConfigurationError,
     DatabaseError,
-    ModelMismatch,
     UnknownCollection,
 )
 from connector.model import (
     CollectionSpec,
     CollectionStatus,
     Filter,
-    Hit,
     Observer,
     Source,
-    Value,
     Vectors,
     VectorStore,
 )
@@ -46,35 +39,13 @@ from connector.model import (
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
     from connector.plan import Plan
-    from connector.sync import SyncReport
+    from connector.quarantine import Entry, RetryReport, Wanted
+    from connector.sync import Ends, SyncOptions, SyncReport
     from connector.verify import VerifyReport
 
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
 DISTRIBUTION = "owl-sap-connector"
-_STATUS_SECONDS = 5.0
-"""How long search remembers which model a collection was made with: asking counts its rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundHit:
-    """A search result as users see it: `key` by column name; {} for a row that others wrote."""
-
-    id: str
-    key: Mapping[str, Any]
-    score: float
-    text: str
-    metadata: Mapping[str, Any]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Hits, best first, and how long each stage took in milliseconds."""
-
-    hits: list[FoundHit]
-    took_ms: dict[str, float]
+_AS_USUAL = SearchOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +82,10 @@ class Service:
         self.file = file
         self.metrics = metrics or Metrics()
         self.parts = Parts(settings, source=source, store=store)
-        self.jobs = Jobs(settings.api.job_workers, self.parts.expected_errors)
+        self.jobs = Jobs(settings.state_folder(file), self._job_options())
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
-        self._known: dict[str, tuple[float, CollectionStatus]] = {}
+        self._searching = Searching(self.parts, self.metrics, self._stored)
 
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
@@ -142,6 +113,11 @@ class Service:
         self.jobs.close()
         self.parts.close()
 
+    def _job_options(self) -> JobOptions:
+        state = self.settings.state
+        retention = Retention(state.keep_jobs, state.keep_days, state.max_queued)
+        return JobOptions(self.settings.api.job_workers, self.parts.expected_errors, retention)
+
     # ---------------------------------------------------------------------------------------------- collections
 
     def names(self) -> list[str]:
@@ -162,22 +138,16 @@ class Service:
         stop: Callable[[], bool] = lambda: False,
     ) -> SyncReport:
         """Bring a collection up to date. Raises the errors of the connector and of the engine."""
-        from connector.sync import Ends, SyncOptions, sync
+        from connector.sync import sync
 
         request = request or SyncRequest()
-        wanted = self.settings.sync
-        options = SyncOptions(
-            page_rows=wanted.page_rows,
-            max_deletes=wanted.max_deletes if request.max_deletes is None else request.max_deletes,
-            full=request.full,
-            owner=request.owner,
-            lease_wait=wanted.lease_wait,
-            window=wanted.window,
-        )
+        options = self._options(request.owner)
+        max_deletes = options.max_deletes if request.max_deletes is None else request.max_deletes
+        options = replace(options, full=request.full, max_deletes=max_deletes)
         spec = self.spec(name)
         with self._counted(name):
-            report = sync(spec, Ends(self.source, self.store, self.embedder), options, observer, stop)
-        self._known.pop(name, None)
+            report = sync(spec, self._ends(), options, observer, stop)
+        self._searching.forget(name)
         self._count_sync(report)
         return report
 
@@ -210,9 +180,9 @@ class Service:
             metrics.synced_at(name, time.time())
 
     def start_sync(self, name: str, request: SyncRequest) -> Job:
-        """Sync in the background. Raises UnknownCollection, JobRunning."""
+        """Sync in the background. Raises UnknownCollection, JobRunning, QueueFull, StateUnusable."""
         self.spec(name)
-        return self.jobs.start(name, lambda job: self.sync(name, request, _JobProgress(job), job.stopping).as_dict())
+        return self.jobs.start(name, lambda run: self.sync(name, request, _JobObserver(run), run.stopping).as_dict())
 
     def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
         """What a sync would do; writes nothing. Raises as a sync would before it writes."""
@@ -224,13 +194,109 @@ class Service:
             options = replace(options, measure_seconds=None)
         return self.discovery.plan(self.spec(name), options, observer)
 
-    def verify(self, name: str, *, repair: bool = False) -> VerifyReport:
-        from connector.sync import Ends, SyncOptions
+    def verify(
+        self,
+        name: str,
+        *,
+        repair: bool = False,
+        observer: Observer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> VerifyReport:
+        from connector.sync import Watch
         from connector.verify import verify
 
+        watch = Watch(observer, stop)
+        return verify(self.spec(name), self._ends(), repair=repair, options=self._options("verify"), watch=watch)
+
+    def start_verify(self, name: str, *, repair: bool) -> Job:
+        """Verify in the background. Raises as `start_sync`."""
+        self.spec(name)
+
+        def work(run: Run) -> Mapping[str, Any]:
+            return self.verify(name, repair=repair, observer=_JobObserver(run), stop=run.stopping).as_dict()
+
+        return self.jobs.start(name, work, "verify")
+
+    def _ends(self) -> Ends:
+        from connector.sync import Ends
+
+        return Ends(self.source, self.store, self.embedder)
+
+    def _options(self, owner: str) -> SyncOptions:
+        """A run as configured."""
+        from connector.sync import SyncOptions
+
         wanted = self.settings.sync
-        options = SyncOptions(page_rows=wanted.page_rows, max_deletes=wanted.max_deletes, lease_wait=wanted.lease_wait)
-        return verify(self.spec(name), Ends(self.source, self.store, self.embedder), repair=repair, options=options)
+        return SyncOptions(
+            page_rows=wanted.page_rows,
+            max_deletes=wanted.max_deletes,
+            owner=owner,
+            lease_wait=wanted.lease_wait,
+            window=wanted.window,
+        )
+
+    # ------------------------------------------------------------------------------------- rows that were set aside
+
+    def quarantine(self, name: str, wanted: Sequence[Wanted] | None = None) -> list[Entry]:
+        """The rows in quarantine, in the order of their keys; `wanted`: only these. Raises UnknownKey."""
+        from connector import quarantine
+
+        self.spec(name)
+        rows = [] if self._stored(name) is None else self.store.quarantine(name)
+        columns = self.key_columns(name) if rows else ()
+        return quarantine.chosen([quarantine.entry(row, columns) for row in rows], wanted)
+
+    def retry(
+        self,
+        name: str,
+        wanted: Sequence[Wanted] | None = None,
+        observer: Observer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> RetryReport:
+        """Try quarantined rows again; None: all. Raises UnknownKey, and as `sync`."""
+        return self._retry(name, self._ids(name, wanted), observer, stop)
+
+    def _ids(self, name: str, wanted: Sequence[Wanted] | None) -> list[str] | None:
+        return None if wanted is None else [entry.id for entry in self.quarantine(name, wanted)]
+
+    def _retry(
+        self, name: str, ids: list[str] | None, observer: Observer | None, stop: Callable[[], bool]
+    ) -> RetryReport:
+        from connector import quarantine
+        from connector.sync import Watch
+
+        spec = self.spec(name)
+        report = quarantine.retry(spec, self._ends(), ids, self._options("retry"), Watch(observer, stop))
+        self._searching.forget(name)
+        self._look_at_quarantine(name)
+        return report
+
+    def start_retry(self, name: str, wanted: Sequence[Wanted] | None) -> Job:
+        """Retry in the background. Raises UnknownKey, and as `start_sync`."""
+        self.spec(name)
+        ids = self._ids(name, wanted)
+        return self.jobs.start(
+            name, lambda run: self._retry(name, ids, _JobObserver(run), run.stopping).as_dict(), "retry"
+        )
+
+    def drop(self, name: str, wanted: Sequence[Wanted] | None = None, lease_wait: float | None = None) -> int:
+        """Forget quarantined rows; None: all; how many there were. The next sync meets them again. Raises UnknownKey,
+        and LeaseLost when another worker keeps the collection longer than `lease_wait` seconds."""
+        from connector import quarantine
+
+        ids = [entry.id for entry in self.quarantine(name, wanted)]
+        if not ids:
+            return 0
+        options = self._options("drop")
+        options = options if lease_wait is None else replace(options, lease_wait=lease_wait)
+        dropped = quarantine.drop(self.store, name, ids, options)
+        self._look_at_quarantine(name)
+        return dropped
+
+    def _look_at_quarantine(self, name: str) -> None:
+        self.metrics.quarantined.labels(name).set(len(self.store.quarantine(name)))
+
+    # ------------------------------------------------------------------------------------------------------- status
 
     def status(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """One entry per collection; one that was never synced has 0 rows and no table.
@@ -269,61 +335,25 @@ class Service:
         self.metrics.embed_seconds.observe(time.perf_counter() - start)
         return vectors
 
-    def search(self, name: str, query: str | Sequence[float], k: int = 10, where: Filter | None = None) -> Found:
-        """The `k` nearest source rows to a text or a vector.
+    def search(
+        self,
+        name: str,
+        query: str | Sequence[float],
+        k: int = 10,
+        where: Filter | None = None,
+        options: SearchOptions = _AS_USUAL,
+    ) -> Found:
+        """The `k` best source rows for a text or a vector. Mode keyword needs no model and loads none.
 
-        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text
-        and for a vector that is no finite direction.
+        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text,
+        for a vector that is no finite direction and for one where words are looked for.
         """
-        spec = self.spec(name)
-        if isinstance(query, str) and not query.strip():
-            raise ValueError("the search text is empty")
-        stored = self._known_status(name)
-        start = time.perf_counter()
-        vector = self._query_vector(query, stored)
-        embedded = time.perf_counter()
-        hits = self.store.search(name, vector, k, where)
-        found = time.perf_counter()
-        took = {"embed": embedded - start, "store": found - embedded}
-        for stage, seconds in took.items():
-            self.metrics.search_seconds.labels(name, stage).observe(seconds)
-        columns = self._key_columns(spec, stored)
-        return Found(
-            [_found(hit, columns) for hit in hits],
-            {stage: round(seconds * 1000, 3) for stage, seconds in took.items()},
-        )
+        return self._searching.search(self.spec(name), query, k, where, options)
 
-    def _known_status(self, name: str) -> CollectionStatus:
-        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
-        asked, status = self._known.get(name, (-math.inf, None))
-        if status is None or time.monotonic() - asked >= _STATUS_SECONDS:
-            status = self._stored(name)
-            if status is None:
-                raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
-            self._known[name] = (time.monotonic(), status)
-        return status
-
-    def _query_vector(self, query: str | Sequence[float], stored: CollectionStatus) -> NDArray[np.float32]:
-        from connector.stores.records import ModelStamp
-
-        if not isinstance(query, str):
-            return unit_vector(query, stored.dimension)
-        configured = ModelStamp.of(self.embedder)
-        if (configured.id, configured.dimension) != (stored.model, stored.dimension):
-            raise ModelMismatch(
-                f'"{stored.collection}" holds vectors of {stored.model} ({stored.dimension} numbers each), but the '
-                f"configured model is {configured.id} ({configured.dimension}); configure the model it was made with"
-            )
-        return self.embedder.embed_query(query)
-
-    def _key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]:
-        """Names of the key columns. Before a first complete run, with the source away, positions stand in for them."""
-        if spec.key or stored.key:
-            return spec.key or stored.key
-        try:
-            return self.source.describe(spec.source).primary_key
-        except (DatabaseError, ConfigurationError):
-            return ()
+    def key_columns(self, name: str) -> tuple[str, ...]:
+        """Names of the key columns; () while nobody can tell."""
+        spec, stored = self.spec(name), self._stored(name)
+        return spec.key if stored is None else self._searching.key_columns(spec, stored)
 
     # ---------------------------------------------------------------------------------------------- how it fares
 
@@ -366,20 +396,21 @@ class Service:
         return doctor.examine(self.probes)
 
 
-class _JobProgress:
-    """A job as the Observer of a sync."""
+class _JobObserver:
+    """A job as the Observer of its work."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
     def stage(self, name: str, seconds: float, items: int) -> None:
         pass
 
     def progress(self, done: int, total: int) -> None:
-        self._job.report(done, total)
+        self._run.report(done, total)
 
     def event(self, name: str, **fields: str | int | float) -> None:
-        pass
+        if name in ("waiting", "owned"):
+            self._run.wait(name == "waiting")
 
 
 _NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
@@ -395,36 +426,6 @@ def _status_dict(status: CollectionStatus) -> dict[str, Any]:
     return asdict(status) | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
 
 
-def _found(hit: Hit, columns: Sequence[str]) -> FoundHit:
-    from connector.document import parse_id
-
-    if hit.id.startswith("record:"):
-        return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
-    values = parse_id(hit.id)
-    names = columns if len(columns) == len(values) else [str(position) for position in range(len(values))]
-    key = {name: _plain(value) for name, value in zip(names, values, strict=True)}
-    return FoundHit(hit.id, key, hit.score, hit.text, hit.metadata)
-
-
-def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:
-    """A query vector of length 1. Raises ValueError saying what is wrong with it."""
-    vector = np.asarray(numbers, dtype=np.float64)
-    if vector.shape != (dimension,):
-        raise ValueError(f"the vector has {vector.size} numbers; this collection has {dimension}")
-    largest = float(np.abs(vector).max(initial=0.0))
-    if not math.isfinite(largest) or largest == 0.0:
-        raise ValueError("the vector must be finite and not all zeros")
-    scaled = vector / largest  # or the squares of large numbers overflow
-    return (scaled / np.linalg.norm(scaled)).astype(np.float32)
-
-
 def _choices(name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     return f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(names)}"
-
-
-def _plain(value: Value) -> bool | int | float | str | None:
-    """A key value as JSON takes it; what JSON has no type for becomes text."""
-    if isinstance(value, bytes):
-        return value.hex()
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -165,6 +165,12 @@ def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Condi
     return _Parser(names or {}).object(where, "", 0)
 
 
+def fields(where: Filter | None, names: Mapping[str, str] | None = None) -> list[str]:
+    """The metadata names that a filter compares; `names` as for `parse`. Raises BadFilter."""
+    condition = parse(where, names)
+    return [] if condition is None else [term.field for term in terms(condition)]
+
+
 class _Parser:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
@@ -332,7 +338,7 @@ def _shown(value: Any) -> str:
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})(?=$|[ T])", re.ASCII)
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[^\W_]+")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 

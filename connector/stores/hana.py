@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +37,16 @@ from connector.model import (
     QuarantinedRow,
     StoredChunk,
     StoredRecord,
+    Vectors,
 )
-from connector.stores import filter_sql, filters, hana_tables, records
+from connector.stores import filter_sql, filters, hana_keywords, hana_tables, records
 from connector.stores.hana_tables import StateSql, VectorSql, table_name
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
 
 STORED_PAGE = 10_000
 RECORDS_PAGE = 1_000
+VECTORS_PAGE = 500
 INDEX_FROM = 10_000
 """Records above which an HNSW index is made; below it HANA's exact search is fast enough, and exact."""
 REMEMBERED = 2.0
@@ -91,6 +93,7 @@ class HanaStore:
         self._names = names or {}
         self._times = lease_times
         self._sql = StateSql(schema)
+        self._full_text: bool | None = None
         self._remembered: dict[str, tuple[float, _Collection]] = {}
 
     def close(self) -> None:
@@ -303,7 +306,10 @@ class HanaStore:
     def quarantine(self, collection: str) -> list[QuarantinedRow]:
         self._recent(collection)
         rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing="reading the quarantine")
-        return [QuarantinedRow(*row) for row in rows]
+        return [
+            QuarantinedRow(id_, stage, reason, attempts, records.in_utc(seen))
+            for id_, stage, reason, attempts, seen in rows
+        ]
 
     def status(self, collection: str) -> CollectionStatus | None:
         found = self._find(collection)
@@ -340,30 +346,82 @@ class HanaStore:
         found = self._recent(collection)
         condition = filters.parse(where, self._names.get(collection, found.names))
         query = records.vector_text(records.unit_query(vector, found.stamp.dimension))
+        compiled = _compiled(condition)
+
+        def read(count: int) -> Rows:
+            sql = found.table.search(count, compiled.sql, compiled.projection)
+            return self._pool.read(sql, (query, *compiled.parameters), doing="searching")
+
+        with _filter_errors(condition):
+            return _best(read, k)
+
+    def keyword(self, collection: str, text: str, k: int, where: Filter | None) -> list[Hit]:
+        """By HANA's text search in VEC_TEXT; a word counts once a text, however often it stands there. Where HANA
+        refuses text search on this column, by LIKE, which also finds words inside of words."""
+        found = self._recent(collection)
+        condition = filters.parse(where, self._names.get(collection, found.names))
         if k < 1:
             return []
-        try:
-            return self._best(found.table, query, k, condition)
-        except (RowRejected, StatementFailed) as error:
-            if condition is not None and (isinstance(error, RowRejected) or error.code == _INCONSISTENT):
-                raise filters.not_comparable(condition) from None
-            raise
+        if self._full_text is None:
+            self._full_text = hana_keywords.supports(self._pool, found.table)
+        query = hana_keywords.prepare(self._pool, found.table, text, self._full_text)
+        if query is None:
+            return []
+        compiled = _compiled(condition)
 
-    def _best(self, table: VectorSql, query: str, k: int, condition: filters.Condition | None) -> list[Hit]:
-        """Several chunks of one document count once, so more rows are read until there are `k` documents."""
-        compiled = filter_sql.Compiled("", ()) if condition is None else filter_sql.to_hana(condition)
-        count, ties = k + min(k, 50), 0
-        while True:
-            sql = table.search(count, compiled.sql, compiled.projection)
-            rows = self._pool.read(sql, (query, *compiled.parameters), doing="searching")
-            scored = [row for row in rows if row[5] is not None]
-            best = records.best_per_document(map(_hit, scored), k)
-            exhausted = len(rows) < count or len(scored) < len(rows)
-            full = len(best) == k
-            if exhausted or (full and (best[-1].score > scored[-1][5] or ties == _TIE_STEPS)):
-                return best
-            ties += full
-            count *= 4
+        def read(count: int) -> Rows:
+            sql, parameters = query.statement(count, compiled)
+            return self._pool.read(sql, parameters, doing="searching by words")
+
+        with _filter_errors(condition):
+            return _best(read, k)
+
+    def vectors(self, collection: str, hits: Sequence[Hit]) -> Vectors:
+        found, ids = self._recent(collection), [hit.record for hit in hits]
+        dimension = found.stamp.dimension
+        stored: dict[int, NDArray[np.float32] | None] = {}
+        for start in range(0, len(ids), VECTORS_PAGE):
+            some = list(dict.fromkeys(ids[start : start + VECTORS_PAGE]))
+            rows = self._pool.read(found.table.vectors(len(some)), some, doing="reading the vectors of hits")
+            stored |= {id_: records.from_fvecs(vector, dimension) for id_, vector in rows}
+        gathered = np.zeros((len(ids), dimension), np.float32)
+        for place, id_ in enumerate(ids):
+            vector = stored.get(id_)
+            if vector is not None:
+                gathered[place] = vector
+        return gathered
+
+
+@contextmanager
+def _filter_errors(condition: filters.Condition | None) -> Iterator[None]:
+    try:
+        yield
+    except (RowRejected, StatementFailed) as error:
+        if condition is not None and (isinstance(error, RowRejected) or error.code == _INCONSISTENT):
+            raise filters.not_comparable(condition) from None
+        raise
+
+
+def _compiled(condition: filters.Condition | None) -> filter_sql.Compiled:
+    return filter_sql.Compiled("", ()) if condition is None else filter_sql.to_hana(condition)
+
+
+def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
+    """The best `k` documents, given how to read the best records. Several chunks of one document count once, so more
+    records are read until there are `k` documents."""
+    if k < 1:
+        return []
+    count, ties = k + min(k, 50), 0
+    while True:
+        rows = read(count)
+        scored = [row for row in rows if row[5] is not None]
+        best = records.best_per_document(map(_hit, scored), k)
+        exhausted = len(rows) < count or len(scored) < len(rows)
+        full = len(best) == k
+        if exhausted or (full and (best[-1].score > scored[-1][5] or ties == _TIE_STEPS)):
+            return best
+        ties += full
+        count *= 4
 
 
 def _seconds(ttl: float) -> int:
@@ -379,6 +437,7 @@ def _hit(row: Sequence[Any]) -> Hit:
         text=text or "",
         metadata=records.metadata_of(meta),
         number=number or 0,
+        record=id_,
     )
 
 

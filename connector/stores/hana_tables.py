@@ -116,7 +116,7 @@ class StateSql:
 
     def read_quarantine(self) -> str:
         return (
-            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS" FROM {self.quarantine} '
+            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN" FROM {self.quarantine} '
             'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
         )
 
@@ -194,6 +194,9 @@ class VectorSql:
             'SELECT "ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", "MODEL_ID", "VEC_TEXT", "VEC_META", "VEC_VECTOR" '
             f'FROM {self.table} WHERE "ID" > ? ORDER BY "ID" LIMIT ?'
         )
+
+    def vectors(self, count: int) -> str:
+        return f'SELECT "ID", "VEC_VECTOR" FROM {self.table} WHERE "ID" IN ({", ".join("?" * count)})'
 
     def count(self) -> str:
         """Records, records of ours, documents of ours."""

@@ -1,5 +1,5 @@
-"""The local store: one SQLite file is the truth, search is exact over vectors kept in memory. Several processes and
-threads may use it at once. Knows neither HANA nor the engine.
+"""The local store: one SQLite file is the truth, search is exact over vectors kept in memory, or by words. Several
+processes and threads may use it at once. Knows neither HANA nor the engine.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from connector.model import (
     Vectors,
     VectorScan,
 )
-from connector.stores import filter_sql, filters, records
+from connector.stores import filter_sql, filters, local_keywords, records
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
+from connector.stores.local_records import Records
 from connector.stores.local_schema import SCHEMA
 from connector.stores.local_search import CollectionIndex, Search
 from connector.stores.records import ModelStamp
@@ -94,6 +95,11 @@ class LocalStore:
         self._indexes: dict[tuple[int, int], CollectionIndex] = {}
         self._indexes_lock = threading.Lock()
         self._file = SqliteFile(folder / FILE, SCHEMA, read_only=read_only)
+        try:
+            self._has_keywords = local_keywords.prepare(self._file, read_only=read_only)
+        except BaseException:
+            self._file.close()
+            raise
 
     def close(self) -> None:
         self._file.close()
@@ -224,10 +230,14 @@ class LocalStore:
     def quarantine(self, collection: str) -> list[QuarantinedRow]:
         with self._file.read() as db:
             rows = db.execute(
-                "SELECT document, stage, reason, attempts FROM quarantine WHERE collection = ? ORDER BY document",
+                "SELECT document, stage, reason, attempts, last_seen FROM quarantine WHERE collection = ? "
+                "ORDER BY document",
                 (_known(db, collection).id,),
             ).fetchall()
-        return [QuarantinedRow(*row) for row in rows]
+        return [
+            QuarantinedRow(id_, stage, reason, attempts, datetime.fromisoformat(seen))
+            for id_, stage, reason, attempts, seen in rows
+        ]
 
     def status(self, collection: str) -> CollectionStatus | None:
         with self._file.read() as db:
@@ -267,6 +277,21 @@ class LocalStore:
                     continue  # another thread has seen further than this transaction: look again
                 with _filter_errors(condition):
                     return Search(db, found.id, snapshot, self._scan)(query, k, condition)
+
+    def keyword(self, collection: str, text: str, k: int, where: Filter | None) -> list[Hit]:
+        """By SQLite's FTS5. How rare a word is counts over all collections of this store."""
+        if not self._has_keywords:
+            raise local_keywords.unsupported()
+        with self._file.read() as db:
+            found = _known(db, collection)
+            condition = filters.parse(where, self._names.get(collection, found.names))
+            with _filter_errors(condition):
+                return local_keywords.KeywordSearch(db, found.id)(text, k, condition)
+
+    def vectors(self, collection: str, hits: Sequence[Hit]) -> Vectors:
+        with self._file.read() as db:
+            dimension = _known(db, collection).stamp.dimension
+            return Records(db).vectors([hit.record for hit in hits], dimension)
 
     def _index(self, found: _Collection) -> CollectionIndex:
         with self._indexes_lock:

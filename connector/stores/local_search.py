@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Hit, VectorScan
-from connector.stores import filter_sql, filters, records
+from connector.stores import filter_sql, filters
+from connector.stores.local_records import Candidate, Records, best_documents
 from connector.stores.scan import exact_scores, scan_error, shortlist
 from connector.stores.snapshot import Buffer, Snapshot, read_mark
 
-IN_LIMIT = 500
-"""Ids in one IN list: short statements that SQLite prepares once."""
 SELECTIVE_SHARE = 10
 """A filter that keeps less than one row in this many is answered from the rows it keeps."""
 SELECTIVE_ROWS = 2000
@@ -61,20 +58,6 @@ class CollectionIndex:
             return self._newest
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A record by its score, its text not yet read."""
-
-    score: float
-    document: str
-    number: int
-    record: int
-
-    @property
-    def rank(self) -> tuple[float, str, int]:
-        return -self.score, self.document, self.number
-
-
 class Search:
     """Searches one collection within one transaction."""
 
@@ -83,27 +66,28 @@ class Search:
         self._collection = collection
         self._snapshot = snapshot
         self._scan = scan
+        self._records = Records(db)
 
     def __call__(self, query: NDArray[np.float32], k: int, condition: filters.Condition | None) -> list[Hit]:
         """The best `k` documents for a unit vector, exactly: by true cosine, ties by document id."""
         if k < 1 or not self._snapshot.live:
             return []
         if condition is None:
-            return self._hits(self._walk(query, k, None, self._snapshot.live))
+            return self._records.hits(self._walk(query, k, None, self._snapshot.live) or [])
         few = max(SELECTIVE_ROWS, self._snapshot.live // SELECTIVE_SHARE)
         kept = self._matching(condition, few + 1)
         if len(kept) <= few:
-            return self._hits(self._among(query, k, kept))
+            return self._records.hits(self._among(query, k, kept) or [])
         best = self._walk(query, k, condition, few)
         if best is None:  # what the filter keeps lies far from the query
             best = self._among(query, k, self._matching(condition, -1))
-        return self._hits(best)
+        return self._records.hits(best or [])
 
     # ------------------------------------------------------------------------------------------------------ ranking
 
     def _walk(
         self, query: NDArray[np.float32], k: int, condition: filters.Condition | None, limit: int
-    ) -> list[_Candidate] | None:
+    ) -> list[Candidate] | None:
         """Down the ranking of all rows until `k` documents fit; None when more than `limit` rows had to be looked at
         and there are more."""
         snapshot = self._snapshot
@@ -111,20 +95,20 @@ class Search:
         scores[~snapshot.alive] = -np.inf
         return self._settle(query, k, scores, _Pool(None, condition, snapshot.live, limit))
 
-    def _among(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[_Candidate] | None:
+    def _among(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Candidate] | None:
         """The best of the rows at `kept`."""
         scores = self._scan(self._snapshot.vectors[kept], query)
         return self._settle(query, k, scores, _Pool(kept, None, len(kept), len(kept)))
 
     def _settle(
         self, query: NDArray[np.float32], k: int, scores: NDArray[np.float32], pool: _Pool
-    ) -> list[_Candidate] | None:
+    ) -> list[Candidate] | None:
         error = scan_error(len(query))
         wanted = 2 * k + 16
         while True:
             chosen, floor = shortlist(scores, wanted, error)
             positions = chosen if pool.kept is None else pool.kept[chosen]
-            best = _best(self._candidates(positions, query, pool.condition), k)
+            best = best_documents(self._candidates(positions, query, pool.condition), k)
             if wanted >= pool.rows:
                 return best
             if len(best) == k and best[-1].score >= floor:
@@ -135,15 +119,10 @@ class Search:
 
     def _candidates(
         self, positions: Positions, query: NDArray[np.float32], condition: filters.Condition | None
-    ) -> list[_Candidate]:
+    ) -> list[Candidate]:
         scores = exact_scores(self._snapshot.vectors[positions], query).tolist()
-        by_id = dict(zip(self._snapshot.ids[positions].tolist(), scores, strict=True))
-        sql = "SELECT document, number, id FROM records WHERE id IN ({})"
-        parameters: tuple[Any, ...] = ()
-        if condition is not None:
-            compiled = filter_sql.to_sqlite(condition)
-            sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
-        return [_Candidate(by_id[row[2]], *row) for row in self._rows(sql, list(by_id), parameters)]
+        by_record = dict(zip(self._snapshot.ids[positions].tolist(), scores, strict=True))
+        return self._records.candidates(by_record, condition)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -165,20 +144,6 @@ class Search:
         ids = np.array([id_ for (id_,) in rows], dtype=np.int64)
         return self._snapshot.positions(np.sort(ids))
 
-    def _hits(self, best: Sequence[_Candidate] | None) -> list[Hit]:
-        best = best or []
-        sql = "SELECT id, text, meta FROM records WHERE id IN ({})"
-        found = {row[0]: row[1:] for row in self._rows(sql, [candidate.record for candidate in best], ())}
-        return [
-            Hit(one.document, one.score, found[one.record][0], records.metadata_of(found[one.record][1]), one.number)
-            for one in best
-        ]
-
-    def _rows(self, sql: str, ids: Sequence[int], parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        for start in range(0, len(ids), IN_LIMIT):
-            some = ids[start : start + IN_LIMIT]
-            yield from self._db.execute(sql.format(", ".join("?" * len(some))), (*some, *parameters))
-
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
@@ -189,13 +154,3 @@ class _Pool:
     condition: filters.Condition | None
     rows: int
     limit: int
-
-
-def _best(candidates: Sequence[_Candidate], k: int) -> list[_Candidate]:
-    """The best chunk of each of the best `k` documents."""
-    best: dict[str, _Candidate] = {}
-    for candidate in sorted(candidates, key=lambda one: one.rank):
-        best.setdefault(candidate.document, candidate)
-        if len(best) == k:
-            break
-    return list(best.values())

@@ -11,7 +11,8 @@ import pytest
 from app.src.core.backends import NonFinite
 from app.src.doctor import Fault
 from app.src.parts import EngineEmbedder
-from app.src.service import Service, SyncRequest, unit_vector
+from app.src.searching import unit_vector
+from app.src.service import Service, SyncRequest
 from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,

@@ -184,6 +184,89 @@ def test_the_same_filters_are_refused(stores, many, where: Any):
             store.search(many, unit(1, 1)[0], 3, where)
 
 
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=tables, chosen=st.lists(wheres, min_size=1, max_size=6))
+def test_both_ways_to_search_agree_on_filters(stores, rows: list[dict[str, Any]], chosen: list[dict[str, Any]]):
+    """Every text holds the word, so each admits exactly what the filter admits; hybrid is made of the two."""
+    chunks = [Chunk(f"[{place}]", 0, f"text {place}", row, bytes(32)) for place, row in enumerate(rows)]
+    name = fill(stores, chunks, unit(3, len(chunks)))
+    for where in chosen:
+        for store in stores:
+            near = found(store, name, unit(5, 1)[0], 100, where)
+            worded = by_words(store, name, "text", 100, where)
+            assert admitted(worded) == admitted(near), (type(store).__name__, where)
+
+
+def admitted(hits: list[Hit] | str) -> set[str] | str:
+    return hits if isinstance(hits, str) else {hit.id for hit in hits}
+
+
+def by_words(store: VectorStore, name: str, text: str, k: int, where: Filter | None) -> list[Hit] | str:
+    try:
+        return store.keyword(name, text, k, where)
+    except ConnectorError as error:
+        return type(error).__name__
+
+
+# -------------------------------------------------------------------------------------------------------------- words
+
+vocabulary = st.sampled_from(
+    ["pump", "Pump", "seal", "Öl", "H2O", "4711", "004711", "M-4711/2", "A_B", "漢字", "and", "NOT"]
+)
+sentences = st.lists(vocabulary, max_size=6).map(" ".join)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(sentences, min_size=1, max_size=12), queries=st.lists(sentences, min_size=1, max_size=6))
+def test_the_same_texts_hold_the_words(stores, rows: list[str], queries: list[str]):
+    chunks = [Chunk(f"[{place}]", 0, text, {}, bytes(32)) for place, text in enumerate(rows)]
+    name = fill(stores, chunks, unit(3, len(chunks)))
+    for query in queries:
+        ours, theirs = (store.keyword(name, query, 100, None) for store in stores)
+        assert {hit.id: hit.text for hit in ours} == {hit.id: hit.text for hit in theirs}
+        for hits in (ours, theirs):
+            assert [(-hit.score, hit.id) for hit in hits] == sorted((-hit.score, hit.id) for hit in hits)
+            assert all(hit.score > 0 for hit in hits)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.one_of(
+        st.text(max_size=60),
+        st.lists(
+            st.sampled_from(
+                [
+                    '"',
+                    "'",
+                    "*",
+                    "text",
+                    "AND",
+                    "OR",
+                    "NOT",
+                    "NEAR(",
+                    ")",
+                    "-",
+                    "%",
+                    "_",
+                    "\\",
+                    "scope:",
+                    "c1",
+                    "{",
+                    "\0",
+                ]
+            ),
+            max_size=12,
+        ).map(" ".join),
+    )
+)
+def test_no_search_text_is_syntax(stores, many, text: str):
+    """Nothing fails, and rows are found only if the text says "text" or a number of theirs as a word."""
+    ours, theirs = ({hit.id for hit in store.keyword(many, text, 2000, None)} for store in stores)
+    assert ours == theirs
+    if "text" not in text.lower() and not any(char.isdigit() for char in text):
+        assert ours == set()
+
+
 # ----------------------------------------------------------------------------------------------------- what is stored
 
 ODD = [

@@ -25,8 +25,9 @@ from tests.e2e import sync_child
 from tests.emulator.process import REPOSITORY, running
 
 ROWS = 200
-KILLS = {"hana": (9, 24, 30, 35), "local": (9, 130, 330, 400)}
-"""Events after which a run is killed: in the making of the tables, then all over a run (SQLite counts every row)."""
+KILLS = {"hana": (9, 24, 30, 35), "local": (9, 24, 700, 900, 1000)}
+"""Events after which a run is killed: in the making of the tables and of the word index, then all over a run (SQLite
+counts every row, and what its word index does)."""
 
 
 @pytest.fixture

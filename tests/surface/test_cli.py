@@ -168,7 +168,7 @@ def test_config_show(cli: Cli, configured: None) -> None:
 @pytest.mark.covers("config schema")
 def test_config_schema_knows_every_section(cli: Cli) -> None:
     schema = cli("config", "schema").json
-    assert {"hana", "store", "embedding", "sync", "api", "collections"} == set(schema["properties"])
+    assert {"hana", "store", "embedding", "sync", "api", "state", "collections"} == set(schema["properties"])
     assert "schema" in schema["$defs"]["HanaSettings"]["properties"]
 
 
@@ -209,7 +209,10 @@ def test_without_a_file_it_says_so_and_with_an_empty_one_what_is_missing(
         (["sync", "materials", "--all"], ["not both"]),
         (["search", "materials", "x"], ["owl-sap sync materials"]),
         (["search", "materials", " "], ["empty"]),
-        (["search", "materials", "x", "--mode", "hybrid"], ["hybrid", "later version"]),
+        (["search", "materials", "x", "--mode", "fuzzy"], ["fuzzy", "vector", "keyword", "hybrid"]),
+        (["search", "materials", "x", "--min-score", "nan"], ["min_score", "finite"]),
+        (["search", "materials", " ", "--mode", "keyword"], ["empty"]),
+        (["search", "materials", "x", "--mode", "keyword"], ["owl-sap sync materials"]),
         (["search", "materials", "x", "--filter", "{"], ["--filter", "JSON"]),
         (["search", "materials", "x", "--filter", "[]"], ["--filter", "object"]),
         (["sync", "materials"], ["HANA_HOST"]),
@@ -224,7 +227,15 @@ def test_what_cannot_be_done_is_one_message_and_exit_2(cli: Cli, arguments: list
 
 
 @pytest.mark.covers("sync", "search", errors=True)
-@pytest.mark.parametrize("arguments", [["sync", "--max-deletes", "2", "x"], ["search", "a", "b", "-k", "0"], ["nope"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sync", "--max-deletes", "2", "x"],
+        ["search", "a", "b", "-k", "0"],
+        ["search", "a", "b", "--mmr", "2"],
+        ["nope"],
+    ],
+)
 def test_usage_errors_are_exit_2(cli: Cli, arguments: list[str]) -> None:
     assert cli(*arguments).code == 2
 

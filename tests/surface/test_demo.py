@@ -14,7 +14,7 @@ import pytest
 
 from app.src import demo
 from app.src.demo import Answer, Demo, DemoQuery, StandIn, demo_settings
-from app.src.service import FoundHit
+from app.src.searching import FoundHit
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, Unavailable
 

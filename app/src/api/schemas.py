@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.src.searching import Mode, SearchOptions
+
 
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
@@ -77,13 +79,27 @@ class OpenAIError(BaseModel):
 
 
 class SearchRequest(_Body):
-    """Either `query` (a text) or `vector`."""
+    """Either `query` (a text) or `vector` (mode vector only)."""
 
     query: str | None = Field(default=None, examples=["noise from the gearbox"])
     vector: list[float] | None = None
     k: int = Field(default=10, ge=1)
     filter: dict[str, Any] | None = Field(default=None, examples=[{"MTART": "FERT"}])
-    mode: str = Field(default="vector", description="only vector in this version")
+    mode: Mode = Field(
+        default="vector",
+        description="vector: nearest in meaning; keyword: rows that hold the words (needs no model); hybrid: both",
+    )
+    min_score: float | None = Field(
+        default=None,
+        description="leave out hits below it: their score in the modes vector and keyword, their cosine in hybrid",
+    )
+    mmr_lambda: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="choose hits that differ from each other (maximal marginal relevance): 1 is relevance alone, 0 "
+        "difference alone",
+    )
 
     @model_validator(mode="after")
     def _one_of(self) -> SearchRequest:
@@ -91,23 +107,46 @@ class SearchRequest(_Body):
             raise ValueError("give either query or vector")
         return self
 
+    @property
+    def options(self) -> SearchOptions:
+        return SearchOptions(self.mode, self.min_score, self.mmr_lambda)
+
 
 class SyncBody(_Body):
     full: bool = False
     max_deletes: float | None = Field(default=None, ge=0, le=1)
 
 
+Keys = list[dict[str, Any] | list[Any]] | None
+
+
+class VerifyBody(_Body):
+    repair: bool = Field(default=False, description="mend what is found")
+
+
+class KeysBody(_Body):
+    """Which rows of the quarantine; null: all."""
+
+    keys: Keys = Field(
+        default=None,
+        max_length=10_000,
+        description="values by column name, or all values in key order",
+        examples=[[{"MATNR": "4711"}]],
+    )
+
+
 class HitBody(BaseModel):
     id: str
     key: dict[str, Any]
-    score: float
+    score: float = Field(description="mode vector: the cosine; keyword: BM25; hybrid: the sum of 1 / (60 + rank)")
     text: str
     metadata: dict[str, Any]
 
 
 class SearchResponse(BaseModel):
-    hits: list[HitBody]
-    took_ms: dict[str, float]
+    hits: list[HitBody] = Field(description="best first; with mmr_lambda in the order chosen")
+    took_ms: dict[str, float] = Field(examples=[{"embed": 3.1, "store": 0.9}])
+    notes: list[str] = Field(description="what the asker may have overlooked, such as a filter on unknown metadata")
 
 
 class JobStarted(BaseModel):
@@ -128,12 +167,26 @@ class ProblemBody(BaseModel):
 class JobBody(BaseModel):
     id: str
     collection: str
-    state: str
+    kind: str = Field(description="sync, verify or retry")
+    state: str = Field(description="queued, running, waiting (for another worker), succeeded, failed or cancelled")
     progress: dict[str, int] = Field(examples=[{"done": 400, "total": 596}])
-    result: dict[str, Any] | None = Field(description="the report of the sync, once it is over")
+    result: dict[str, Any] | None = Field(description="the report of the work, once it is over")
     error: str | None
     created: float = Field(description="POSIX time")
+    started: float | None
     finished: float | None
+
+
+class EntryBody(BaseModel):
+    key: dict[str, Any] = Field(description="by column name, as in search hits", examples=[{"MATNR": "4711"}])
+    stage: str = Field(description="render, embed or apply")
+    reason: str = Field(description="names columns and codes, never the row's text")
+    attempts: int
+    last_seen: str | None
+
+
+class DropResponse(BaseModel):
+    dropped: int
 
 
 class HealthBody(BaseModel):

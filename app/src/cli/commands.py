@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
 
 from app.src.cli import output
 from app.src.cli.application import Invocation, JsonFlag, Name, app, config_app, loaded_for, opened, report_error, verb
 from app.src.cli.exits import FAILED, OK, UsageFault, message
-from app.src.cli.interrupts import Interrupted, interruptible
+from app.src.cli.interrupts import Interrupted, interruptible, orderly
 from app.src.cli.progress import watched
 from app.src.settings import Settings, no_collections, show
 
@@ -129,8 +128,11 @@ def verify(
     json: JsonFlag = False,
 ) -> int:
     """Compare a collection with its source, row by row and vector by vector. Exit 1 when something is off."""
-    with opened(loaded_for(ctx)) as service:
-        report = service.verify(name, repair=repair)
+    with opened(loaded_for(ctx)) as service, interruptible() as interrupted, watched(name) as observer:
+        report = service.verify(name, repair=repair, observer=observer, stop=interrupted)
+    if interrupted.code is not None and report.stopped:
+        output.say(f"stopped on request; nothing is proved{', what was mended stays mended' if repair else ''}")
+        return interrupted.code
     if json:
         output.write_json(report.as_dict())
     else:
@@ -148,51 +150,6 @@ def _verified(name: str, report: VerifyReport, repair: bool) -> str:
     if repair:
         return f"{name}: {report.repaired} rows mended"
     return f"mend it with: owl-sap verify {name} --repair"
-
-
-@verb(app, "search")
-def search(  # noqa: PLR0913 - as above
-    ctx: typer.Context,
-    name: Name,
-    text: Annotated[str, typer.Argument(help="What to look for, in your own words.", metavar="TEXT")],
-    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
-    filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
-    mode: Annotated[str, typer.Option(help="vector (keyword and hybrid come with a later version).")] = "vector",
-    json: JsonFlag = False,
-) -> None:
-    """The source rows nearest in meaning to TEXT, best first."""
-    if mode != "vector":
-        raise UsageFault(f'--mode {mode} comes with a later version; this one has "vector"')
-    if not text.strip():
-        raise UsageFault("the search text is empty")
-    where = _parsed_filter(filter_)
-    loaded = loaded_for(ctx)
-    with opened(loaded) as service:
-        hits = [hit.as_dict() for hit in service.search(name, text, k, where).hits]
-    if json:
-        output.write_json(hits)
-        return
-    if where and not hits:
-        output.say(_nothing_passes(loaded.settings, name))
-    shown = [hit | {"text": output.shorten(hit["text"])} for hit in hits]
-    output.table(f"{name}: {text}", shown, ("score", "key", "text", "metadata"), records=hits)
-
-
-def _nothing_passes(settings: Settings, name: str) -> str:
-    columns = next(collection.metadata for collection in settings.collections if collection.name == name)
-    return f"no row passes the filter; filters look at metadata, here: {', '.join(columns) or 'none'}"
-
-
-def _parsed_filter(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        parsed = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise UsageFault(f"--filter is not JSON: {error}") from None
-    if not isinstance(parsed, dict):
-        raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
-    return parsed
 
 
 @verb(app, "status")
@@ -270,7 +227,7 @@ def serve(
     loaded = loaded_for(ctx, {("api", "host"): host, ("api", "port"): port})
     api = loaded.settings.api
     server.refuse_public(api.host)
-    with opened(loaded) as service:
+    with orderly(OK), opened(loaded) as service:
         server.serve(service, api.host, api.port, lambda url: output.write_json({"url": url}))
 
 

@@ -1,0 +1,73 @@
+"""The verb `search`: reads what to look for and how, and prints the hits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from app.src.cli import output
+from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
+from app.src.cli.exits import UsageFault
+
+_MODES = "vector (meaning), keyword (words) or hybrid (both)"
+
+
+@verb(app, "search")
+def search(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    name: Name,
+    text: Annotated[str, typer.Argument(help="What to look for, in your own words.", metavar="TEXT")],
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
+    filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
+    mode: Annotated[str, typer.Option(help=f"{_MODES}.")] = "vector",
+    min_score: Annotated[
+        float | None, typer.Option(help="Leave out hits below it; in mode hybrid it is a cosine, not the score shown.")
+    ] = None,
+    mmr: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, metavar="LAMBDA", help="Prefer hits unlike each other: 0 most, 1 not at all."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """The source rows nearest to TEXT in meaning, in words or in both, best first."""
+    if not text.strip():
+        raise UsageFault("the search text is empty")
+    where = _parsed_filter(filter_)
+    loaded = loaded_for(ctx)
+    options = _options(mode, min_score, mmr)
+    with opened(loaded) as service:
+        found = service.search(name, text, k, where, options)
+    for note in found.notes:
+        output.say(note)
+    hits = [hit.as_dict() for hit in found.hits]
+    if json:
+        output.write_json(hits)
+        return
+    shown = [hit | {"text": output.shorten(hit["text"])} for hit in hits]
+    output.table(f"{name}: {text}", shown, ("score", "key", "text", "metadata"), records=hits)
+
+
+def _options(mode: str, min_score: float | None, mmr_lambda: float | None) -> Any:
+    from app.src.searching import MODES, SearchOptions
+
+    chosen = next((known for known in MODES if known == mode), None)
+    if chosen is None:
+        raise UsageFault(f"--mode {mode}: there is {_MODES}")
+    try:
+        return SearchOptions(chosen, min_score, mmr_lambda)
+    except ValueError as error:
+        raise UsageFault(str(error)) from None
+
+
+def _parsed_filter(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        parsed = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UsageFault(f"--filter is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
+    return parsed

@@ -1,0 +1,251 @@
+"""Search as every surface offers it: by meaning, by words or by both, narrowed and spread, with keys by column name.
+Knows the parts, no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.src.metrics import Metrics
+from app.src.parts import Parts
+from connector.errors import ConfigurationError, DatabaseError, ModelMismatch, UnknownCollection
+from connector.model import CollectionSpec, CollectionStatus, Filter, Hit
+
+Mode = Literal["vector", "keyword", "hybrid"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+DEEP, DEEPEST = 50, 4000
+"""Hits of each ranking that fusion and MMR choose from: four times `k`, within these bounds."""
+_STATUS_SECONDS = 5.0
+"""How long search remembers which model a collection was made with: asking counts its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How to search. `min_score`: hits below it are left out, by their score in the modes vector and keyword, by their
+    cosine in hybrid, whose scores say nothing about how good a hit is. `mmr_lambda` from 0 to 1: choose hits that
+    differ from each other (`connector.ranking.mmr`); None or 1: the best ones.
+
+    Raises ValueError for what is no mode and out of range.
+    """
+
+    mode: Mode = "vector"
+    min_score: float | None = None
+    mmr_lambda: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f'there is no search mode "{self.mode}"; there are: {", ".join(MODES)}')
+        if self.min_score is not None and not math.isfinite(self.min_score):
+            raise ValueError("min_score must be a finite number")
+        if self.mmr_lambda is not None and not 0 <= self.mmr_lambda <= 1:
+            raise ValueError(f"mmr_lambda is {self.mmr_lambda:g}; it goes from 0 (different) to 1 (relevant)")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHit:
+    """A search result as users see it: `key` by column name; {} for a row that others wrote."""
+
+    id: str
+    key: Mapping[str, Any]
+    score: float
+    text: str
+    metadata: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Hits, best first (with MMR: in the order chosen), how long each stage took in milliseconds, and what the asker
+    may have overlooked."""
+
+    hits: list[FoundHit]
+    took_ms: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+
+
+class _Stages:
+    """How long each stage took, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+class Searching:
+    """Thread-safe. `stored` says what a collection holds, None when it was never synced."""
+
+    def __init__(self, parts: Parts, metrics: Metrics, stored: Callable[[str], CollectionStatus | None]) -> None:
+        self._parts = parts
+        self._metrics = metrics
+        self._stored = stored
+        self._known: dict[str, tuple[float, CollectionStatus]] = {}
+
+    def forget(self, name: str) -> None:
+        """The collection may have changed its model."""
+        self._known.pop(name, None)
+
+    def search(
+        self, spec: CollectionSpec, query: str | Sequence[float], k: int, where: Filter | None, options: SearchOptions
+    ) -> Found:
+        """Raises as `Service.search` does."""
+        if isinstance(query, str) and not query.strip():
+            raise ValueError("the search text is empty")
+        if not isinstance(query, str) and options.mode != "vector":
+            raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not a vector")
+        stored, stages = self._known_status(spec.name), _Stages()
+        vector = None
+        if options.mode != "keyword":
+            with stages.timed("embed"):
+                vector = self._query_vector(query, stored)
+        spread = options.mmr_lambda is not None and options.mmr_lambda < 1
+        depth = max(k, min(max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
+        with stages.timed("store"):
+            hits = self._ranked(spec.name, query, vector, depth, where, options)
+        if spread:
+            with stages.timed("rank"):
+                hits = self._spread(spec.name, hits, k, options)
+        for stage, seconds in stages.seconds.items():
+            self._metrics.search_seconds.labels(spec.name, stage).observe(seconds)
+        columns = self.key_columns(spec, stored)
+        return Found(
+            [_found(hit, columns) for hit in hits[:k]],
+            {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()},
+            _notes(spec, where, query, options.mode, bool(hits)),
+        )
+
+    # --------------------------------------------------------------------------------------------------- the rankings
+
+    def _ranked(
+        self,
+        name: str,
+        query: str | Sequence[float],
+        vector: NDArray[np.float32] | None,
+        depth: int,
+        where: Filter | None,
+        options: SearchOptions,
+    ) -> list[Hit]:
+        """Up to `depth` hits of the mode, best first, none below the smallest score."""
+        from connector.ranking import fuse
+
+        store, least = self._parts.store, options.min_score
+        near = [] if vector is None else store.search(name, vector, depth, where)
+        worded = [] if options.mode == "vector" else store.keyword(name, str(query), depth, where)
+        if options.mode != "hybrid" or vector is None:
+            return [hit for hit in near or worded if least is None or hit.score >= least]
+        fused = fuse([near, worded])
+        if least is None:
+            return fused
+        cosines = {hit.id: hit.score for hit in near}
+        others = [hit for hit in fused if hit.id not in cosines]
+        cosines |= dict(zip((hit.id for hit in others), self._cosines(name, others, vector), strict=True))
+        return [hit for hit in fused if cosines[hit.id] >= least]
+
+    def _cosines(self, name: str, hits: Sequence[Hit], vector: NDArray[np.float32]) -> list[float]:
+        """Of the chunk shown, as far as it is still stored (0 otherwise)."""
+        if not hits:
+            return []
+        cosines: list[float] = (self._parts.store.vectors(name, hits).astype(np.float64) @ vector).tolist()
+        return cosines
+
+    def _spread(self, name: str, hits: list[Hit], k: int, options: SearchOptions) -> list[Hit]:
+        """By MMR. Scores that are no cosines become shares of the best one."""
+        from connector.ranking import mmr
+
+        relevance = np.array([hit.score for hit in hits], dtype=np.float64)
+        if options.mode != "vector" and len(relevance):
+            relevance /= relevance.max()
+        chosen = mmr(relevance, self._parts.store.vectors(name, hits), k, options.mmr_lambda or 0.0)
+        return [hits[place] for place in chosen]
+
+    # ----------------------------------------------------------------------------------------------- what is stored
+
+    def _known_status(self, name: str) -> CollectionStatus:
+        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
+        asked, status = self._known.get(name, (-math.inf, None))
+        if status is None or time.monotonic() - asked >= _STATUS_SECONDS:
+            status = self._stored(name)
+            if status is None:
+                raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
+            self._known[name] = (time.monotonic(), status)
+        return status
+
+    def _query_vector(self, query: str | Sequence[float], stored: CollectionStatus) -> NDArray[np.float32]:
+        from connector.stores.records import ModelStamp
+
+        if not isinstance(query, str):
+            return unit_vector(query, stored.dimension)
+        configured = ModelStamp.of(self._parts.embedder)
+        if (configured.id, configured.dimension) != (stored.model, stored.dimension):
+            raise ModelMismatch(
+                f'"{stored.collection}" holds vectors of {stored.model} ({stored.dimension} numbers each), but the '
+                f"configured model is {configured.id} ({configured.dimension}); configure the model it was made with, "
+                "or search by words (mode keyword)"
+            )
+        return self._parts.embedder.embed_query(query)
+
+    def key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]:
+        """Names of the key columns. Before a first complete run, with the source away, positions stand in for them."""
+        if spec.key or stored.key:
+            return spec.key or stored.key
+        try:
+            return self._parts.source.describe(spec.source).primary_key
+        except (DatabaseError, ConfigurationError):
+            return ()
+
+
+def _notes(
+    spec: CollectionSpec, where: Filter | None, query: str | Sequence[float], mode: Mode, found: bool
+) -> list[str]:
+    """A field that no row of ours can have is no error, because rows that others wrote may have it."""
+    from connector.document import metadata_names
+    from connector.stores.filters import fields
+    from connector.stores.words import words
+
+    notes = []
+    declared = f"filters look at metadata, here: {', '.join(spec.metadata) or 'none'}"
+    names = metadata_names(spec.metadata)
+    unknown = sorted(set(fields(where, names)) - set(names.values()))
+    if unknown:
+        notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}')
+    elif where and not found:
+        notes.append(f"no row was found that passes the filter; {declared}")
+    if isinstance(query, str) and mode != "vector" and not words(query):
+        notes.append("the search text holds no letter and no digit, so no word to look for")
+    return notes
+
+
+def _found(hit: Hit, columns: Sequence[str]) -> FoundHit:
+    from connector.document import parse_id
+    from connector.quarantine import named_key
+
+    if hit.id.startswith("record:"):
+        return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
+    key = named_key(parse_id(hit.id), columns)
+    return FoundHit(hit.id, key, hit.score, hit.text, hit.metadata)
+
+
+def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:
+    """A query vector of length 1. Raises ValueError saying what is wrong with it."""
+    vector = np.asarray(numbers, dtype=np.float64)
+    if vector.shape != (dimension,):
+        raise ValueError(f"the vector has {vector.size} numbers; this collection has {dimension}")
+    largest = float(np.abs(vector).max(initial=0.0))
+    if not math.isfinite(largest) or largest == 0.0:
+        raise ValueError("the vector must be finite and not all zeros")
+    scaled = vector / largest  # or the squares of large numbers overflow
+    return (scaled / np.linalg.norm(scaled)).astype(np.float32)

@@ -1,0 +1,230 @@
+"""Search by meaning, words and both over HTTP: scores, thresholds, spread, notes, and what needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from app.src.searching import MODES, SearchOptions
+from app.src.service import Service
+from app.src.settings import Settings
+from connector.errors import ModelMismatch
+from tests.api.conftest import TableSource, serving
+
+SEARCH = "/v1/collections/materials/search"
+MORE = {
+    "5": "pump seal",
+    "6": "pump with a motor and a seal of rubber",
+    "7": "valve 000000000000100195",
+    "8": "pump",
+    "9": "pump housing",
+}
+
+
+@pytest.fixture
+def synced(service: Service, source: TableSource) -> Service:
+    for key, text in MORE.items():
+        source.rows_by_key[key] = {"MATNR": key, "MAKTX": text, "MTART": "FERT" if key < "7" else "ROH"}
+    service.sync("materials")
+    return service
+
+
+def ask(client: httpx.Client, **body: Any) -> dict[str, Any]:
+    response = client.post(SEARCH, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def keys(answer: dict[str, Any]) -> list[str]:
+    return [hit["key"]["MATNR"] for hit in answer["hits"]]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_keyword(client: httpx.Client, synced: Service) -> None:
+    answer = ask(client, query="pump seal", mode="keyword")
+    assert set(keys(answer)[:2]) == {"5", "6"}, "both words"
+    assert set(keys(answer)) == {"3", "5", "6", "8", "9"}
+    scores = [hit["score"] for hit in answer["hits"]]
+    assert scores == sorted(scores, reverse=True)
+    assert min(scores) > 0
+    assert set(answer["took_ms"]) == {"store"}
+    assert answer["notes"] == []
+    assert keys(ask(client, query="100195", mode="keyword")) == ["7"]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_hybrid_is_the_fusion_of_both(client: httpx.Client, synced: Service) -> None:
+    rankings = [keys(ask(client, query="hydraulic pump seal", mode=mode, k=50)) for mode in ("vector", "keyword")]
+    assert rankings[0] != rankings[1]
+    assert len(rankings[1]) < len(rankings[0])
+    expected: dict[str, float] = {}
+    for ranking in rankings:
+        for rank, key in enumerate(ranking, start=1):
+            expected[key] = expected.get(key, 0) + 1 / (60 + rank)
+    answer = ask(client, query="hydraulic pump seal", mode="hybrid", k=50)
+    assert {hit["key"]["MATNR"]: hit["score"] for hit in answer["hits"]} == pytest.approx(expected)
+    assert [-hit["score"] for hit in answer["hits"]] == sorted(-hit["score"] for hit in answer["hits"])
+    assert set(answer["took_ms"]) == {"embed", "store"}
+    assert keys(ask(client, query="hydraulic pump seal", mode="hybrid", k=2)) == keys(answer)[:2]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+@pytest.mark.parametrize("where", [{"MTART": "ROH"}, {"MTART": {"$ne": "ROH"}}, {"MTART": {"$like": "F%"}}], ids=str)
+def test_the_modes_agree_on_filters(client: httpx.Client, synced: Service, where: dict[str, Any]) -> None:
+    everything = "gearbox garden hydraulic office pump valve"
+    found = {mode: set(keys(ask(client, query=everything, mode=mode, filter=where, k=50))) for mode in MODES}
+    assert found["vector"] == found["keyword"] == found["hybrid"] != set()
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_min_score_is_the_score_in_vector_and_keyword_mode(client: httpx.Client, synced: Service) -> None:
+    for mode in ("vector", "keyword"):
+        every = ask(client, query="pump seal", mode=mode, k=50)["hits"]
+        least = every[2]["score"]
+        kept = ask(client, query="pump seal", mode=mode, k=50, min_score=least)["hits"]
+        assert kept == [hit for hit in every if hit["score"] >= least]
+        assert 3 <= len(kept) < len(every)
+        assert ask(client, query="pump seal", mode=mode, min_score=1e9)["hits"] == []
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_min_score_is_the_cosine_in_hybrid_mode(client: httpx.Client, synced: Service) -> None:
+    cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query="pump seal", k=50)["hits"]}
+    for least in sorted(cosines.values()):
+        kept = keys(ask(client, query="pump seal", mode="hybrid", k=50, min_score=least - 1e-6))
+        assert set(kept) == {key for key, cosine in cosines.items() if cosine >= least - 1e-6}
+
+
+def test_min_score_looks_up_the_cosine_of_what_words_alone_found(
+    synced: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.src.searching.DEEP", 1)
+    monkeypatch.setattr("app.src.searching.DEEPEST", 1)
+    near = synced.search("materials", "pump seal", 50).hits
+    cosine = {hit.id: hit.score for hit in near}
+    words = synced.search("materials", "rubber office", 1, None, SearchOptions("keyword")).hits
+    first = synced.search("materials", "rubber office", 1).hits[0]
+    assert {hit.id for hit in words} <= set(cosine)
+    for least in (-1.0, 0.99):
+        found = synced.search("materials", "rubber office", 1, None, SearchOptions("hybrid", least)).hits
+        assert bool(found) is (least < 0 or first.score >= least)
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_mmr_is_the_mode_at_1_and_spreads_below(client: httpx.Client, synced: Service) -> None:
+    for mode in MODES:
+        plain = ask(client, query="pump seal", mode=mode, k=4)
+        assert keys(ask(client, query="pump seal", mode=mode, k=4, mmr_lambda=1)) == keys(plain)
+        spread = ask(client, query="pump seal", mode=mode, k=4, mmr_lambda=0.1)
+        assert keys(spread)[0] == keys(plain)[0], "the first is the best"
+        assert "rank" in spread["took_ms"]
+        assert likeness(synced, keys(spread)) <= likeness(synced, keys(plain)) + 1e-6
+    assert keys(ask(client, query="pump seal", k=4, mmr_lambda=0.1)) != keys(ask(client, query="pump seal", k=4))
+
+
+def likeness(service: Service, found: list[str]) -> float:
+    """The mean cosine between hits."""
+    vectors = service.embed([hit for key in found for hit in [_text(service, key)]])
+    cosines = vectors @ vectors.T
+    return float((cosines.sum() - len(found)) / (len(found) * (len(found) - 1)))
+
+
+def _text(service: Service, key: str) -> str:
+    source: Any = service.source
+    text: str = source.rows_by_key[key]["MAKTX"]
+    return text
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_mmr_keeps_scores_and_filters(client: httpx.Client, synced: Service) -> None:
+    scores = {hit["id"]: hit["score"] for hit in ask(client, query="pump", k=50)["hits"]}
+    spread = ask(client, query="pump", k=3, mmr_lambda=0.3, filter={"MTART": "ROH"})
+    assert len(spread["hits"]) == 3
+    assert all(hit["score"] == pytest.approx(scores[hit["id"]], abs=1e-6) for hit in spread["hits"])
+    assert all(hit["metadata"]["MTART"] == "ROH" for hit in spread["hits"])
+    assert ask(client, query="xyzzy", mode="keyword", mmr_lambda=0.5)["hits"] == []
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_mmr_takes_the_vector_given(client: httpx.Client, synced: Service) -> None:
+    vector = synced.embed(["pump seal"])[0].astype(np.float64).tolist()
+    by_text = ask(client, query="pump seal", k=4, mmr_lambda=0.4)
+    assert keys(ask(client, vector=vector, k=4, mmr_lambda=0.4)) == keys(by_text)
+
+
+# ----------------------------------------------------------------------------------------------------------- no model
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_keyword_search_loads_no_engine(make_service: Callable[[], Service], synced: Service) -> None:
+    another = make_service()
+    with serving(another) as client:
+        assert keys(ask(client, query="gearbox", mode="keyword", mmr_lambda=0.5)) == ["1"]
+    assert "engine" not in another.parts._parts
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_keyword_search_of_another_models_collection(synced: Service, settings: Settings, source: TableSource) -> None:
+    other = settings.embedding.model_copy(update={"model": "hash:128"})
+    service = Service(settings.model_copy(update={"embedding": other}), source=source)
+    try:
+        with serving(service) as client:
+            assert keys(ask(client, query="gearbox", mode="keyword")) == ["1"]
+            refused = client.post(SEARCH, json={"query": "gearbox", "mode": "hybrid"})
+            assert (refused.status_code, "keyword" in refused.json()["detail"]) == (409, True)
+    finally:
+        service.close()
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_collection_never_synced(client: httpx.Client, mode: str) -> None:
+    response = client.post("/v1/collections/never/search", json={"query": "a", "mode": mode})
+    assert (response.status_code, "never synced" in response.json()["detail"]) == (404, True)
+
+
+def test_what_may_be_done_with_another_model_is_told(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synced.embedder, "fingerprint", "other weights")
+    with pytest.raises(ModelMismatch, match="mode keyword"):
+        synced.search("materials", "a", 1, None, SearchOptions("hybrid"))
+
+
+# -------------------------------------------------------------------------------------------------------------- notes
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_filter_on_unknown_metadata_is_allowed_and_noted(client: httpx.Client, synced: Service, mode: str) -> None:
+    answer = ask(client, query="pump", mode=mode, filter={"$or": [{"MTARD": "ROH"}, {"WERKS": "1"}, {"MTART": "ROH"}]})
+    assert keys(answer)
+    (note,) = answer["notes"]
+    assert all(word in note for word in ("MTARD, WERKS", "materials", "MTART"))
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_notes_on_filters_that_nothing_passes_and_texts_without_words(client: httpx.Client, synced: Service) -> None:
+    (note,) = ask(client, query="pump", filter={"MTART": "NONE"})["notes"]
+    assert "no row" in note
+    assert "MTART" in note
+    (note,) = ask(client, query="!?", mode="keyword")["notes"]
+    assert "no letter" in note
+    assert ask(client, query="pump", filter={"MTART": "ROH"})["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "fuzzy"}, "vector, keyword, hybrid"),
+        ({"min_score": float("nan")}, "finite"),
+        ({"mmr_lambda": 2.0}, "from 0"),
+        ({"mmr_lambda": float("nan")}, "from 0"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SearchOptions(**options)

@@ -1,0 +1,177 @@
+"""The word index of the local store: in step with the records whatever happens, made for stores that have none, and
+done without where SQLite has no FTS5."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from connector.errors import ConfigurationError, RowRejected
+from connector.model import ChangeSet, Chunk
+from connector.stores import local, local_keywords
+from connector.stores.local import LocalStore
+
+NAME = "materials"
+QUERY = np.eye(4, dtype=np.float32)[0]
+
+
+class Model:
+    model, fingerprint, dimension, max_tokens = "model", "fingerprint", 4, 10
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    with closing(LocalStore(tmp_path)) as store:
+        store.open(NAME, Model())
+        yield store
+
+
+def write(store: LocalStore, texts: dict[str, str], deleted: tuple[str, ...] = (), name: str = NAME) -> None:
+    chunks = [Chunk(id_, 0, text, {"T": text}, bytes(32)) for id_, text in texts.items()]
+    vectors = np.tile(QUERY, (len(chunks), 1))
+    with store.lease(name, "test", 5) as lease:
+        store.apply(lease, ChangeSet(chunks, vectors, deleted=list(deleted)))
+
+
+def found(store: LocalStore, text: str, k: int = 1000) -> set[str]:
+    return {hit.id for hit in store.keyword(NAME, text, k, None)}
+
+
+def without_index(folder: Path) -> None:
+    """The file as versions before keyword search left it."""
+    with closing(sqlite3.connect(folder / local.FILE)) as db:
+        for name in ("keywords_inserted", "keywords_deleted", "keywords_changed"):
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute("DROP TABLE keywords")
+        db.commit()
+
+
+def test_an_older_store_gets_its_index_and_loses_nothing(store: LocalStore, tmp_path: Path):
+    write(store, {"a": "steel pump", "b": "garden hose"})
+    before = [record for page in store.records(NAME) for record in page]
+    store.close()
+    without_index(tmp_path)
+    with closing(LocalStore(tmp_path)) as again:
+        assert found(again, "pump") == {"a"}
+        after = [record for page in again.records(NAME) for record in page]
+        assert [(one.id, one.text, one.content_hash) for one in after] == [
+            (one.id, one.text, one.content_hash) for one in before
+        ]
+        write(again, {"c": "pump"}, deleted=("a",))
+        assert found(again, "pump") == {"c"}
+
+
+def test_versions_without_keyword_search_keep_the_index_in_step(store: LocalStore, tmp_path: Path):
+    """They know nothing of it: the triggers do it."""
+    write(store, {"a": "pump", "b": "hose"})
+    with closing(sqlite3.connect(tmp_path / local.FILE)) as db:
+        db.execute("DELETE FROM records WHERE document = 'a'")
+        db.execute("UPDATE records SET text = 'valve' WHERE document = 'b'")
+        db.commit()
+    assert (found(store, "pump"), found(store, "hose"), found(store, "valve")) == (set(), set(), {"b"})
+
+
+def test_random_writes_leave_the_index_as_if_made_anew(store: LocalStore, tmp_path: Path):
+    chosen, vocabulary = random.Random(5), ["pump", "hose", "Öl", "4711", "valve"]
+    kept: dict[str, str] = {}
+    for _ in range(40):
+        texts = {f"k{chosen.randrange(12)}": " ".join(chosen.choices(vocabulary, k=3)) for _ in range(4)}
+        gone = tuple(chosen.sample([f"k{number}" for number in range(12)], 2))
+        write(store, texts, gone)
+        kept = {id_: text for id_, text in (kept | texts).items() if id_ in texts or id_ not in gone}
+    for word in vocabulary:
+        assert found(store, word) == {id_ for id_, text in kept.items() if word in text.split()}
+    asked = [*vocabulary, "pump hose", "Öl 4711 valve"]
+    before = {text: store.keyword(NAME, text, 99, None) for text in asked}
+    store.close()
+    without_index(tmp_path)
+    with closing(LocalStore(tmp_path)) as again:
+        for text in asked:
+            after = again.keyword(NAME, text, 99, None)
+            assert after == [replace(hit, score=pytest.approx(hit.score)) for hit in before[text]]
+
+
+def test_a_refused_change_set_leaves_the_index_alone(store: LocalStore):
+    write(store, {"a": "pump"})
+    with pytest.raises(RowRejected):
+        write(store, {"b": "pump", "c": "half \ud800"}, deleted=("a",))
+    assert found(store, "pump") == {"a"}
+
+
+def test_metadata_alone_leaves_the_words(store: LocalStore):
+    write(store, {"a": "pump"})
+    with store.lease(NAME, "test", 5) as lease:
+        store.apply(lease, ChangeSet(metadata_only=[Chunk("a", 0, "", {"T": "new"}, bytes(32))]))
+    (hit,) = store.keyword(NAME, "pump", 5, {"T": "new"})
+    assert (hit.text, hit.metadata) == ("pump", {"T": "new"})
+
+
+def test_collections_of_one_file_are_apart(store: LocalStore):
+    store.open("other", Model())
+    write(store, {"a": "pump c1"})
+    write(store, {"b": "pump c2", "c": "c1"}, name="other")
+    assert found(store, "pump") == {"a"}
+    assert found(store, "c2") == set(), "the name of a scope is no text"
+    assert {hit.id for hit in store.keyword("other", "c1 pump", 9, None)} == {"b", "c"}
+
+
+def test_accents_do_not_count(store: LocalStore):
+    write(store, {"a": "Öl für Motoren", "b": "O\u0308l-Filter"})
+    assert found(store, "öl") == found(store, "OL") == found(store, "o\u0308l") == {"a", "b"}
+
+
+def test_common_words_of_a_large_collection_are_left_out(store: LocalStore):
+    write(store, {f"k{number:04}": "the machine" if number else "the gearbox" for number in range(1200)})
+    assert found(store, "the gearbox", 2000) == {"k0000"}
+    assert len(found(store, "the machine", 2000)) == 1200, "nothing else to look for"
+    assert len(found(store, "the", 2000)) == 1200
+
+
+def test_the_best_are_found_below_many_that_a_filter_refuses(store: LocalStore):
+    texts = {f"k{number:04}": "pump" for number in range(900)} | {"long": "pump with a very long description"}
+    write(store, texts)
+    assert [hit.id for hit in store.keyword(NAME, "pump", 3, {"T": {"$ne": "pump"}})] == ["long"]
+    assert [hit.id for hit in store.keyword(NAME, "pump", 3, None)] == ["k0000", "k0001", "k0002"], "ties by id"
+
+
+def _open_and_search(folder: str) -> set[str]:
+    with closing(LocalStore(Path(folder))) as store:
+        return found(store, "pump")
+
+
+def test_two_processes_make_the_index_once(store: LocalStore, tmp_path: Path):
+    write(store, {"a": "pump"})
+    store.close()
+    without_index(tmp_path)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.map(_open_and_search, [str(tmp_path)] * 4) == [{"a"}] * 4
+
+
+def test_without_fts5_all_but_words_works(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(store, {"a": "pump"})
+    store.close()
+    monkeypatch.setattr(local_keywords, "_has_fts5", lambda db: False)
+    with closing(LocalStore(tmp_path)) as poor:
+        write(poor, {"b": "pump"}, deleted=("a",))
+        assert [hit.id for hit in poor.search(NAME, QUERY, 5, None)] == ["b"]
+        with pytest.raises(ConfigurationError, match=r"FTS5.*vector search"):
+            poor.keyword(NAME, "pump", 5, None)
+    monkeypatch.undo()
+    with closing(LocalStore(tmp_path)) as again:
+        assert found(again, "pump") == {"b"}, "made anew"
+
+
+def test_a_new_store_without_fts5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local_keywords, "_has_fts5", lambda db: False)
+    with closing(LocalStore(tmp_path / "new")) as poor:
+        poor.open(NAME, Model())
+        write(poor, {"b": "pump"})
+        assert [hit.id for hit in poor.search(NAME, QUERY, 5, None)] == ["b"]

@@ -1,0 +1,103 @@
+"""Fusion and MMR against their formulas written out, and MMR against LangChain's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from connector.model import Hit
+from connector.ranking import RANK_CONSTANT, fuse, mmr
+
+
+def hits(*ids: str, number: int = 0) -> list[Hit]:
+    return [Hit(id_, 1.0 - place / 100, f"text {id_} {number}", {}, number) for place, id_ in enumerate(ids)]
+
+
+def ids(found: Sequence[Hit]) -> list[str]:
+    return [hit.id for hit in found]
+
+
+def test_fusion_by_hand():
+    fused = fuse([hits("a", "b", "c"), hits("c", "a", "d")])
+    expected = {"a": 1 / 61 + 1 / 62, "c": 1 / 63 + 1 / 61, "b": 1 / 62, "d": 1 / 63}
+    assert ids(fused) == ["a", "c", "b", "d"]
+    assert [hit.score for hit in fused] == pytest.approx(list(expected.values()))
+
+
+def test_equal_sums_go_by_id_and_one_list_alone_keeps_its_order():
+    assert ids(fuse([hits("z"), hits("a")])) == ["a", "z"]
+    assert ids(fuse([hits("c", "a", "b"), []])) == ["c", "a", "b"]
+    assert fuse([[], []]) == fuse([]) == []
+
+
+def test_the_chunk_that_ranks_highest_is_shown():
+    first, second = hits("a", "b", number=1), hits("b", "a", number=2)
+    assert {hit.id: hit.number for hit in fuse([first, second])} == {"a": 1, "b": 2}
+    assert fuse([hits("a", number=1), hits("a", number=2)])[0].number == 1
+
+
+rankings = st.lists(
+    st.permutations("abcdefgh").flatmap(lambda ids: st.integers(0, 8).map(lambda n: ids[:n])), max_size=3
+)
+
+
+@given(rankings)
+def test_fusion_is_the_sum_over_the_lists(lists: list[list[str]]):
+    fused = fuse([hits(*one) for one in lists])
+    assert set(ids(fused)) == {id_ for one in lists for id_ in one}
+    for hit in fused:
+        ranks = [one.index(hit.id) + 1 for one in lists if hit.id in one]
+        assert hit.score == pytest.approx(sum(1 / (RANK_CONSTANT + rank) for rank in ranks))
+    assert [(-hit.score, hit.id) for hit in fused] == sorted((-hit.score, hit.id) for hit in fused)
+
+
+def unit(count: int, seed: int, dimension: int = 6) -> np.ndarray:
+    vectors = np.random.default_rng(seed).standard_normal((count, dimension))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def plain_mmr(relevance: np.ndarray, vectors: np.ndarray, k: int, balance: float) -> list[int]:
+    """The formula, word for word."""
+    chosen = [int(np.argmax(relevance))] if len(relevance) and k > 0 else []
+    while len(chosen) < min(k, len(relevance)):
+        values = {
+            place: balance * relevance[place]
+            - (1 - balance) * max(float(vectors[place].astype(float) @ vectors[one].astype(float)) for one in chosen)
+            for place in range(len(relevance))
+            if place not in chosen
+        }
+        chosen.append(max(values, key=lambda place: (values[place], -place)))
+    return chosen
+
+
+@settings(deadline=None)
+@given(st.integers(0, 12), st.integers(0, 14), st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]), st.integers(0, 10**6))
+def test_mmr_is_its_formula(count: int, k: int, balance: float, seed: int):
+    vectors, query = unit(count, seed), unit(1, seed + 1)[0]
+    relevance = (vectors @ query).astype(np.float64)
+    assert mmr(relevance, vectors, k, balance) == plain_mmr(relevance, vectors, k, balance)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.3, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_mmr_is_langchains(balance: float, seed: int):
+    utils = pytest.importorskip("langchain_core.vectorstores.utils")
+    vectors, query = unit(40, seed), unit(1, seed + 99)[0]
+    theirs = utils.maximal_marginal_relevance(query, list(vectors), lambda_mult=balance, k=12)
+    assert mmr((vectors @ query).astype(np.float64), vectors, 12, balance) == theirs
+
+
+def test_mmr_leaves_twins_for_the_end():
+    vectors = np.array([[1, 0], [1, 0], [0, 1]], np.float32)
+    relevance = np.array([0.9, 0.9, 0.5])
+    assert mmr(relevance, vectors, 3, 0.5) == [0, 2, 1]
+    assert mmr(relevance, vectors, 3, 1.0) == [0, 1, 2]
+
+
+def test_mmr_takes_vectors_of_any_length_and_zeros():
+    vectors = np.array([[3, 0], [7, 0], [0, 0], [0, 0.1]], np.float32)
+    assert mmr(np.array([0.9, 0.8, 0.5, 0.4]), vectors, 4, 0.5) == [0, 2, 3, 1]

@@ -1,0 +1,195 @@
+"""What keyword search promises in every store: `local`, `hana` on the stand-in by its text search, and by LIKE as where
+HANA refuses that; and a live HANA when HANA_TEST_DSN names one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pytest
+
+from connector.errors import BadFilter
+from connector.hana import ConnectionOptions, HanaPool
+from connector.model import ChangeSet, Chunk, VectorStore
+from connector.stores import hana_keywords
+from connector.stores.hana import HanaStore
+from connector.stores.local import LocalStore
+
+DIMENSION = 4
+_names = itertools.count(1)
+
+
+class Model:
+    """Stores ask an embedder for its stamp only."""
+
+    model, fingerprint, dimension, max_tokens = "model", "fingerprint", DIMENSION, 10
+
+
+LIVE = os.environ.get("HANA_TEST_DSN", "")
+PLACES = ["local", "hana", "hana by LIKE", *([pytest.param("live", marks=pytest.mark.hana_live)] if LIVE else [])]
+
+
+@pytest.fixture(params=PLACES)
+def store(request: pytest.FixtureRequest, tmp_path, monkeypatch) -> Iterator[VectorStore]:
+    with ExitStack() as stack:
+        if request.param == "local":
+            local = LocalStore(tmp_path / "store")
+            stack.callback(local.close)
+            yield local
+            return
+        if request.param == "hana by LIKE":
+            monkeypatch.setattr(hana_keywords, "supports", lambda pool, table: False)
+        options, schema = _live() if request.param == "live" else _stand_in(request)
+        pool = stack.enter_context(HanaPool(options, size=2))
+        yield HanaStore(pool, schema)
+
+
+def _stand_in(request: pytest.FixtureRequest) -> tuple[ConnectionOptions, str]:
+    emulator, schema = request.getfixturevalue("emulator"), request.getfixturevalue("hana_schema")
+    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+    return ConnectionOptions(**login, encrypt=False), schema
+
+
+def _live() -> tuple[ConnectionOptions, str]:
+    at = urlsplit(LIVE)
+    login = {"host": at.hostname, "port": at.port or 443, "user": at.username, "password": unquote(at.password or "")}
+    return ConnectionOptions(**login), at.path.strip("/")
+
+
+def fill(store: VectorStore, *texts: str | tuple[str, int, str], **metadata: Any) -> str:
+    """A collection of these texts, ids a, b, c ...; or (id, chunk number, text)."""
+    name = f"words-{os.getpid()}-{next(_names)}"
+    parts = [text if isinstance(text, tuple) else (chr(97 + at), 0, text) for at, text in enumerate(texts)]
+    chunks = [Chunk(id_, number, text, metadata | {"ID": id_}, bytes(32)) for id_, number, text in parts]
+    vectors = np.eye(DIMENSION, dtype=np.float32)[[at % DIMENSION for at in range(len(chunks))]]
+    store.open(name, Model())
+    with store.lease(name, "test", 5) as lease:
+        store.apply(lease, ChangeSet(chunks, vectors))
+    return name
+
+
+def ids(store: VectorStore, name: str, text: str, k: int = 100, where: Any = None) -> list[str]:
+    return [hit.id for hit in store.keyword(name, text, k, where)]
+
+
+def test_texts_with_all_words_come_first(store):
+    name = fill(
+        store,
+        "seal seal seal",
+        "a pump with a seal, and a rather long description of what else there is to it",
+        "pump",
+        "hose",
+    )
+    assert ids(store, name, "pump seal")[0] == "b"
+    assert set(ids(store, name, "pump seal")) == {"a", "b", "c"}
+    assert ids(store, name, "pump seal", k=1) == ["b"]
+
+
+def test_rare_words_and_short_texts_count_more(store):
+    name = fill(store, "pump one", "pump two", "pump three", "rare four", "hose five", "hose six", "valve", "screw")
+    assert ids(store, name, "pump rare")[0] == "d"
+    longer = fill(store, "bolt in a long text about many other things that nobody asked for", "bolt", "x", "y", "z")
+    assert ids(store, longer, "bolt") == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("PUMP", "a pump"),
+        ("m-4711/2", "type M-4711/2, new"),
+        ("M 4711", "type M-4711/2, new"),
+        ("100195", "material 000000000000100195"),
+        ("000000000000100195", "material 000000000000100195"),
+        ("0100195", "material 100195"),
+        ("h2o", "H2O filter"),
+        ("Öl", "Öl für Motoren"),
+        ("ÖL", "Öl für Motoren"),
+        ("code a_b", "code A_B"),
+        ('"pump" NOT (x', "a pump"),
+        ("2,5", "2,5 kW"),
+    ],
+)
+def test_what_means_something_in_sap_data_is_found(store, query, text):
+    assert ids(store, fill(store, "qqq", text), query) == ["b"]
+
+
+def test_words_are_found_side_by_side_in_their_order_only(store):
+    name = fill(store, "M-4711/2", "M 2 4711", "4711 M 2")
+    assert ids(store, name, "M-4711/2") == ["a"]
+
+
+@pytest.mark.parametrize("text", ["", " ", "!!", "nothing", "★", "%", "_", "*"])
+def test_nothing_found(store, text):
+    assert ids(store, fill(store, "pump", "100%"), text) == []
+
+
+def test_one_hit_per_document_and_it_is_the_best_chunk(store):
+    of_a = [("a", 0, "hose"), ("a", 1, "a long text in which pump is one word of many"), ("a", 2, "pump pump")]
+    name = fill(store, *of_a, ("b", 0, "pump pump pump seal"), ("c", 0, "valve"))
+    hits = store.keyword(name, "pump", 10, None)
+    assert sorted(hit.id for hit in hits) == ["a", "b"]
+    assert {hit.id: (hit.number, hit.text) for hit in hits}["a"] == (2, "pump pump")
+
+
+def test_k_documents_although_one_has_many_chunks(store):
+    chunks = [("a", number, "pump") for number in range(300)] + [
+        ("b", 0, "pump and more"),
+        ("c", 0, "pump and much more"),
+    ]
+    name = fill(store, *chunks)
+    assert ids(store, name, "pump", k=3) == ["a", "b", "c"]
+
+
+def test_ties_go_by_id_and_k_is_kept(store):
+    name = fill(store, *("pump" for _ in range(20)))
+    assert ids(store, name, "pump", k=5) == ["a", "b", "c", "d", "e"]
+    assert ids(store, name, "pump", k=0) == []
+
+
+def test_filters(store):
+    name = fill(store, "pump one", "pump two", "hose three", N=1)
+    assert ids(store, name, "pump", where={"ID": "b"}) == ["b"]
+    assert ids(store, name, "pump", where={"ID": {"$contains": "b"}}) == ["b"]
+    assert ids(store, name, "pump hose", where={"$or": [{"ID": "c"}, {"ID": "a"}]}) == ids(
+        store, name, "hose pump", where={"ID": {"$in": ["a", "c"]}}
+    )
+    assert ids(store, name, "pump", where={"ID": "c"}) == []
+    for bad in ({"N": {"$foo": 1}}, {"ID": {"$gt": 5}}):
+        with pytest.raises(BadFilter):
+            store.keyword(name, "pump", 5, bad)
+
+
+def test_what_is_replaced_or_deleted_is_found_no_more(store):
+    name = fill(store, "pump", "pump")
+    with store.lease(name, "test", 5) as lease:
+        new = Chunk("a", 0, "hose", {}, bytes(32))
+        store.apply(lease, ChangeSet([new], np.eye(DIMENSION, dtype=np.float32)[:1], deleted=["b"]))
+    assert ids(store, name, "pump") == []
+    assert ids(store, name, "hose") == ["a"]
+
+
+def test_common_words_of_a_large_collection_are_left_out(store):
+    name = fill(store, *((f"k{at:04}", 0, "the gearbox" if at == 7 else "the machine") for at in range(1100)))
+    assert ids(store, name, "the gearbox", k=20) == ["k0007"]
+    assert len(ids(store, name, "the machine", k=2000)) == 1100
+
+
+def test_vectors_of_hits(store):
+    name = fill(store, *(f"pump {at}" for at in range(7)))
+    hits = store.keyword(name, "pump", 7, None)
+    expected = np.eye(DIMENSION, dtype=np.float32)[[(ord(hit.id) - 97) % DIMENSION for hit in hits]]
+    np.testing.assert_array_equal(store.vectors(name, hits), expected)
+    near = store.search(name, expected[0], 7, None)
+    assert store.vectors(name, near)[0].tolist() == expected[0].tolist()
+    with store.lease(name, "test", 5) as lease:
+        store.apply(lease, ChangeSet(deleted=[hits[1].id]))
+    assert not store.vectors(name, hits)[1].any(), "zeros for one that is gone"
+    assert store.vectors(name, hits)[2].tolist() == expected[2].tolist()
+    assert store.vectors(name, []).shape == (0, DIMENSION)
+    assert store.vectors(name, hits * 200).shape == (1400, DIMENSION)
