@@ -8,7 +8,7 @@ import json
 
 from hana_emulator.sql.datatypes import nvarchar
 from hana_emulator.sql.rights import OBJECT_PRIVILEGES, SCHEMA_PRIVILEGES
-from hana_emulator.sql.systemview import NAME, TEXT, SystemView, flag, view
+from hana_emulator.sql.system_view import NAME, TEXT, SystemView, flag, view
 from hana_emulator.types import BIGINT, DOUBLE, INTEGER, TIMESTAMP
 
 MONITOR_FUNCTION = "owl_monitor"

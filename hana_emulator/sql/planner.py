@@ -10,7 +10,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
-from hana_emulator.sql import definitions, dialect, locking, queries, search, writes
+from hana_emulator.sql import definitions, dialect, explain, locking, queries, search, writes
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.control import Control, parse_control
 from hana_emulator.sql.expressions import unwrapped
@@ -73,6 +73,8 @@ def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
             schema=schema,
             touches=_touched_by_definition(TokenReader(sql, tokens), catalog, schema),
         )
+    if reader.take("EXPLAIN", "PLAN"):
+        return _explained(sql, reader, catalog, schema)
     return _Preparation(sql, tokens, Binding(catalog, schema, queries.bind_query)).run()
 
 
@@ -88,8 +90,29 @@ def _touched_by_definition(reader: TokenReader, catalog: Catalog, schema: str) -
     while reader.take("."):
         parts.append(reader.identifier())
     names = parts[: len(parts) - depth]
-    relation = catalog.find(names[-2] if len(names) > 1 else schema, names[-1]) if names else None
+    relation = catalog.meant(names[-2] if len(names) > 1 else "", schema, names[-1]) if names else None
     return frozenset() if relation is None else frozenset({touch(privilege, relation)})
+
+
+def _explained(sql: str, reader: TokenReader, catalog: Catalog, schema: str) -> Prepared:
+    """EXPLAIN PLAN writes rows: the statement itself is prepared, so that its errors come out, and never run."""
+    name = None
+    if reader.take("SET", "STATEMENT_NAME"):
+        reader.expect("=")
+        name = reader.string()
+    reader.expect("FOR")
+    if reader.peek("EXPLAIN"):
+        raise HanaError(327, "cannot explain plan of given statement")
+    if reader.peek("SQL", "PLAN", "CACHE", "ENTRY"):
+        raise not_supported("EXPLAIN PLAN FOR SQL PLAN CACHE ENTRY")
+    text = reader.rest()
+    explained = prepare(text, catalog, schema)
+    if not isinstance(explained.plan, QueryPlan | WritePlan):
+        raise HanaError(327, "cannot explain plan of given statement")
+    table = catalog.relation(*explain.PLACE)
+    steps = explain.steps(catalog, schema, text, name)
+    plan = WritePlan(FunctionCode.INSERT, table, steps)
+    return Prepared(sql, FunctionCode.NIL, plan=plan, version=catalog.version, schema=schema, touches=explained.touches)
 
 
 @dataclass(slots=True)

@@ -91,6 +91,8 @@ class Rights:
         if user == self.administrator:
             return
         for wanted in touches:
+            if wanted.schema == "SYS":  # EXPLAIN_PLAN_TABLE: everybody's, each with rows of his own
+                continue
             if not self._owns(user, wanted) and not any(
                 grant.covers(wanted) and (grant.grantable or not granting) for grant in self._of(user)
             ):
@@ -103,7 +105,7 @@ class Rights:
     def sees(self, user: str, relation: int) -> bool:
         """May `user` know that the table or view exists? With any privilege on it or on its schema, or CATALOG READ."""
         schema = self.places.get(relation, "")
-        if user == self.administrator or self._owns(user, Touch("", schema, relation=relation)):
+        if schema == "SYS" or user == self.administrator or self._owns(user, Touch("", schema, relation=relation)):
             return True
         return any(
             grant.relation == relation
@@ -187,6 +189,8 @@ def _needed(before: Catalog, after: Catalog) -> Iterable[Touch]:
     was = {relation.id: relation for relation in before.relations.values()}
     now = {relation.id: relation for relation in after.relations.values()}
     for number, relation in now.items():
+        if relation.temporary is not None and relation.temporary.scope == "LOCAL":
+            continue
         if number not in was and (relation.schema, relation.name) not in before.relations:
             yield Touch("CREATE ANY", relation.schema)
         elif number in was and was[number] != relation:

@@ -20,14 +20,14 @@ class SystemView:
 
 SEES_FUNCTION = "owl_sees"
 """SQLite function: may this session's user know of the table or view with this id?"""
-_ALL_RELATIONS = "owl_relations r"
-_SEEN_RELATIONS = f"(SELECT * FROM owl_relations WHERE {SEES_FUNCTION}(id)) r"
+_ALL_RELATIONS = "owl_visible r"
+_SEEN_RELATIONS = f"(SELECT * FROM owl_visible WHERE {SEES_FUNCTION}(id)) r"
 
 
 def view(sql_from: str, **columns: tuple[HanaType, str]) -> SystemView:
     """A view of `columns` (type and SQLite expression of each) over what follows FROM.
 
-    `owl_relations r` there means the tables and views that the user has some privilege on: so HANA filters its system
+    `owl_visible r` there means the tables and views that the user has some privilege on: so HANA filters its system
     views, except for CATALOG READ (SAP HANA Security Guide, system privileges).
     """
     sql_from = sql_from.replace(_ALL_RELATIONS, _SEEN_RELATIONS)
