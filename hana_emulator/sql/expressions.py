@@ -12,7 +12,8 @@ from dataclasses import replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql import calls, coercion, datatypes
+from hana_emulator.sql import aggregates, calls, clause_calls, coercion, datatypes
+from hana_emulator.sql.clauses import JsonCall, LikeRegexpr, Regexpr
 from hana_emulator.sql.dialect import HanaCast, Score, parameter_number
 from hana_emulator.sql.names import literal
 from hana_emulator.sql.scope import Binding, Bound, Scope, typed_parameter
@@ -39,6 +40,7 @@ _COMPARISONS: dict[type[exp.Expr], str] = {
     exp.LTE: "<=",
 }
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
+_EXTRACTED = {"DAY": "DAYOFMONTH"} | {part: part for part in ("YEAR", "MONTH", "HOUR", "MINUTE", "SECOND")}
 _CHECKED_BY_CAST = VECTORS | {TypeCode.TINYINT, TypeCode.SMALLINT, TypeCode.INTEGER, TypeCode.REAL}
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
@@ -396,7 +398,10 @@ def _trim(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def _extract(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    return calls.call(binding, scope, str(node.this.this).upper(), [node.expression])
+    part = str(node.this.this).upper()
+    if part not in _EXTRACTED:
+        raise syntax_error("EXTRACT takes YEAR, MONTH, DAY, HOUR, MINUTE or SECOND")
+    return calls.call(binding, scope, _EXTRACTED[part], [node.expression])
 
 
 def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
@@ -406,10 +411,29 @@ def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(scores[0] if len(scores) == 1 else f"max({', '.join(scores)})", DOUBLE)
 
 
+def _json(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    assert isinstance(node, JsonCall)
+    return clause_calls.bind_json(binding, scope, node)
+
+
+def _regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    assert isinstance(node, Regexpr)
+    return clause_calls.bind_regexpr(binding, scope, node)
+
+
+def _like_regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    assert isinstance(node, LikeRegexpr)
+    return clause_calls.bind_like_regexpr(binding, scope, node)
+
+
+def _within_group(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    return aggregates.within_group(binding, scope, node)
+
+
 def _window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    if not isinstance(node.this, exp.Anonymous):
+    if not isinstance(node.this, exp.Anonymous | exp.WithinGroup):
         raise not_supported("this window function")
-    return calls.window(binding, scope, node)
+    return aggregates.window(binding, scope, node)
 
 
 Handler = Callable[[Binding, Scope, exp.Expr], Bound]
@@ -442,5 +466,9 @@ _HANDLERS: dict[type[exp.Expr], Handler] = {
     exp.Trim: _trim,
     exp.Extract: _extract,
     exp.Window: _window,
+    exp.WithinGroup: _within_group,
+    JsonCall: _json,
+    Regexpr: _regexpr,
+    LikeRegexpr: _like_regexpr,
     Score: _score,
 }

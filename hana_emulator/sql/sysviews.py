@@ -191,6 +191,20 @@ _VIEWS: dict[str, SystemView] = {
         CLOUD_VERSION=(nvarchar(64), f"'{CLOUD_VERSION}'"),
         USAGE=(nvarchar(32), "'DEVELOPMENT'"),
     ),
+    "M_SYSTEM_OVERVIEW": _view(
+        "FROM (SELECT 'System' AS section, 'Version' AS name, '" + VERSION + "' AS value"
+        " UNION ALL SELECT 'System', 'Instance ID', 'OWL' UNION ALL SELECT 'System', 'Distributed', 'No') o",
+        SECTION=(nvarchar(32), "o.section"),
+        NAME=(nvarchar(128), "o.name"),
+        STATUS=(nvarchar(10), "''"),
+        VALUE=(_NAME, "o.value"),
+    ),
+    "M_TABLES": _view(
+        "FROM owl_relations r WHERE r.kind = 'TABLE'",
+        SCHEMA_NAME=(_NAME, "r.schema"),
+        TABLE_NAME=(_NAME, "r.name"),
+        TABLE_TYPE=(nvarchar(16), "r.store"),
+    ),
     "USERS": _view(
         "FROM owl_users u",
         USER_NAME=(_NAME, "u.name"),
