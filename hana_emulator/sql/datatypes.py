@@ -60,8 +60,12 @@ _SIZED = {  # default length, greatest length
     TypeCode.HALF_VECTOR: (0, MAX_VECTOR_DIMENSION),
 }
 _ALIASES = {
-    **{"INT": "INTEGER", "DEC": "DECIMAL", "NUMERIC": "DECIMAL", "CHARACTER": "CHAR"},
-    **{"LONGDATE": "TIMESTAMP", "DATETIME": "TIMESTAMP"},
+    "INT": "INTEGER",
+    "DEC": "DECIMAL",
+    "NUMERIC": "DECIMAL",
+    "CHARACTER": "CHAR",
+    "LONGDATE": "TIMESTAMP",
+    "DATETIME": "TIMESTAMP",
 }
 """DATETIME is what sqlalchemy-hana writes for its DateTime, and reads back with a fraction of seconds."""
 CATALOGUE_NAMES = (

@@ -26,6 +26,7 @@ from hana_emulator.types import (
     DOUBLE,
     INTEGER,
     LOBS,
+    STRINGS,
     VECTORS,
     HanaType,
     TypeCode,
@@ -301,6 +302,8 @@ def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
 
 def _cast(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     kind = datatypes.type_named(node.args["to"], [int(size.this) for size in node.expressions])
+    if kind.code in STRINGS and not node.expressions:
+        kind = kind.sized(DEFAULT_PARAMETER.length)
     by_bytes = kind.code in BINARIES | LOBS | VECTORS
     return cast(bind(binding, scope, node.this, kind if by_bytes else DEFAULT_PARAMETER), kind)
 

@@ -23,7 +23,7 @@ VIEWS: dict[str, tuple[str, str]] = {
 def described(sql: Sql, what: str, schema: str = SCHEMA) -> Rows:
     """The rows of one SYS view for a schema, in the catalogue's order of columns where it has one."""
     view, columns = VIEWS[what]
-    order = "POSITION, 1" if view.endswith("COLUMNS") or what == "keys" else "1, 2"
+    order = "POSITION, 1, 2" if view.endswith("COLUMNS") or what == "keys" else "1, 2"
     return sql.rows(f"SELECT {columns} FROM {view} WHERE SCHEMA_NAME = ? ORDER BY {order}", schema)
 
 
@@ -37,7 +37,7 @@ KEY = ("T", "K", 1, "TRUE", "TRUE")
 AFTER: list[tuple[list[str], str, Rows]] = [
     ([], "tables", [("T", "COLUMN", "TRUE", None)]),
     ([], "columns", [K_ROW, N_ROW]),
-    ([], "defaults", [("K", None, None, None), ("N", "'x'", None, "name")]),
+    ([], "defaults", [("K", None, None, None), ("N", "x", None, "name")]),
     ([], "keys", [KEY]),
     ([], "indexes", []),
     (["CREATE ROW TABLE R (A DATE) COMMENT 'rows'"], "tables",
@@ -57,10 +57,10 @@ AFTER: list[tuple[list[str], str, Rows]] = [
     (["ALTER TABLE T DROP (N)"], "defaults", [("K", None, None, None)]),
     (["ALTER TABLE T ALTER (N NVARCHAR(77))"], "columns", [K_ROW, ("T", "N", "NVARCHAR", 77, None, "TRUE")]),
     (["ALTER TABLE T ALTER (N NVARCHAR(5) DEFAULT 'y')"], "defaults",
-     [("K", None, None, None), ("N", "'y'", None, "name")]),
+     [("K", None, None, None), ("N", "y", None, "name")]),
     (["COMMENT ON TABLE T IS 'it''s'"], "tables", [("T", "COLUMN", "TRUE", "it's")]),
     (["COMMENT ON COLUMN T.K IS 'key'", "COMMENT ON COLUMN T.N IS NULL"], "defaults",
-     [("K", None, None, "key"), ("N", "'x'", None, None)]),
+     [("K", None, None, "key"), ("N", "x", None, None)]),
     (["CREATE INDEX I ON T (N DESC, K)"], "parts", [("I", "N", 1, "FALSE"), ("I", "K", 2, "TRUE")]),
     (["CREATE UNIQUE INDEX I ON T (N)"], "indexes", [("T", "I", "INVERTED VALUE UNIQUE", "UNIQUE")]),
     (["CREATE INDEX I ON T (N)", "RENAME COLUMN T.N TO M"], "parts", [("I", "M", 1, "TRUE")]),
@@ -68,7 +68,7 @@ AFTER: list[tuple[list[str], str, Rows]] = [
     (["CREATE INDEX I ON T (N)", "DROP INDEX I"], "parts", []),
     (["CREATE COLUMN TABLE L LIKE T", "DROP TABLE T"], "keys", [("L", "K", 1, "TRUE", "TRUE")]),
     (["CREATE COLUMN TABLE L LIKE T", "DROP TABLE T"], "defaults",
-     [("K", None, None, None), ("N", "'x'", None, "name")]),
+     [("K", None, None, None), ("N", "x", None, "name")]),
     (["CREATE TABLE L AS (SELECT K, N || N AS NN, K + 1 AS P FROM T)", "DROP TABLE T"], "columns",
      [("L", "K", "INTEGER", 10, None, "FALSE"), ("L", "NN", "NVARCHAR", 10, None, "TRUE"),
       ("L", "P", "BIGINT", 19, None, "FALSE")]),
