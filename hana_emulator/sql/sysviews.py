@@ -224,12 +224,6 @@ _VIEWS: dict[str, SystemView] = {
         STATUS=(nvarchar(10), "''"),
         VALUE=(_NAME, "o.value"),
     ),
-    "M_TABLES": _view(
-        "FROM owl_relations r WHERE r.kind = 'TABLE'",
-        SCHEMA_NAME=(_NAME, "r.schema"),
-        TABLE_NAME=(_NAME, "r.name"),
-        TABLE_TYPE=(nvarchar(16), "r.store"),
-    ),
     "USERS": _view(
         "FROM owl_users u",
         USER_NAME=(_NAME, "u.name"),

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pandas as pd
 import pytest
 import sqlalchemy
-
-from tests.emulator.process import Emulator
 
 FRAME = pd.DataFrame(
     {
@@ -20,14 +15,6 @@ FRAME = pd.DataFrame(
         "day": pd.to_datetime(["2024-01-01 00:00:00", "2024-02-29 12:30:15.123456", None], format="mixed"),
     }
 )
-
-
-@pytest.fixture
-def engine(emulator: Emulator, hana_schema: str) -> Iterator[sqlalchemy.Engine]:
-    url = sqlalchemy.URL.create("hana", emulator.user, emulator.password, emulator.host, emulator.port)
-    engine = sqlalchemy.create_engine(url, connect_args={"currentSchema": hana_schema})
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture
@@ -44,7 +31,7 @@ def test_a_frame_written_comes_back_the_same(stored: sqlalchemy.Engine) -> None:
 
 
 def test_if_exists(stored: sqlalchemy.Engine) -> None:
-    assert FRAME.to_sql("things", stored, index=False, if_exists="append") == 3
+    FRAME.to_sql("things", stored, index=False, if_exists="append")
     assert len(pd.read_sql_table("things", stored)) == 6
     FRAME.head(1).to_sql("things", stored, index=False, if_exists="replace")
     assert len(pd.read_sql_table("things", stored)) == 1
@@ -60,15 +47,18 @@ def test_parameters_chunks_and_index(stored: sqlalchemy.Engine) -> None:
     assert sizes == [2, 1]
 
 
-def test_read_sql_over_hdbcli(stored: sqlalchemy.Engine, hana: Any) -> None:
+def test_read_sql_over_hdbcli(stored: sqlalchemy.Engine) -> None:
     query = "SELECT ID, NAME, DAY FROM THINGS WHERE ID > ? ORDER BY ID"
+    lent = stored.raw_connection()
+    connection = lent.driver_connection
     with pytest.warns(UserWarning, match="pandas only supports SQLAlchemy"):
-        found = pd.read_sql(query, hana, params=(1,), index_col="ID", parse_dates=["DAY"])
+        found = pd.read_sql(query, connection, params=(1,), index_col="ID", parse_dates=["DAY"])
     assert list(found.index) == [2, 3]
     assert list(found.columns) == ["NAME", "DAY"]
     assert found.loc[2, "DAY"] == pd.Timestamp("2024-02-29 12:30:15.123456")
     assert found.loc[2, "NAME"] == "ä😀"
     assert pd.isna(found.loc[3, "NAME"])
+    lent.close()
 
 
 def test_a_broken_query_names_its_error(stored: sqlalchemy.Engine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -14,10 +13,6 @@ from sqlalchemy_hana import errors as hana_errors
 from sqlalchemy_hana import types as hana_types
 from sqlalchemy_hana.elements import upsert
 from sqlalchemy_hana.functions import cosine_similarity, to_real_vector
-
-from tests.emulator.process import Emulator
-
-PASSWORD = "Alchemist-1"
 
 metadata = sa.MetaData()
 plants = sa.Table(
@@ -38,20 +33,6 @@ parts = sa.Table(
     sa.Column("weight", sa.Double),
     sa.Index("parts_price", "plant", "price"),
 )
-
-
-@pytest.fixture
-def engine(emulator: Emulator, hana_schema: str) -> Iterator[sa.Engine]:
-    """Logged in as a user of its own, whose schema has its name, as the dialect takes for granted."""
-    name = f"ALCHEMIST_{hana_schema}"
-    admin = emulator.connect(autocommit=True)
-    cursor = admin.cursor()
-    cursor.execute(f'CREATE USER {name} PASSWORD "{PASSWORD}" NO FORCE_FIRST_PASSWORD_CHANGE')
-    engine = sa.create_engine(sa.URL.create("hana", name, PASSWORD, emulator.host, emulator.port))
-    yield engine
-    engine.dispose()
-    cursor.execute(f"DROP USER {name} CASCADE")
-    admin.close()
 
 
 @pytest.fixture
