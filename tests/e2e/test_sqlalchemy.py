@@ -195,6 +195,19 @@ def test_transactions(filled: sa.Engine) -> None:
         assert connection.get_isolation_level() == "READ COMMITTED"
 
 
+def test_isolation_levels(filled: sa.Engine) -> None:
+    count = sa.select(sa.func.count()).select_from(plants)
+    with filled.connect() as connection, filled.connect() as other:
+        connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        assert connection.get_isolation_level() == "REPEATABLE READ"
+        before = connection.scalar(count)
+        other.execute(plants.insert().values(name="meanwhile"))
+        other.commit()
+        assert connection.scalar(count) == before
+        connection.commit()
+        assert connection.scalar(count) == before + 1
+
+
 class Base(DeclarativeBase):
     pass
 
