@@ -10,6 +10,7 @@ ConnectorError
 │   ├── BadFilter               a search filter that is not of the filter language
 │   ├── ModelMismatch           the collection holds vectors of another model or dimension
 │   ├── UnknownCollection
+│   ├── UnknownKey              no row in quarantine has it
 │   └── NoProposal              nothing in a table that a collection could be proposed from
 ├── DatabaseError               HANA or the store said no; carries `code`: exit 3
 │   ├── ConnectionLost          the session is gone, its transaction too                       (retryable)
@@ -62,6 +63,10 @@ class BadFilter(ConfigurationError):
 
 
 class ModelMismatch(ConfigurationError):
+    pass
+
+
+class UnknownKey(ConfigurationError):
     pass
 
 

@@ -216,6 +216,8 @@ class QuarantinedRow:
     stage: str
     reason: str
     attempts: int = 1
+    last_seen: datetime | None = field(default=None, compare=False)
+    """When it was last met, UTC, by the store's clock; None before it was written."""
 
 
 @dataclass(slots=True)
@@ -419,4 +421,6 @@ class Observer(Protocol):
         """Rows handled so far."""
         ...
 
-    def event(self, name: str, **fields: str | int | float) -> None: ...
+    def event(self, name: str, **fields: str | int | float) -> None:
+        """`waiting`: another worker holds the collection; `owned`: it is ours after such a wait."""
+        ...

@@ -39,6 +39,22 @@ def never() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Who looks on at a run, and who may end it early."""
+
+    observer: Observer | None = None
+    stop: Stop = never
+
+    def event(self, name: str) -> None:
+        if self.observer is not None:
+            self.observer.event(name)
+
+    def progress(self, done: int, total: int) -> None:
+        if self.observer is not None:
+            self.observer.progress(done, max(done, total))
+
+
+@dataclass(frozen=True, slots=True)
 class SyncOptions:
     """`max_deletes`: the largest share of the stored documents that one run may delete. `lease_wait` in seconds.
 
@@ -113,7 +129,7 @@ def sync(
     renderer = Renderer(spec, table, ends.embedder)
     ends.store.open(spec.name, ends.embedder)
     with ExitStack() as held:
-        lease = _own(held, ends.store, spec.name, options, stop)
+        lease = own(held, ends.store, spec.name, options, Watch(observer, stop))
         if lease is None:
             return SyncReport(spec.name, stopped=True)
         ends.store.open(spec.name, ends.embedder)  # while we waited, another worker may have given it another model
@@ -124,18 +140,27 @@ def sync(
     return report
 
 
-def _own(held: ExitStack, store: VectorStore, collection: str, options: SyncOptions, stop: Stop) -> Lease | None:
-    """The collection's lease, kept until `held` ends; None when asked to stop while another worker had it."""
+def own(held: ExitStack, store: VectorStore, collection: str, options: SyncOptions, watch: Watch) -> Lease | None:
+    """The collection's lease, kept until `held` ends; None when asked to stop while another worker had it. The observer
+    gets the events `waiting` and `owned` when there was a wait."""
     deadline = time.monotonic() + options.lease_wait
+    waiting = False
     while True:
         left = deadline - time.monotonic()
         try:
-            return held.enter_context(store.lease(collection, options.owner, min(max(left, 0.0), _LEASE_SLICE)))
+            lease = held.enter_context(store.lease(collection, options.owner, min(max(left, 0.0), _LEASE_SLICE)))
         except LeaseLost:
-            if stop():
+            if watch.stop():
                 return None
             if left <= _LEASE_SLICE:
                 raise
+            if not waiting:
+                waiting = True
+                watch.event("waiting")
+            continue
+        if waiting:
+            watch.event("owned")
+        return lease
 
 
 def _optimise(store: VectorStore, report: SyncReport) -> None:

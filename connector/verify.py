@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 
@@ -26,7 +27,7 @@ from connector.model import (
     StoredRecord,
     VectorStore,
 )
-from connector.sync import Ends, SyncOptions
+from connector.sync import Ends, SyncOptions, Watch, own
 
 NORM_TOLERANCE = 1e-3
 COSINE_FLOOR = 0.999
@@ -42,7 +43,7 @@ class VerifyReport:
     """Counts in source rows, as found. `rows`: distinct source rows stored; `foreign`: records that others wrote.
 
     `ok`: no drift is left (after repair, when that was asked for). `repaired`: rows rewritten or removed.
-    `paused`: None, or why a repair was not carried out.
+    `paused`: None, or why a repair was not carried out. `stopped`: asked to end early, so nothing is proved.
     """
 
     collection: str
@@ -56,6 +57,7 @@ class VerifyReport:
     quarantined: int = 0
     repaired: int = 0
     paused: str | None = None
+    stopped: bool = False
     ok: bool = False
 
     @property
@@ -67,7 +69,12 @@ class VerifyReport:
 
 
 def verify(
-    spec: CollectionSpec, ends: Ends, *, repair: bool = False, options: SyncOptions | None = None
+    spec: CollectionSpec,
+    ends: Ends,
+    *,
+    repair: bool = False,
+    options: SyncOptions | None = None,
+    watch: Watch | None = None,
 ) -> VerifyReport:
     """Compare the whole collection with its source.
 
@@ -77,18 +84,23 @@ def verify(
     the rows (and more than `FREE_DELETES`) are not deleted, nor is anything when the source is empty: `paused` then
     says `max_deletes` or `source_empty`; a `sync` with a higher limit deletes them.
 
+    `watch` is asked once a page whether to stop: the report then says `stopped`, and what was mended stays mended.
     Raises as `sync` does.
     """
-    options = options or SyncOptions()
+    options, watch = options or SyncOptions(), watch or Watch()
     renderer = Renderer(spec, ends.source.describe(spec.source), ends.embedder)
     ends.store.open(spec.name, ends.embedder)
     if not repair:
-        return _Audit(spec.name, ends, renderer, options)()
-    with ends.store.lease(spec.name, options.owner, options.lease_wait) as lease:
+        return _Audit(ends, renderer, options, watch)(spec.name)
+    with ExitStack() as held:
+        lease = own(held, ends.store, spec.name, options, watch)
+        if lease is None:
+            return VerifyReport(spec.name, stopped=True)
         ends.store.open(spec.name, ends.embedder)  # while we waited, another worker may have given it another model
-        report = _Audit(spec.name, ends, renderer, options, lease)()
-        if report.drift and report.paused is None:
-            report.ok = _Audit(spec.name, ends, renderer, options)().ok
+        report = _Audit(ends, renderer, options, watch, lease)(spec.name)
+        if report.drift and report.paused is None and not report.stopped:
+            again = _Audit(ends, renderer, options, watch)(spec.name)
+            report.ok, report.stopped = again.ok, again.stopped
     return report
 
 
@@ -96,27 +108,37 @@ class _Audit:
     """One comparison. With a lease it also mends what it finds."""
 
     def __init__(
-        self, collection: str, ends: Ends, renderer: Renderer, options: SyncOptions, lease: Lease | None = None
+        self, ends: Ends, renderer: Renderer, options: SyncOptions, watch: Watch, lease: Lease | None = None
     ) -> None:
         self._ends = ends
         self._renderer = renderer
         self._options = options
+        self._watch = watch
         self._lease = lease
-        self._report = VerifyReport(collection)
+        self._report = VerifyReport("")
         self._stored = _Stored(ends.embedder.dimension)
         self._sick: list[Document] = []
         self._read = 0
 
-    def __call__(self) -> VerifyReport:
+    def __call__(self, collection: str) -> VerifyReport:
         report, store = self._report, self._ends.store
-        for page in store.records(report.collection):
+        report.collection = collection
+        for page in store.records(collection):
             self._stored.add(page)
+            if self._watch.stop():
+                report.stopped = True
+                return report
         self._stored.check_sample(self._ends.embedder)
         report.rows, report.foreign = len(self._stored.documents), self._stored.foreign
-        self._quarantined = {row.id for row in store.quarantine(report.collection)}
+        self._quarantined = {row.id for row in store.quarantine(collection)}
+        total = self._ends.source.count(self._renderer.query)
         for rows in self._ends.source.pages(self._renderer.query, self._options.page_rows):
             self._read += len(rows)
             self._page(rows)
+            self._watch.progress(self._read, total)
+            if self._watch.stop():
+                report.stopped = True
+                return report
         report.orphaned += len(self._stored.documents)
         report.ok = not report.drift
         if self._lease is not None:

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from app.src.searching import FoundHit
 from app.src.service import Service
-from app.src.settings import CollectionSettings, HanaSettings, Settings, StoreSettings
+from app.src.settings import CollectionSettings, HanaSettings, Settings, StateSettings, StoreSettings
 from connector.errors import ConfigurationError, Unavailable
 
 QUERIES = Path(__file__).with_name("demo.toml")
@@ -87,7 +87,9 @@ class Demo:
         self._folder = tempfile.TemporaryDirectory(prefix="owl-sap-demo-")
         try:
             self._stand_in = StandIn(Path(self._folder.name))
-            self.service = Service(demo_settings(self._wanted, self._stand_in.greeting, self._collections))
+            settings = demo_settings(self._wanted, self._stand_in.greeting, self._collections)
+            state = StateSettings(path=Path(self._folder.name) / "state")
+            self.service = Service(settings.model_copy(update={"state": state}))
         except BaseException:
             self._folder.cleanup()
             raise

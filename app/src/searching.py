@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from app.src.metrics import Metrics
 from app.src.parts import Parts
 from connector.errors import ConfigurationError, DatabaseError, ModelMismatch, UnknownCollection
-from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Value
+from connector.model import CollectionSpec, CollectionStatus, Filter, Hit
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -121,7 +121,7 @@ class Searching:
                 hits = self._spread(spec.name, hits, k, options)
         for stage, seconds in stages.seconds.items():
             self._metrics.search_seconds.labels(spec.name, stage).observe(seconds)
-        columns = self._key_columns(spec, stored)
+        columns = self.key_columns(spec, stored)
         return Found(
             [_found(hit, columns) for hit in hits[:k]],
             {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()},
@@ -198,7 +198,7 @@ class Searching:
             )
         return self._parts.embedder.embed_query(query)
 
-    def _key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]:
+    def key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]:
         """Names of the key columns. Before a first complete run, with the source away, positions stand in for them."""
         if spec.key or stored.key:
             return spec.key or stored.key
@@ -231,12 +231,11 @@ def _notes(
 
 def _found(hit: Hit, columns: Sequence[str]) -> FoundHit:
     from connector.document import parse_id
+    from connector.quarantine import named_key
 
     if hit.id.startswith("record:"):
         return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
-    values = parse_id(hit.id)
-    names = columns if len(columns) == len(values) else [str(position) for position in range(len(values))]
-    key = {name: _plain(value) for name, value in zip(names, values, strict=True)}
+    key = named_key(parse_id(hit.id), columns)
     return FoundHit(hit.id, key, hit.score, hit.text, hit.metadata)
 
 
@@ -250,10 +249,3 @@ def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]
         raise ValueError("the vector must be finite and not all zeros")
     scaled = vector / largest  # or the squares of large numbers overflow
     return (scaled / np.linalg.norm(scaled)).astype(np.float32)
-
-
-def _plain(value: Value) -> bool | int | float | str | None:
-    """A key value as JSON takes it; what JSON has no type for becomes text."""
-    if isinstance(value, bytes):
-        return value.hex()
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

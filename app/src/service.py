@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.src import doctor
 from app.src.discovery import Discovery
-from app.src.jobs import Job, Jobs
+from app.src.jobs import Job, JobOptions, Jobs, Retention, Run
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness
@@ -39,7 +39,8 @@ from connector.model import (
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
     from connector.plan import Plan
-    from connector.sync import SyncReport
+    from connector.quarantine import Entry, RetryReport, Wanted
+    from connector.sync import Ends, SyncOptions, SyncReport
     from connector.verify import VerifyReport
 
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
@@ -81,7 +82,7 @@ class Service:
         self.file = file
         self.metrics = metrics or Metrics()
         self.parts = Parts(settings, source=source, store=store)
-        self.jobs = Jobs(settings.api.job_workers, self.parts.expected_errors)
+        self.jobs = Jobs(settings.state_folder(file), self._job_options())
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
         self._searching = Searching(self.parts, self.metrics, self._stored)
@@ -112,6 +113,11 @@ class Service:
         self.jobs.close()
         self.parts.close()
 
+    def _job_options(self) -> JobOptions:
+        state = self.settings.state
+        retention = Retention(state.keep_jobs, state.keep_days, state.max_queued)
+        return JobOptions(self.settings.api.job_workers, self.parts.expected_errors, retention)
+
     # ---------------------------------------------------------------------------------------------- collections
 
     def names(self) -> list[str]:
@@ -132,21 +138,15 @@ class Service:
         stop: Callable[[], bool] = lambda: False,
     ) -> SyncReport:
         """Bring a collection up to date. Raises the errors of the connector and of the engine."""
-        from connector.sync import Ends, SyncOptions, sync
+        from connector.sync import sync
 
         request = request or SyncRequest()
-        wanted = self.settings.sync
-        options = SyncOptions(
-            page_rows=wanted.page_rows,
-            max_deletes=wanted.max_deletes if request.max_deletes is None else request.max_deletes,
-            full=request.full,
-            owner=request.owner,
-            lease_wait=wanted.lease_wait,
-            window=wanted.window,
-        )
+        options = self._options(request.owner)
+        max_deletes = options.max_deletes if request.max_deletes is None else request.max_deletes
+        options = replace(options, full=request.full, max_deletes=max_deletes)
         spec = self.spec(name)
         with self._counted(name):
-            report = sync(spec, Ends(self.source, self.store, self.embedder), options, observer, stop)
+            report = sync(spec, self._ends(), options, observer, stop)
         self._searching.forget(name)
         self._count_sync(report)
         return report
@@ -180,9 +180,9 @@ class Service:
             metrics.synced_at(name, time.time())
 
     def start_sync(self, name: str, request: SyncRequest) -> Job:
-        """Sync in the background. Raises UnknownCollection, JobRunning."""
+        """Sync in the background. Raises UnknownCollection, JobRunning, QueueFull, StateUnusable."""
         self.spec(name)
-        return self.jobs.start(name, lambda job: self.sync(name, request, _JobProgress(job), job.stopping).as_dict())
+        return self.jobs.start(name, lambda run: self.sync(name, request, _JobObserver(run), run.stopping).as_dict())
 
     def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
         """What a sync would do; writes nothing. Raises as a sync would before it writes."""
@@ -194,13 +194,109 @@ class Service:
             options = replace(options, measure_seconds=None)
         return self.discovery.plan(self.spec(name), options, observer)
 
-    def verify(self, name: str, *, repair: bool = False) -> VerifyReport:
-        from connector.sync import Ends, SyncOptions
+    def verify(
+        self,
+        name: str,
+        *,
+        repair: bool = False,
+        observer: Observer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> VerifyReport:
+        from connector.sync import Watch
         from connector.verify import verify
 
+        watch = Watch(observer, stop)
+        return verify(self.spec(name), self._ends(), repair=repair, options=self._options("verify"), watch=watch)
+
+    def start_verify(self, name: str, *, repair: bool) -> Job:
+        """Verify in the background. Raises as `start_sync`."""
+        self.spec(name)
+
+        def work(run: Run) -> Mapping[str, Any]:
+            return self.verify(name, repair=repair, observer=_JobObserver(run), stop=run.stopping).as_dict()
+
+        return self.jobs.start(name, work, "verify")
+
+    def _ends(self) -> Ends:
+        from connector.sync import Ends
+
+        return Ends(self.source, self.store, self.embedder)
+
+    def _options(self, owner: str) -> SyncOptions:
+        """A run as configured."""
+        from connector.sync import SyncOptions
+
         wanted = self.settings.sync
-        options = SyncOptions(page_rows=wanted.page_rows, max_deletes=wanted.max_deletes, lease_wait=wanted.lease_wait)
-        return verify(self.spec(name), Ends(self.source, self.store, self.embedder), repair=repair, options=options)
+        return SyncOptions(
+            page_rows=wanted.page_rows,
+            max_deletes=wanted.max_deletes,
+            owner=owner,
+            lease_wait=wanted.lease_wait,
+            window=wanted.window,
+        )
+
+    # ------------------------------------------------------------------------------------- rows that were set aside
+
+    def quarantine(self, name: str, wanted: Sequence[Wanted] | None = None) -> list[Entry]:
+        """The rows in quarantine, in the order of their keys; `wanted`: only these. Raises UnknownKey."""
+        from connector import quarantine
+
+        self.spec(name)
+        rows = [] if self._stored(name) is None else self.store.quarantine(name)
+        columns = self.key_columns(name) if rows else ()
+        return quarantine.chosen([quarantine.entry(row, columns) for row in rows], wanted)
+
+    def retry(
+        self,
+        name: str,
+        wanted: Sequence[Wanted] | None = None,
+        observer: Observer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> RetryReport:
+        """Try quarantined rows again; None: all. Raises UnknownKey, and as `sync`."""
+        return self._retry(name, self._ids(name, wanted), observer, stop)
+
+    def _ids(self, name: str, wanted: Sequence[Wanted] | None) -> list[str] | None:
+        return None if wanted is None else [entry.id for entry in self.quarantine(name, wanted)]
+
+    def _retry(
+        self, name: str, ids: list[str] | None, observer: Observer | None, stop: Callable[[], bool]
+    ) -> RetryReport:
+        from connector import quarantine
+        from connector.sync import Watch
+
+        spec = self.spec(name)
+        report = quarantine.retry(spec, self._ends(), ids, self._options("retry"), Watch(observer, stop))
+        self._searching.forget(name)
+        self._look_at_quarantine(name)
+        return report
+
+    def start_retry(self, name: str, wanted: Sequence[Wanted] | None) -> Job:
+        """Retry in the background. Raises UnknownKey, and as `start_sync`."""
+        self.spec(name)
+        ids = self._ids(name, wanted)
+        return self.jobs.start(
+            name, lambda run: self._retry(name, ids, _JobObserver(run), run.stopping).as_dict(), "retry"
+        )
+
+    def drop(self, name: str, wanted: Sequence[Wanted] | None = None, lease_wait: float | None = None) -> int:
+        """Forget quarantined rows; None: all; how many there were. The next sync meets them again. Raises UnknownKey,
+        and LeaseLost when another worker keeps the collection longer than `lease_wait` seconds."""
+        from connector import quarantine
+
+        ids = [entry.id for entry in self.quarantine(name, wanted)]
+        if not ids:
+            return 0
+        options = self._options("drop")
+        options = options if lease_wait is None else replace(options, lease_wait=lease_wait)
+        dropped = quarantine.drop(self.store, name, ids, options)
+        self._look_at_quarantine(name)
+        return dropped
+
+    def _look_at_quarantine(self, name: str) -> None:
+        self.metrics.quarantined.labels(name).set(len(self.store.quarantine(name)))
+
+    # ------------------------------------------------------------------------------------------------------- status
 
     def status(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """One entry per collection; one that was never synced has 0 rows and no table.
@@ -254,6 +350,11 @@ class Service:
         """
         return self._searching.search(self.spec(name), query, k, where, options)
 
+    def key_columns(self, name: str) -> tuple[str, ...]:
+        """Names of the key columns; () while nobody can tell."""
+        spec, stored = self.spec(name), self._stored(name)
+        return spec.key if stored is None else self._searching.key_columns(spec, stored)
+
     # ---------------------------------------------------------------------------------------------- how it fares
 
     def info(self) -> dict[str, Any]:
@@ -295,20 +396,21 @@ class Service:
         return doctor.examine(self.probes)
 
 
-class _JobProgress:
-    """A job as the Observer of a sync."""
+class _JobObserver:
+    """A job as the Observer of its work."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
     def stage(self, name: str, seconds: float, items: int) -> None:
         pass
 
     def progress(self, done: int, total: int) -> None:
-        self._job.report(done, total)
+        self._run.report(done, total)
 
     def event(self, name: str, **fields: str | int | float) -> None:
-        pass
+        if name in ("waiting", "owned"):
+            self._run.wait(name == "waiting")
 
 
 _NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")

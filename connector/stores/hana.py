@@ -306,7 +306,10 @@ class HanaStore:
     def quarantine(self, collection: str) -> list[QuarantinedRow]:
         self._recent(collection)
         rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing="reading the quarantine")
-        return [QuarantinedRow(*row) for row in rows]
+        return [
+            QuarantinedRow(id_, stage, reason, attempts, records.in_utc(seen))
+            for id_, stage, reason, attempts, seen in rows
+        ]
 
     def status(self, collection: str) -> CollectionStatus | None:
         found = self._find(collection)

@@ -116,7 +116,7 @@ class StateSql:
 
     def read_quarantine(self) -> str:
         return (
-            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS" FROM {self.quarantine} '
+            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN" FROM {self.quarantine} '
             'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
         )
 

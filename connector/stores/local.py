@@ -230,10 +230,14 @@ class LocalStore:
     def quarantine(self, collection: str) -> list[QuarantinedRow]:
         with self._file.read() as db:
             rows = db.execute(
-                "SELECT document, stage, reason, attempts FROM quarantine WHERE collection = ? ORDER BY document",
+                "SELECT document, stage, reason, attempts, last_seen FROM quarantine WHERE collection = ? "
+                "ORDER BY document",
                 (_known(db, collection).id,),
             ).fetchall()
-        return [QuarantinedRow(*row) for row in rows]
+        return [
+            QuarantinedRow(id_, stage, reason, attempts, datetime.fromisoformat(seen))
+            for id_, stage, reason, attempts, seen in rows
+        ]
 
     def status(self, collection: str) -> CollectionStatus | None:
         with self._file.read() as db:

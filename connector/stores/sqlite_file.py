@@ -34,6 +34,10 @@ class Schema:
     migrations: tuple[str, ...]
     prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
     """Called for every new connection: functions to register."""
+    called: str = "the store"
+    """What the file is, in messages."""
+    remedy: str = "sync again: everything in it can be built anew from the source"
+    """What to do once a damaged file is out of the way."""
 
     @property
     def version(self) -> int:
@@ -63,6 +67,10 @@ class SqliteFile:
             self._check_header()
             with self._lent() as connection:
                 self._migrate(connection)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._schema.called} {self.path}"
 
     def close(self) -> None:
         with self._lock:
@@ -105,7 +113,7 @@ class SqliteFile:
     def _lent(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             if self._closed:
-                raise StatementFailed(f"the store {self.path} is closed")
+                raise StatementFailed(f"{self._name} is closed")
             connection = self._idle.pop() if self._idle else None
         if connection is None:
             connection = self._connect(self.path)
@@ -193,7 +201,7 @@ class SqliteFile:
             raise self._corrupt("it belongs to another program")
         if version > self._schema.version:
             raise StoreCorrupt(
-                f"the store {self.path} was written by a later version of owl-sap-connector (layout {version}, this "
+                f"{self._name} was written by a later version of owl-sap-connector (layout {version}, this "
                 f"one knows {self._schema.version}): upgrade, or use another folder"
             )
         if version < self._schema.version and not self._read_only:
@@ -214,8 +222,8 @@ class SqliteFile:
 
     def _corrupt(self, what: str) -> StoreCorrupt:
         return StoreCorrupt(
-            f"the store {self.path} cannot be trusted: {what}. Restore it from a backup, or move it and its -wal and "
-            "-shm files away and sync again: everything in it can be built anew from the source"
+            f"{self._name} cannot be trusted: {what}. Restore it from a backup, or move it and its -wal and -shm files "
+            f"away and {self._schema.remedy}"
         )
 
     # ------------------------------------------------------------------------------------------------------- errors
@@ -237,20 +245,18 @@ class SqliteFile:
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_FORMAT:
                 return self._corrupt(f"SQLite says {error}")
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                return TransactionRolledBack(
-                    f"the store {self.path} was locked by another writer for {BUSY_SECONDS:g} s"
-                )
+                return TransactionRolledBack(f"{self._name} was locked by another writer for {BUSY_SECONDS:g} s")
             case sqlite3.SQLITE_FULL:
-                return DatabaseError(f"no room left on the disk for the store {self.path}; nothing was written")
+                return DatabaseError(f"no room left on the disk for {self._name}; nothing was written")
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
-                return PermissionRefused(f"the store {self.path} cannot be opened for writing: {error}")
+                return PermissionRefused(f"{self._name} cannot be opened for writing: {error}")
             case sqlite3.SQLITE_IOERR:
-                return DatabaseError(f"the disk failed under the store {self.path}: {error}")
+                return DatabaseError(f"the disk failed under {self._name}: {error}")
             case _:
-                return StatementFailed(f"the store {self.path}: {error}")
+                return StatementFailed(f"{self._name}: {error}")
 
     def _unusable(self, error: OSError) -> ConnectorError:
-        message = f"the store {self.path} cannot be used: {error.strerror or type(error).__name__}"
+        message = f"{self._name} cannot be used: {error.strerror or type(error).__name__}"
         return PermissionRefused(message) if isinstance(error, PermissionError) else DatabaseError(message)
 
 

@@ -6,12 +6,14 @@ A snapshot is immutable; a change of structure writes rows in its transaction an
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hana_emulator.errors import HanaError, invalid_schema, invalid_table
+from hana_emulator.sql import schema_objects
 from hana_emulator.sql.names import hana_identifier, quoted_table, table_key
+from hana_emulator.sql.schema_objects import GLOBAL, LOCAL, Check, Reference, SchemaObjects, Temporary, temporary_schema
 from hana_emulator.types import Column, HanaType, TypeCode
 
 SYSTEM_SCHEMAS = ("SYS", "PUBLIC")
@@ -72,6 +74,8 @@ class Index:
     unique: bool = False
     descending: frozenset[str] = frozenset()
     """Written with the index; a snapshot of the catalogue does not read it back."""
+    similarity: str | None = None
+    """The function that an HNSW index is for; read back from its options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,9 @@ class Relation:
     definition: str | None = None
     definition_schema: str = ""
     constraints: tuple[Constraint, ...] = ()
+    references: tuple[Reference, ...] = ()
+    checks: tuple[Check, ...] = ()
+    temporary: Temporary | None = None
 
     @property
     def is_view(self) -> bool:
@@ -95,8 +102,32 @@ class Relation:
         return next((constraint.columns for constraint in self.constraints if constraint.primary_key), ())
 
     @property
+    def constraint_names(self) -> set[str]:
+        return {
+            *(key.name for key in self.constraints),
+            *(reference.name for reference in self.references),
+            *(check.name for check in self.checks),
+        }
+
+    @property
+    def stored_schema(self) -> str:
+        """The schema that the catalogue and SQLite keep it under: one of its own for a local temporary table."""
+        if self.temporary is None or self.temporary.scope != LOCAL:
+            return self.schema
+        return temporary_schema(self.temporary.session, self.schema)
+
+    @property
+    def is_shared_by_sessions(self) -> bool:
+        """Whether it is a global temporary table, whose every row belongs to one session."""
+        return self.temporary is not None and self.temporary.scope == GLOBAL
+
+    @property
     def sqlite_name(self) -> str:
-        return quoted_table(self.schema, self.name)
+        return quoted_table(self.stored_schema, self.name)
+
+    @property
+    def table_key(self) -> str:
+        return table_key(self.stored_schema, self.name)
 
     def column(self, name: str) -> TableColumn:
         for column in self.columns:
@@ -117,6 +148,12 @@ class Catalog:
     relations: Mapping[tuple[str, str], Relation] = field(default_factory=lambda: MappingProxyType({}))
     indexes: Mapping[tuple[str, str], Index] = field(default_factory=lambda: MappingProxyType({}))
     users: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    objects: SchemaObjects = field(default_factory=SchemaObjects)
+    session: int = 0
+    """Whose local temporary tables are found."""
+
+    def seen_by(self, session: int) -> Catalog:
+        return replace(self, session=session)
 
     def require_schema(self, name: str) -> str:
         if name not in self.schemas and name not in SYSTEM_SCHEMAS:
@@ -124,7 +161,32 @@ class Catalog:
         return name
 
     def find(self, schema: str, name: str) -> Relation | None:
+        """A table or view; a name that begins with # is a local temporary table of this catalogue's session."""
+        if name.startswith("#"):
+            schema = temporary_schema(self.session, schema)
         return self.relations.get((schema, name))
+
+    def meant(self, schema: str, current: str, name: str) -> Relation | None:
+        """What a name in a statement stands for: a table or view, or what a synonym leads to. `schema` is '' where
+        none is given: then the schema `current` is searched, and the public synonyms after it."""
+        found = self.find(schema or current, name) or self._of_synonym(schema or current, name)
+        return found or (None if schema else self._of_synonym("PUBLIC", name))
+
+    def _of_synonym(self, schema: str, name: str) -> Relation | None:
+        target = self.objects.synonyms.get((schema, name))
+        return self.find(*target) if target is not None else None
+
+    def by_id(self, number: int) -> Relation:
+        return next(relation for relation in self.relations.values() if relation.id == number)
+
+    def children_of(self, relation: Relation) -> list[tuple[Relation, Reference]]:
+        """The foreign keys that refer to `relation`, each with its table."""
+        return [
+            (child, reference)
+            for child in self.relations.values()
+            for reference in child.references
+            if reference.parent == relation.id
+        ]
 
     def relation(self, schema: str, name: str) -> Relation:
         """Raises HanaError 362 when the schema, 259 when the table or view is unknown."""
@@ -136,18 +198,28 @@ class Catalog:
 
     def table(self, schema: str, name: str) -> Relation:
         """A relation that can be written. Raises HanaError 7 for a view."""
-        found = self.relation(schema, name)
-        if found.is_view:
-            raise HanaError(7, f"feature not supported: writing into view {hana_identifier(name)}")
-        return found
+        return writable(self.relation(schema, name))
+
+    def foreign_keys_of(self, table: str) -> list[tuple[str, Sequence[str], Sequence[str]]]:
+        """By the SQLite key of a table: the SQLite key of the table referred to, own columns, its columns."""
+        relation = next((one for one in self.relations.values() if one.table_key == table), None)
+        references = relation.references if relation is not None else ()
+        return [(self.by_id(one.parent).table_key, one.columns, one.parent_columns) for one in references]
 
     def indexes_of(self, relation: Relation) -> list[Index]:
         return [index for index in self.indexes.values() if index.relation == relation.id]
 
 
+def writable(relation: Relation) -> Relation:
+    """The relation itself. Raises HanaError 7 for a view."""
+    if relation.is_view:
+        raise HanaError(7, f"feature not supported: writing into view {hana_identifier(relation.name)}")
+    return relation
+
+
 def reindexed(before: Catalog, after: Catalog) -> set[str]:
     """The tables, by SQLite name, whose indexes differ: an HNSW index exists in the catalogue only."""
-    tables = {relation.id: table_key(relation.schema, relation.name) for relation in before.relations.values()}
+    tables = {relation.id: relation.table_key for relation in before.relations.values()}
     return {
         tables[index.relation]
         for index in {*before.indexes.values()} ^ {*after.indexes.values()}
@@ -156,7 +228,7 @@ def reindexed(before: Catalog, after: Catalog) -> set[str]:
 
 
 def create_storage(connection: sqlite3.Connection) -> None:
-    connection.executescript(_SCHEMA)
+    connection.executescript(_SCHEMA + schema_objects.STORAGE)
 
 
 def load(connection: sqlite3.Connection, version: int) -> Catalog:
@@ -169,18 +241,23 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
         kind = HanaType(TypeCode(code), length, scale)
         columns.setdefault(relation, []).append(TableColumn(name, kind, bool(nullable), default, identity, comment))
     constraints = _load_constraints(connection)
+    objects = schema_objects.load(connection)
     relations = {}
     for number, schema, name, definition, definition_schema in connection.execute(
         "SELECT id, schema, name, definition, definition_schema FROM owl_relations"
     ):
+        temporary = objects.temporary.get(number)
         relations[schema, name] = Relation(
             id=number,
-            schema=schema,
+            schema=temporary.schema if temporary is not None else schema,
             name=name,
             columns=tuple(columns.get(number, ())),
             definition=definition,
             definition_schema=definition_schema or "",
             constraints=tuple(constraints.get(number, ())),
+            references=objects.references.get(number, ()),
+            checks=objects.checks.get(number, ()),
+            temporary=temporary,
         )
     return Catalog(
         version=version,
@@ -188,6 +265,7 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
         relations=MappingProxyType(relations),
         indexes=MappingProxyType(_load_indexes(connection)),
         users=MappingProxyType(dict(connection.execute("SELECT name, password FROM owl_users").fetchall())),
+        objects=objects,
     )
 
 
@@ -205,22 +283,24 @@ def _load_constraints(connection: sqlite3.Connection) -> dict[int, list[Constrai
 
 def _load_indexes(connection: sqlite3.Connection) -> dict[tuple[str, str], Index]:
     found: dict[tuple[str, str], Index] = {}
-    for schema, name, relation, kind, uniqueness, column in connection.execute(
-        "SELECT schema, name, relation, kind, uniqueness, column_name FROM owl_indexes ORDER BY schema, name, position"
+    for schema, name, relation, kind, uniqueness, column, function in connection.execute(
+        "SELECT schema, name, relation, kind, uniqueness, column_name, options ->> '$.function' FROM owl_indexes"
+        " ORDER BY schema, name, position"
     ):
         known = found.get((schema, name))
         columns = (*known.columns, column) if known else (column,)
-        found[schema, name] = Index(schema, name, relation, kind, columns, uniqueness is not None)
+        unique = uniqueness is not None
+        found[schema, name] = Index(schema, name, relation, kind, columns, unique, similarity=function)
     return found
 
 
 def add_relation(connection: sqlite3.Connection, relation: Relation, store: str, comment: str | None) -> int:
-    """Write a new table or view; returns its id. The caller made sure that the name is free."""
+    """Write a new table or view with all that belongs to it; returns its id. The caller made sure the name is free."""
     cursor = connection.execute(
         "INSERT INTO owl_relations(schema, name, kind, store, comment, definition, definition_schema, created)"
         " VALUES (?,?,?,?,?,?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
         (
-            relation.schema,
+            relation.stored_schema,
             relation.name,
             "VIEW" if relation.is_view else "TABLE",
             store,
@@ -230,14 +310,27 @@ def add_relation(connection: sqlite3.Connection, relation: Relation, store: str,
         ),
     )
     number = cursor.lastrowid or 0
+    write_structure(connection, replace(relation, id=number))
+    for reference in relation.references:
+        schema_objects.add_reference(connection, number, reference)
+    for check in relation.checks:
+        schema_objects.add_check(connection, number, check)
+    if relation.temporary is not None:
+        schema_objects.add_temporary(connection, number, relation.temporary)
+    return number
+
+
+def write_structure(connection: sqlite3.Connection, relation: Relation) -> None:
+    """The columns and the keys of a relation, in place of those it had."""
+    for table in ("owl_columns", "owl_constraints"):
+        connection.execute(f"DELETE FROM {table} WHERE relation = ?", (relation.id,))
     for position, column in enumerate(relation.columns, 1):
-        add_column(connection, number, position, column)
+        add_column(connection, relation.id, position, column)
     for constraint in relation.constraints:
         connection.executemany(
             "INSERT INTO owl_constraints(relation, name, primary_key, position, column_name) VALUES (?,?,?,?,?)",
-            [(number, constraint.name, constraint.primary_key, i, c) for i, c in enumerate(constraint.columns, 1)],
+            [(relation.id, constraint.name, constraint.primary_key, i, c) for i, c in enumerate(constraint.columns, 1)],
         )
-    return number
 
 
 def add_column(connection: sqlite3.Connection, relation: int, position: int, column: TableColumn) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hana_emulator.errors import not_supported
@@ -24,6 +24,10 @@ _ROWID_NAMES = ("_rowid_", "rowid", "oid")
 Row = tuple[object, ...]
 Image = dict[int, Row]
 """Rows by rowid, with the values of all stored columns in the order of `Shape.columns`."""
+
+
+ForeignKey = tuple[str, Sequence[str], Sequence[str]]
+"""The table referred to, the own columns, and its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,8 @@ def _quoted(name: str) -> str:
 # --- shapes and triggers ----------------------------------------------------------------------------------------------
 
 
-def read_shape(connection: sqlite3.Connection, table: str) -> Shape:
+def read_shape(connection: sqlite3.Connection, table: str, references: Iterable[ForeignKey] = ()) -> Shape:
+    """Keys are read from SQLite; foreign keys, which are triggers there, come from the catalogue."""
     described = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
     names = [name for name, _, _ in described]
     places = {name: place for place, name in enumerate(names)}
@@ -102,7 +107,10 @@ def read_shape(connection: sqlite3.Connection, table: str) -> Shape:
         _rowid_name(table, names),
         tuple(map(_quoted, names)),
         tuple(keys),
-        tuple(_parents(connection, table, places)),
+        tuple(
+            Parent(parent, tuple(places[name] for name in own), tuple(map(_quoted, keys)))
+            for parent, own, keys in references
+        ),
         None if rowid_column is None else places[rowid_column],
     )
 
@@ -113,20 +121,6 @@ def _rowid_name(table: str, columns: Sequence[str]) -> str:
     if free is None:
         raise not_supported(f"columns named {', '.join(_ROWID_NAMES)} all in one table: {table}")
     return free
-
-
-def _parents(connection: sqlite3.Connection, table: str, places: Mapping[str, int]) -> Iterator[Parent]:
-    grouped: dict[int, tuple[str, list[int], list[str]]] = {}
-    for number, parent, column, parent_column in connection.execute(
-        'SELECT id, "table", "from", "to" FROM pragma_foreign_key_list(?) ORDER BY id, seq', (table,)
-    ):
-        _, columns, parent_columns = grouped.setdefault(number, (parent, [], []))
-        if parent_column is not None:
-            columns.append(places[column])
-            parent_columns.append(_quoted(parent_column))
-    for parent, columns, parent_columns in grouped.values():
-        if parent_columns:
-            yield Parent(parent, tuple(columns), tuple(parent_columns))
 
 
 def _trigger_sqls(table: str, rowid: str, *, identity: bool) -> dict[str, str]:

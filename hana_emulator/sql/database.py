@@ -15,9 +15,18 @@ from typing import IO
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import conversions, functions, objects, sysviews
+from hana_emulator.sql import (
+    conversions,
+    explain,
+    functions,
+    objects,
+    sequence_definitions,
+    sequences,
+    sysviews,
+    temporary,
+)
 from hana_emulator.sql.catalog import Catalog
-from hana_emulator.sql.changes import TOUCH_FUNCTION, Shape, install_triggers, read_shape
+from hana_emulator.sql.changes import ENFORCING_FUNCTION, TOUCH_FUNCTION, Shape, install_triggers, read_shape
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locks import LockTable
 from hana_emulator.sql.planner import Prepared, prepare
@@ -34,6 +43,7 @@ _PRAGMAS = (
     "PRAGMA synchronous = OFF",  # a killed process loses nothing; a power cut may, and this is a stand-in's data
     "PRAGMA wal_autocheckpoint = 4000",  # 64 MB: a bulk load would wait for the disk at every checkpoint
     "PRAGMA foreign_keys = ON",
+    "PRAGMA recursive_triggers = ON",  # a foreign key of a table to itself cascades as any other
     "PRAGMA case_sensitive_like = ON",
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cache_size = -65536",
@@ -68,8 +78,9 @@ class Database:
         self.folder = path or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._guard = _only_process(self.folder)
+        self.numbers = sequences.Numbers(self.folder)
         self._user, self._schema = user.upper(), schema
-        self._plans: OrderedDict[tuple[str, str, int], Prepared] = OrderedDict()
+        self._plans: OrderedDict[tuple[str, str, int, int], Prepared] = OrderedDict()
         self._plans_lock = threading.Lock()
         self._versions: dict[str, int] = {}
         self._epoch = 0
@@ -89,15 +100,23 @@ class Database:
             objects.add_user(connection, self._user, password)
             for schema in {self._user, self._schema} - known.schemas:
                 objects.add_schema(connection, schema, self._user)
+            temporary.sweep_all(connection, known)
+            explain.create_storage(connection, known)
             connection.execute("COMMIT")
-            return catalogue.load(connection, 1)
+            catalog = catalogue.load(connection, 1)
+            sequence_definitions.reset(connection, catalog, self.numbers)
+            return catalog
         finally:
             connection.close()
 
     def open_connection(
-        self, context: Context, touch: Callable[[str, int], None] = lambda *_: None
+        self,
+        context: Context,
+        touch: Callable[[str, int], None] = lambda *_: None,
+        enforcing: Callable[[], bool] = lambda: True,
     ) -> sqlite3.Connection:
-        """`touch` hears of every row that a statement on this connection changes: table and rowid."""
+        """`touch` hears of every row that a statement on this connection changes: table and rowid. `enforcing`: whether
+        triggers that keep constraints are to act."""
         connection = sqlite3.connect(
             self.folder / _FILE,
             timeout=self.lock_timeout,
@@ -109,12 +128,14 @@ class Database:
             connection.execute(pragma)
         functions.register(connection, context)
         connection.create_function(TOUCH_FUNCTION, 2, touch)
+        connection.create_function(ENFORCING_FUNCTION, 0, enforcing)
 
         def report(error: HanaError) -> None:
             context.error = error
 
         conversions.register(connection, report)
         sysviews.register(connection)
+        sequences.register(connection, context, self.numbers)
         return connection
 
     def connect(self, user: str) -> Session:
@@ -131,16 +152,18 @@ class Database:
         for session in list(self._sessions.values()):
             session.cancel()
             session.close()
+        self.numbers.close()
         self._guard.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     # ------------------------------------------------------------------------------------------------ for its sessions
 
-    def prepare(self, sql: str, schema: str) -> Prepared:
-        """A plan for `sql` in the catalogue of now; the same text is planned once."""
-        catalog = self.catalog
-        key = (sql, schema, catalog.version)
+    def prepare(self, sql: str, schema: str, session: int) -> Prepared:
+        """A plan for `sql` in the catalogue of now; the same text is planned once, or once for each session where it
+        may name a local temporary table."""
+        catalog = self.catalog.seen_by(session if "#" in sql else 0)
+        key = (sql, schema, catalog.version, catalog.session)
         with self._plans_lock:
             found = self._plans.get(key)
             if found is not None:
@@ -174,7 +197,7 @@ class Database:
         """How SQLite has the table; read once per change of structure. Call in one's turn."""
         found = self._shapes.get(table)
         if found is None:
-            found = self._shapes[table] = read_shape(connection, table)
+            found = self._shapes[table] = read_shape(connection, table, self.catalog.foreign_keys_of(table))
         return found
 
     def cancel(self, connection_id: int) -> None:

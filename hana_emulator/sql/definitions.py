@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from hana_emulator.sql import objects, tables
+from hana_emulator.sql import alterations, objects, sequence_definitions, synonyms, tables, views
 from hana_emulator.sql.reader import TokenReader
-from hana_emulator.sql.workbench import Definition
+from hana_emulator.sql.workbench import Definition, Workbench
 
-_PARSERS = {**tables.PARSERS, **objects.PARSERS}
+_PARSERS = {
+    **tables.PARSERS,
+    **alterations.PARSERS,
+    **views.PARSERS,
+    **sequence_definitions.PARSERS,
+    **synonyms.PARSERS,
+    **objects.PARSERS,
+}
 
 
 def parse(reader: TokenReader) -> Definition | None:
@@ -15,5 +22,15 @@ def parse(reader: TokenReader) -> Definition | None:
         if reader.take(*words):
             definition = parser(reader)
             reader.end()
-            return definition
+            return _and_views(definition)
     return None
+
+
+def _and_views(definition: Definition) -> Definition:
+    """Any change of structure may break a view or mend one."""
+
+    def run(bench: Workbench) -> None:
+        definition(bench)
+        views.note_validity(bench)
+
+    return run

@@ -57,6 +57,11 @@ class Hana(Dialect):
         """sqlglot would take what follows RENAME, CALL and the like as one string."""
         HEX_STRINGS: ClassVar[list[Any]] = [("x'", "'"), ("X'", "'")]
         KEYWORDS: ClassVar[dict[str, TokenType]] = _plain_keywords(tokens.Tokenizer.KEYWORDS)
+        SINGLE_TOKENS: ClassVar[dict[str, TokenType]] = {
+            sign: kind for sign, kind in tokens.Tokenizer.SINGLE_TOKENS.items() if sign != "#"
+        }
+        """A # belongs to a name, and begins that of a local temporary table."""
+        VAR_SINGLE_TOKENS: ClassVar[set[str]] = {"#", "$"}
 
     class Parser(SqlParser):
         FUNCTIONS: ClassVar[dict[str, Any]] = {}
@@ -145,6 +150,14 @@ def _end_without_hint(sql: str, found: list[Token]) -> int:
         if found[index].text.upper() == "WITH" and found[index + 1].text.upper() == "HINT":
             return int(found[index].start)
     return int(found[-1].end) + 1 if found else len(sql)
+
+
+def hints(found: list[Token]) -> frozenset[str]:
+    """The names in a final WITH HINT (...), upper-cased."""
+    for index in range(len(found) - 2, 0, -1):
+        if found[index].text.upper() == "WITH" and found[index + 1].text.upper() == "HINT":
+            return frozenset(str(token.text).upper() for token in found[index + 2 :])
+    return frozenset()
 
 
 def parse(sql: str) -> exp.Expr:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql import aggregates, calls, clause_calls, coercion, datatypes
+from hana_emulator.sql import aggregates, calls, clause_calls, coercion, datatypes, sequences
 from hana_emulator.sql.clauses import JsonCall, LikeRegexpr, Regexpr
 from hana_emulator.sql.dialect import HanaCast, Score, parameter_number
 from hana_emulator.sql.names import literal
@@ -386,7 +386,7 @@ def _column(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     name, table, schema = (identifier(node.args.get(part)) for part in ("this", "table", "db"))
     if not table and not node.this.quoted and calls.is_niladic(name):
         return calls.niladic(name)
-    return scope.resolve(name, table, schema)
+    return sequences.bind(binding, scope, name, table, schema) or scope.resolve(name, table, schema)
 
 
 def _call(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:

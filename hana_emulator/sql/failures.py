@@ -6,6 +6,10 @@ import sqlite3
 
 from hana_emulator.errors import HanaError, lock_wait_timeout, null_not_allowed, unique_violated
 from hana_emulator.sql.names import decode, hana_identifier
+from hana_emulator.sql.schema_objects import SESSION_COLUMN
+
+ERROR_MARK = "owl-error:"
+"""What triggers raise begins with it: 'owl-error:CODE:message'."""
 
 
 def cancelled() -> HanaError:
@@ -62,8 +66,15 @@ _OPERATIONAL = {
 
 def _integrity(text: str) -> HanaError:
     """'UNIQUE constraint failed: ~S.T.A, ~S.T.B' and the like."""
+    if text.startswith(ERROR_MARK):
+        code, _, message = text.removeprefix(ERROR_MARK).partition(":")
+        return HanaError(int(code), message)
     kind, _, places = text.partition(" constraint failed: ")
-    columns = [hana_identifier(decode(place.rsplit(".", 1)[-1])) for place in places.split(", ")]
+    columns = [
+        hana_identifier(decode(place.rsplit(".", 1)[-1]))
+        for place in places.split(", ")
+        if not place.endswith(f".{SESSION_COLUMN}")
+    ]
     if kind == "NOT NULL":
         return null_not_allowed(columns[0])
     if kind == "UNIQUE":

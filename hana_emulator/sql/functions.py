@@ -39,6 +39,8 @@ class Context:
     statement_time: datetime | None = None
     """The moment that CURRENT_TIMESTAMP and its kin give; None: the clock's, anew at each call."""
     session_variables: dict[str, str] = field(default_factory=dict)
+    current_numbers: dict[int, int] = field(default_factory=dict)
+    """CURRVAL of each sequence, by its id."""
 
     def begin_statement(self) -> None:
         """Forget the last error and fix the time: HANA gives one CURRENT_TIMESTAMP to a whole statement."""

@@ -1,19 +1,18 @@
-"""Definitions other than tables: indexes, views, comments, schemas, users. Parsed here, run on a `Workbench`."""
+"""Definitions other than tables and views: indexes, comments, schemas, users. Parsed here, run on a `Workbench`."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from hana_emulator.errors import HanaError, duplicate_table, not_supported
+from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import dialect, queries
-from hana_emulator.sql.catalog import Index, Relation, TableColumn
+from hana_emulator.sql import constraints
+from hana_emulator.sql.catalog import Index, Relation
 from hana_emulator.sql.hnsw import parse_hnsw
 from hana_emulator.sql.names import encode, hana_identifier, quoted, quoted_index
 from hana_emulator.sql.reader import Name, TokenReader
-from hana_emulator.sql.workbench import Definition, Workbench, drop_table
+from hana_emulator.sql.workbench import Definition, Workbench, drop_table, refuse_used_by_sessions
 from hana_emulator.types import LOBS, VECTORS
 
 # --- indexes ----------------------------------------------------------------------------------------------------------
@@ -47,6 +46,9 @@ def _add_index(bench: Workbench, name: Name, table: Name, columns: list[tuple[st
     relation = bench.table(table)
     schema = bench.catalog.require_schema(name.schema or relation.schema)
     refuse_taken_index(bench, schema, name.name)
+    refuse_used_by_sessions(bench, relation)
+    if unique and relation.temporary is not None:
+        raise HanaError(368, "unique constraint not allowed on temporary table")
     for column, _ in columns:
         if relation.column(column).type.code in LOBS | VECTORS:
             raise HanaError(264, f"invalid datatype: {column} cannot be indexed")
@@ -98,75 +100,6 @@ def _drop_index(reader: TokenReader) -> Definition:
         if not index.kind.startswith("HNSW"):
             bench.connection.execute(f"DROP INDEX {quoted_index(schema, index_name)}")
         bench.connection.execute("DELETE FROM owl_indexes WHERE schema = ? AND name = ?", (schema, index_name))
-
-    return run
-
-
-# --- views ------------------------------------------------------------------------------------------------------------
-
-
-def _create_view(replacing: bool) -> Callable[[TokenReader], Definition]:
-    def parser(reader: TokenReader) -> Definition:
-        name = reader.name()
-        columns = _view_columns(reader) if reader.peek("(") else []
-        comment = reader.string() if reader.take("COMMENT") else None
-        reader.expect("AS")
-        text = reader.rest()
-        return lambda bench: _add_view(bench, name, replacing, _ViewDraft(text, columns, comment))
-
-    return parser
-
-
-@dataclass(frozen=True, slots=True)
-class _ViewDraft:
-    text: str
-    columns: list[tuple[str, str | None]]
-    comment: str | None
-
-
-def _view_columns(reader: TokenReader) -> list[tuple[str, str | None]]:
-    reader.expect("(")
-    columns = []
-    while True:
-        name = reader.identifier()
-        columns.append((name, reader.string() if reader.take("COMMENT") else None))
-        if not reader.take(","):
-            break
-    reader.expect(")")
-    return columns
-
-
-def _add_view(bench: Workbench, name: Name, replacing: bool, draft: _ViewDraft) -> None:
-    schema, view = bench.place(name)
-    known = bench.catalog.find(schema, view)
-    if known is not None and not (replacing and known.is_view):
-        raise duplicate_table(hana_identifier(view))
-    query = queries.bind_query(bench.binding(), dialect.parse(draft.text), None)
-    named = draft.columns or [(column.name, None) for column in query.columns]
-    if len(named) != len(query.columns):
-        raise HanaError(269, "the column list of a view must name every column of its query")
-    if len({column for column, _ in named}) != len(named):
-        raise HanaError(268, "column ambiguously defined: two columns of the view have one name")
-    columns = tuple(
-        TableColumn(column, result.type, result.nullable, comment=comment)
-        for (column, comment), result in zip(named, query.columns, strict=True)
-    )
-    if known is not None:
-        bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (known.id,))
-    relation = Relation(0, schema, view, columns, draft.text, bench.schema)
-    catalogue.add_relation(bench.connection, relation, "ROW", draft.comment)
-
-
-def _drop_view(reader: TokenReader) -> Definition:
-    name = reader.name()
-    _ = reader.take("CASCADE") or reader.take("RESTRICT")
-
-    def run(bench: Workbench) -> None:
-        schema, view = bench.place(name)
-        relation = bench.catalog.relation(schema, view)
-        if not relation.is_view:
-            raise HanaError(321, f"invalid view name: {hana_identifier(view)} is a table")
-        bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
 
     return run
 
@@ -231,14 +164,18 @@ def _drop_schema(reader: TokenReader) -> Definition:
     def run(bench: Workbench) -> None:
         schema, _ = bench.place(Name(name, ""))
         inside = [relation for relation in bench.catalog.relations.values() if relation.schema == schema]
-        if inside and not cascade:
+        named = [*bench.catalog.objects.sequences, *bench.catalog.objects.synonyms]
+        if (inside or any(place == schema for place, _ in named)) and not cascade:
             raise HanaError(419, f"cannot drop: schema {hana_identifier(schema)} is not empty (use CASCADE)")
-        for relation in inside:
-            if relation.is_view:
-                bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
-            else:
-                drop_table(bench, relation)
-        bench.connection.execute("DELETE FROM owl_schemas WHERE name = ?", (schema,))
+        with constraints.lifted(bench, *inside):
+            for relation in inside:
+                if relation.is_view:
+                    bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
+                else:
+                    drop_table(bench, relation)
+            for table in ("owl_sequences", "owl_synonyms"):
+                bench.connection.execute(f"DELETE FROM {table} WHERE schema = ?", (schema,))
+            bench.connection.execute("DELETE FROM owl_schemas WHERE name = ?", (schema,))
 
     return run
 
@@ -283,9 +220,6 @@ PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
     ("CREATE", "UNIQUE", "INDEX"): _create_index(True),
     ("CREATE", "HNSW", "VECTOR", "INDEX"): _create_hnsw,
     ("DROP", "INDEX"): _drop_index,
-    ("CREATE", "VIEW"): _create_view(False),
-    ("CREATE", "OR", "REPLACE", "VIEW"): _create_view(True),
-    ("DROP", "VIEW"): _drop_view,
     ("COMMENT", "ON"): _comment_on,
     ("CREATE", "SCHEMA"): _create_schema,
     ("DROP", "SCHEMA"): _drop_schema,

@@ -10,7 +10,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
-from hana_emulator.sql import definitions, dialect, locking, queries, search, writes
+from hana_emulator.sql import definitions, dialect, explain, locking, queries, search, writes
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.control import Control, parse_control
 from hana_emulator.sql.expressions import unwrapped
@@ -65,7 +65,30 @@ def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
     if definition is not None:
         plan = DefinitionPlan(definition)
         return Prepared(sql, FunctionCode.DDL, plan=plan, version=catalog.version, schema=schema)
+    if reader.take("EXPLAIN", "PLAN"):
+        return _explained(sql, reader, catalog, schema)
     return _Preparation(sql, tokens, Binding(catalog, schema, queries.bind_query)).run()
+
+
+def _explained(sql: str, reader: TokenReader, catalog: Catalog, schema: str) -> Prepared:
+    """EXPLAIN PLAN writes rows: the statement itself is prepared, so that its errors come out, and never run."""
+    name = None
+    if reader.take("SET", "STATEMENT_NAME"):
+        reader.expect("=")
+        name = reader.string()
+    reader.expect("FOR")
+    if reader.peek("EXPLAIN"):
+        raise HanaError(327, "cannot explain plan of given statement")
+    if reader.peek("SQL", "PLAN", "CACHE", "ENTRY"):
+        raise not_supported("EXPLAIN PLAN FOR SQL PLAN CACHE ENTRY")
+    text = reader.rest()
+    explained = prepare(text, catalog, schema)
+    if not isinstance(explained.plan, QueryPlan | WritePlan):
+        raise HanaError(327, "cannot explain plan of given statement")
+    table = catalog.relation(*explain.PLACE)
+    steps = explain.steps(catalog, schema, text, name)
+    plan = WritePlan(FunctionCode.INSERT, table, steps)
+    return Prepared(sql, FunctionCode.NIL, plan=plan, version=catalog.version, schema=schema)
 
 
 @dataclass(slots=True)

@@ -13,12 +13,16 @@ from hana_emulator.sql.catalog import Relation
 from hana_emulator.sql.coercion import coerce, refuse_lob, sort_key
 from hana_emulator.sql.datatypes import unify
 from hana_emulator.sql.expressions import identifier
-from hana_emulator.sql.names import MAX_IDENTIFIER, quoted
+from hana_emulator.sql.names import MAX_IDENTIFIER, hana_identifier, quoted
+from hana_emulator.sql.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.scope import Binding, Bound, BoundQuery, CommonTable, Scope, Source, SourceColumn
+from hana_emulator.sql.system_view import SystemView
 from hana_emulator.sql.table_functions import bind_table_function
 from hana_emulator.types import DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
+_GONE = frozenset({259, 260, 313, 362})
+"""What is raised where a table, a column, a sequence or a schema is no longer there."""
 _CONDITIONS = (exp.Predicate, exp.Connector, exp.Not)
 _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 
@@ -271,24 +275,33 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
         source = _numbered(binding, alias or name, "", common.columns)
         scope.sources.append(source)
         return f"{common.alias} AS {source.alias}"
-    own = binding.catalog.find(schema or binding.schema, name)
-    system = sysviews.find(schema, name) if own is None else None
+    found = binding.catalog.meant(schema, binding.schema, name)
+    system = sysviews.find(schema, name) if found is None else None
     if system is not None:
         return _add_system(binding, scope, alias or name, system)
-    relation = own or binding.catalog.relation(schema or binding.schema, name)
+    relation = found or binding.catalog.relation(schema or binding.schema, name)
+    if not alias and relation.name != name:
+        alias = name  # a synonym: its columns are qualified by it
     if relation.is_view:
-        return _add_derived(binding, scope, alias or name, _bind_view(binding, relation), relation)
+        return _add_derived(binding, scope, alias or name, bind_view(binding, relation), relation)
     return add_table(binding, scope, relation, alias)
 
 
-def add_table(binding: Binding, scope: Scope, relation: Relation, alias: str = "") -> str:
+def add_table(binding: Binding, scope: Scope, relation: Relation, alias: str = "", *, whole: bool = False) -> str:
+    """`whole`: also the rows that a global temporary table has for other sessions, as a write must name the table."""
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
     source = Source(binding.alias(), alias or relation.name, "" if alias else relation.schema, columns)
     scope.sources.append(source)
+    if relation.is_shared_by_sessions and not whole:
+        return f"(SELECT * FROM {relation.sqlite_name} AS g WHERE {own_rows('g')}) AS {source.alias}"
     return f"{relation.sqlite_name} AS {source.alias}"
 
 
-def _add_system(binding: Binding, scope: Scope, name: str, view: sysviews.SystemView) -> str:
+def own_rows(alias: str) -> str:
+    return f"{alias}.{SESSION_COLUMN} = hana_current_connection()"
+
+
+def _add_system(binding: Binding, scope: Scope, name: str, view: SystemView) -> str:
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in view.columns)
     source = Source(binding.alias(), name, "SYS", columns)
     scope.sources.append(source)
@@ -307,13 +320,18 @@ def _add_derived(binding: Binding, scope: Scope, name: str, query: BoundQuery, r
     return f"({query.sql}) AS {source.alias}"
 
 
-def _bind_view(binding: Binding, relation: Relation) -> BoundQuery:
+def bind_view(binding: Binding, relation: Relation) -> BoundQuery:
+    """The query of a view, with the columns it was created with. Raises HanaError 391 when that cannot be any more."""
     if binding.view_depth >= _MAX_VIEW_DEPTH:
         raise HanaError(391, f"invalidated view: {relation.name} (views nested too deeply)")
     schema, binding.schema = binding.schema, relation.definition_schema
     binding.view_depth += 1
     try:
         query = binding.bind_query(binding, dialect.parse(relation.definition or ""), None)
+    except HanaError as error:
+        if error.code not in _GONE:
+            raise
+        raise HanaError(391, f"invalidated view: {hana_identifier(relation.name)} ({error.text})") from None
     finally:
         binding.schema = schema
         binding.view_depth -= 1

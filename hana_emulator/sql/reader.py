@@ -113,6 +113,19 @@ class TokenReader:
             self.expect(")")
         return type_named(name, sizes)
 
+    def enclosed(self) -> str:
+        """( text ), without the parentheses."""
+        self.expect("(")
+        start, depth = self.index, 1
+        while depth and not self.at_end:
+            depth += self.peek("(") - self.peek(")")
+            self.index += 1
+        if depth:
+            raise self.error(")")
+        if self.index - start < 2:
+            raise syntax_error("an expression expected between parentheses", self.tokens[start].start + 1)
+        return self.sql[self.tokens[start].start : self.tokens[self.index - 2].end + 1]
+
     def rest(self) -> str:
         """The text from here to the end."""
         token = self.current

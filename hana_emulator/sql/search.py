@@ -17,7 +17,7 @@ from sqlglot import exp
 from hana_emulator.seam import Storage
 from hana_emulator.sql import expressions
 from hana_emulator.sql.catalog import Relation
-from hana_emulator.sql.names import quoted, table_key
+from hana_emulator.sql.names import quoted
 from hana_emulator.sql.queries import SelectParts
 from hana_emulator.sql.scope import Binding, Bound
 from hana_emulator.sql.vectors import Key, Metric, VectorCache
@@ -72,7 +72,7 @@ def plan_search(binding: Binding, node: exp.Expr, parts: SelectParts, parameters
     assert column.column is not None
     vector = quoted(column.column.name)
     return SearchPlan(
-        key=(table_key(relation.schema, relation.name), column.column.name),
+        key=(relation.table_key, column.column.name),
         metric=_METRICS[str(call.this).upper()],
         descending=descending,
         query=step(f"SELECT {constant.sql}"),
@@ -102,7 +102,9 @@ def _single_table(binding: Binding, node: exp.Expr, parts: SelectParts) -> Relat
         return None
     schema = expressions.identifier(table.args.get("db")) or binding.schema
     relation = binding.catalog.find(schema, expressions.identifier(table.this))
-    if relation is None or relation.is_view or any(column.name == "_ROWID_" for column in relation.columns):
+    if relation is None or relation.is_view or relation.is_shared_by_sessions:
+        return None
+    if any(column.name == "_ROWID_" for column in relation.columns):
         return None
     return relation
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from hana_emulator.errors import HanaError, invalid_schema
 from hana_emulator.seam import FAILED, Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import failures, search
-from hana_emulator.sql.changes import ENFORCING_FUNCTION, install_triggers
+from hana_emulator.sql import failures, search, temporary
+from hana_emulator.sql.changes import install_triggers
 from hana_emulator.sql.control import READ_COMMITTED
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locking import ResultRow, RowLocks
 from hana_emulator.sql.locks import Blocked
 from hana_emulator.sql.names import quoted as quoted_name
-from hana_emulator.sql.names import table_key
 from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Prepared, QueryPlan
 from hana_emulator.sql.reader import Name
 from hana_emulator.sql.transaction import Transaction
@@ -64,17 +63,18 @@ class Session:
         self._running = False
         self._autocommit = False
         self._closed = False
+        self._filled_temporary = False
+        """Whether a global temporary table may have rows of this session."""
 
     def _open(self) -> sqlite3.Connection:
-        connection = self._database.open_connection(self.context, self._writer.touch)
-        connection.create_function(ENFORCING_FUNCTION, 0, self._writer.is_enforcing)
+        connection = self._database.open_connection(self.context, self._writer.touch, self._writer.is_enforcing)
         connection.create_function(search.SCORE_FUNCTION, 1, lambda rowid: self._scores.get(rowid))
         return connection
 
     # ------------------------------------------------------------------------------------------------------ the seam
 
     def prepare(self, sql: str) -> Prepared:
-        return self._database.prepare(sql, self.context.schema)
+        return self._database.prepare(sql, self.context.schema, self.connection_id)
 
     def execute(
         self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool = False
@@ -122,11 +122,18 @@ class Session:
         self._closed = True
         try:
             self.rollback()
+            self._drop_temporary()
         finally:
             for connection in (self._connection, *self._spare):
                 connection.close()
             self._spare.clear()
             self._database.forget(self)
+
+    def _drop_temporary(self) -> None:
+        """What cannot be dropped now, since another transaction holds the lock, goes when the stand-in starts again."""
+        if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
+            with suppress(HanaError, sqlite3.Error):
+                self._define(DefinitionPlan(temporary.sweep), patience=NO_PATIENCE)
 
     # ------------------------------------------------------------------------------------------------ running a plan
 
@@ -160,7 +167,7 @@ class Session:
         if isinstance(statement, Prepared) and statement.version == self._database.catalog.version:
             return statement
         schema = statement.schema if isinstance(statement, Prepared) else self.context.schema
-        return self._database.prepare(statement.sql, schema)
+        return self._database.prepare(statement.sql, schema, self.connection_id)
 
     def _check_parameters(self, prepared: Prepared, rows: Sequence[StorageRow]) -> None:
         if not rows:
@@ -283,7 +290,8 @@ class Session:
         def attempt(transaction: Transaction) -> Outcome:
             plan = self._current(statement).plan
             assert isinstance(plan, WritePlan)
-            table = table_key(plan.table.schema, plan.table.name)
+            table = plan.table.table_key
+            self._filled_temporary |= plan.table.is_shared_by_sessions
 
             def write(some: Sequence[StorageRow]) -> list[int]:
                 action = partial(self._write_rows, plan, some)
@@ -349,16 +357,16 @@ class Session:
         returning = Step(f"{step.sql} RETURNING {plan.chosen_identity}", step.parameters)
         found = self._run(returning, row).fetchall()
         for (rowid,) in found:
-            self._writer.touch(table_key(plan.table.schema, plan.table.name), rowid)
+            self._writer.touch(plan.table.table_key, rowid)
         return len(found)
 
-    def _define(self, plan: DefinitionPlan) -> None:
+    def _define(self, plan: DefinitionPlan, *, patience: float | None = None) -> None:
         """DDL commits what came before, runs alone, and commits itself. It waits for all that holds locks in the tables
         that it changes."""
         self.commit()
 
         def attempt(transaction: Transaction) -> None:
-            before = self._database.catalog
+            before = self._database.catalog.seen_by(self.connection_id)
             changed: set[str] = set()
             connection = transaction.connection
             connection.set_authorizer(partial(_note_changed, changed))
@@ -371,7 +379,7 @@ class Session:
             install_triggers(connection)
             self._writer.commit_with(transaction, lambda: self._database.publish(following))
 
-        self._writer.run(self._connection, attempt, autocommit=False)
+        self._writer.run(self._connection, attempt, autocommit=False, patience=patience)
 
     # --------------------------------------------------------------------------------- control statements (control.py)
 
@@ -420,7 +428,7 @@ class Session:
     def lock(self, table: Name, *, nowait: bool) -> None:
         """With autocommit the lock is gone with the statement."""
         found = self._database.catalog.table(table.schema or self.context.schema, table.name)
-        key = table_key(found.schema, found.name)
+        key = found.table_key
 
         def attempt(transaction: Transaction) -> None:
             self._database.locks.check_unused((key,))

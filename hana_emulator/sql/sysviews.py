@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 
+from hana_emulator.sql import schema_views
 from hana_emulator.sql.datatypes import CATALOGUE_NAMES, FLOATING_SCALE, nvarchar
 from hana_emulator.sql.names import quoted_table
-from hana_emulator.types import BIGINT, INTEGER, LOBS, TIMESTAMP, Column, HanaType, TypeCode
+from hana_emulator.sql.system_view import SystemView
+from hana_emulator.sql.system_view import view as _view
+from hana_emulator.types import BIGINT, INTEGER, LOBS, TIMESTAMP, HanaType, TypeCode
 
 VERSION = "4.00.000.00.1700000000"
 CLOUD_VERSION = "2025.40.0"
@@ -16,12 +18,6 @@ CLOUD_VERSION = "2025.40.0"
 _FLAG = nvarchar(5)
 _NAME = nvarchar(256)
 _TEXT = nvarchar(5_000)
-
-
-@dataclass(frozen=True, slots=True)
-class SystemView:
-    columns: tuple[Column, ...]
-    sql: str
 
 
 def find(schema: str, name: str) -> SystemView | None:
@@ -41,12 +37,6 @@ def register(connection: sqlite3.Connection) -> None:
         return int(count)
 
     connection.create_function("owl_record_count", 2, record_count)
-
-
-def _view(sql_from: str, **columns: tuple[HanaType, str]) -> SystemView:
-    items = ", ".join(f'{text} AS "{name}"' for name, (_, text) in columns.items())
-    described = tuple(Column(name, kind, True, "", "SYS") for name, (kind, _) in columns.items())
-    return SystemView(described, f"SELECT {items} {sql_from}")
 
 
 def _codes(codes: frozenset[TypeCode]) -> str:
@@ -74,7 +64,7 @@ _PLAIN_DEFAULT = (
 
 def _columns_view(kind: str, name: str) -> SystemView:
     return _view(
-        f"FROM owl_columns c JOIN owl_relations r ON r.id = c.relation WHERE r.kind = '{kind}'",
+        f"FROM owl_columns c JOIN owl_visible r ON r.id = c.relation WHERE r.kind = '{kind}'",
         SCHEMA_NAME=(_NAME, "r.schema"),
         **{f"{name}_NAME": (_NAME, "r.name"), f"{name}_OID": (BIGINT, "r.id")},
         COLUMN_NAME=(_NAME, "c.name"),
@@ -93,23 +83,8 @@ def _columns_view(kind: str, name: str) -> SystemView:
     )
 
 
-_CONSTRAINTS = _view(
-    "FROM (SELECT relation, name, primary_key, position, column_name FROM owl_constraints UNION ALL"
-    " SELECT relation, name, 0, position, column_name FROM owl_indexes WHERE uniqueness = 'UNIQUE') k"
-    " JOIN owl_relations r ON r.id = k.relation",
-    SCHEMA_NAME=(_NAME, "r.schema"),
-    TABLE_NAME=(_NAME, "r.name"),
-    TABLE_OID=(BIGINT, "r.id"),
-    COLUMN_NAME=(_NAME, "k.column_name"),
-    POSITION=(INTEGER, "k.position"),
-    CONSTRAINT_NAME=(_NAME, "k.name"),
-    IS_PRIMARY_KEY=(_FLAG, "CASE k.primary_key WHEN 1 THEN 'TRUE' ELSE 'FALSE' END"),
-    IS_UNIQUE_KEY=(_FLAG, "'TRUE'"),
-    CHECK_CONDITION=(_TEXT, "NULL"),
-)
-
 _TABLES = _view(
-    "FROM owl_relations r WHERE r.kind = 'TABLE'",
+    "FROM owl_visible r WHERE r.kind = 'TABLE'",
     SCHEMA_NAME=(_NAME, "r.schema"),
     TABLE_NAME=(_NAME, "r.name"),
     TABLE_OID=(BIGINT, "r.id"),
@@ -121,7 +96,8 @@ _TABLES = _view(
         "CASE WHEN EXISTS (SELECT 1 FROM owl_constraints k WHERE k.relation = r.id AND k.primary_key) THEN 'TRUE'"
         " ELSE 'FALSE' END",
     ),
-    IS_TEMPORARY=(_FLAG, "'FALSE'"),
+    IS_TEMPORARY=(_FLAG, "CASE WHEN r.temporary IS NULL THEN 'FALSE' ELSE 'TRUE' END"),
+    TEMPORARY_TABLE_TYPE=(nvarchar(16), "r.temporary"),
     IS_USER_DEFINED_TYPE=(_FLAG, "'FALSE'"),
     IS_SYSTEM_TABLE=(_FLAG, "'FALSE'"),
     CREATE_TIME=(TIMESTAMP, "r.created"),
@@ -129,7 +105,7 @@ _TABLES = _view(
 
 
 _M_TABLES = _view(
-    "FROM owl_relations r WHERE r.kind = 'TABLE'",
+    "FROM owl_visible r WHERE r.kind = 'TABLE' AND r.temporary IS NOT 'LOCAL'",
     SCHEMA_NAME=(_NAME, "r.schema"),
     TABLE_NAME=(_NAME, "r.name"),
     RECORD_COUNT=(BIGINT, "owl_record_count(r.schema, r.name)"),
@@ -140,14 +116,17 @@ _M_TABLES = _view(
 
 def _views_view() -> SystemView:
     return _view(
-        "FROM owl_relations r WHERE r.kind = 'VIEW'",
+        "FROM owl_visible r WHERE r.kind = 'VIEW'",
         SCHEMA_NAME=(_NAME, "r.schema"),
         VIEW_NAME=(_NAME, "r.name"),
         VIEW_OID=(BIGINT, "r.id"),
         VIEW_TYPE=(nvarchar(16), "'ROW'"),
         DEFINITION=(HanaType(TypeCode.NCLOB), "r.definition"),
         COMMENTS=(_TEXT, "r.comment"),
-        IS_VALID=(_FLAG, "'TRUE'"),
+        IS_VALID=(
+            _FLAG,
+            "CASE WHEN r.id IN (SELECT relation FROM owl_invalid_views) THEN 'FALSE' ELSE 'TRUE' END",
+        ),
         IS_COLUMN_VIEW=(_FLAG, "'FALSE'"),
         CREATE_TIME=(TIMESTAMP, "r.created"),
     )
@@ -163,7 +142,7 @@ _INDEXED = (
 
 _INDEXES = _view(
     f"FROM (SELECT DISTINCT schema, name, relation, kind, uniqueness FROM {_INDEXED}) i"
-    " JOIN owl_relations r ON r.id = i.relation",
+    " JOIN owl_visible r ON r.id = i.relation",
     SCHEMA_NAME=(_NAME, "i.schema"),
     TABLE_NAME=(_NAME, "r.name"),
     TABLE_OID=(BIGINT, "r.id"),
@@ -173,7 +152,7 @@ _INDEXES = _view(
 )
 
 _INDEX_COLUMNS = _view(
-    f"FROM {_INDEXED} i JOIN owl_relations r ON r.id = i.relation",
+    f"FROM {_INDEXED} i JOIN owl_visible r ON r.id = i.relation",
     SCHEMA_NAME=(_NAME, "i.schema"),
     TABLE_NAME=(_NAME, "r.name"),
     INDEX_NAME=(_NAME, "i.name"),
@@ -200,7 +179,6 @@ _VIEWS: dict[str, SystemView] = {
     "TABLE_COLUMNS": _columns_view("TABLE", "TABLE"),
     "VIEW_COLUMNS": _columns_view("VIEW", "VIEW"),
     "SCHEMAS": _SCHEMAS,
-    "CONSTRAINTS": _CONSTRAINTS,
     "INDEXES": _INDEXES,
     "INDEX_COLUMNS": _INDEX_COLUMNS,
     "DATA_TYPES": _view(
@@ -230,22 +208,5 @@ _VIEWS: dict[str, SystemView] = {
         CREATE_TIME=(TIMESTAMP, "u.created"),
         USER_DEACTIVATED=(_FLAG, "'FALSE'"),
     ),
-    "REFERENTIAL_CONSTRAINTS": _view(
-        "WHERE 0",
-        SCHEMA_NAME=(_NAME, "''"),
-        TABLE_NAME=(_NAME, "''"),
-        COLUMN_NAME=(_NAME, "''"),
-        POSITION=(INTEGER, "0"),
-        CONSTRAINT_NAME=(_NAME, "''"),
-        REFERENCED_SCHEMA_NAME=(_NAME, "''"),
-        REFERENCED_TABLE_NAME=(_NAME, "''"),
-        REFERENCED_COLUMN_NAME=(_NAME, "''"),
-        UPDATE_RULE=(nvarchar(11), "''"),
-        DELETE_RULE=(nvarchar(11), "''"),
-    ),
-    "SEQUENCES": _view(
-        "WHERE 0",
-        SCHEMA_NAME=(_NAME, "''"),
-        SEQUENCE_NAME=(_NAME, "''"),
-    ),
+    **schema_views.VIEWS,
 }

@@ -1,175 +1,163 @@
-"""CREATE, ALTER, DROP, RENAME and TRUNCATE TABLE. Parsed here, run on a `Workbench`."""
+"""CREATE, DROP and TRUNCATE TABLE, temporary tables among them. Parsed here, run on a `Workbench`."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import dialect, expressions, queries
+from hana_emulator.sql import constraints, dialect, queries, schema_objects, views
 from hana_emulator.sql.catalog import Constraint, Relation, TableColumn
-from hana_emulator.sql.datatypes import is_text
-from hana_emulator.sql.names import encode, quoted, quoted_table
+from hana_emulator.sql.names import hana_identifier, quoted
 from hana_emulator.sql.reader import Name, TokenReader
-from hana_emulator.sql.scope import Bound, Scope
+from hana_emulator.sql.schema_objects import GLOBAL, LOCAL, SESSION_COLUMN, Check, Reference, Temporary
+from hana_emulator.sql.table_drafts import CheckDraft, ReferenceDraft, TableDraft, table_body
 from hana_emulator.sql.workbench import Definition, Workbench, drop_table, refuse_taken
-from hana_emulator.sql.writes import stored
-from hana_emulator.types import INTEGERS, LOBS, VECTORS, TypeCode
-
-_COLUMN_OPTIONS = frozenset({"NOT", "NULL", "DEFAULT", "PRIMARY", "UNIQUE", "GENERATED", "COMMENT"})
+from hana_emulator.sql.writes import default_of
+from hana_emulator.types import TypeCode
 
 
-@dataclass(slots=True)
-class _TableDraft:
-    columns: list[TableColumn] = field(default_factory=list)
-    constraints: list[Constraint] = field(default_factory=list)
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What stands between CREATE and TABLE. `scope` is '' for a table that is not temporary."""
 
-    def constrain(self, columns: Sequence[str], *, primary: bool, name: str = "") -> None:
-        if primary and any(constraint.primary_key for constraint in self.constraints):
-            raise HanaError(325, "multiple primary keys are not allowed")
-        label = name or ("_SYS_TREE_PRIMARY_KEY" if primary else f"_SYS_TREE_UNIQUE_{len(self.constraints)}")
-        self.constraints.append(Constraint(label, tuple(columns), primary))
+    store: str
+    scope: str = ""
 
-    def finished(self, schema: str, name: str) -> Relation:
-        names = [column.name for column in self.columns]
-        for column in names:
-            if names.count(column) > 1:
-                raise HanaError(263, f"invalid alias: column {column} is defined twice")
-        for constraint in self.constraints:
-            self._check(constraint)
-        key = next((c.columns for c in self.constraints if c.primary_key), ())
-        columns = tuple(replace(c, nullable=False) if c.name in key else c for c in self.columns)
-        return Relation(0, schema, name, columns, constraints=tuple(self.constraints))
-
-    def _check(self, constraint: Constraint) -> None:
-        by_name = {column.name: column for column in self.columns}
-        for name in constraint.columns:
-            if name not in by_name:
-                raise HanaError(260, f"invalid column name: {name}")
-            if by_name[name].type.code in LOBS | VECTORS:
-                raise HanaError(264, f"invalid datatype: {name} cannot be part of a key")
+    def relation(self, bench: Workbench, name: Name) -> Relation:
+        """An empty table of this kind. Raises HanaError 397 for a # where it must not, or must, be."""
+        schema, table = bench.place(name)
+        if table.startswith("#") is not (self.scope == LOCAL):
+            raise HanaError(
+                397, f"invalid object name: {hana_identifier(table)} (# begins the names of local temporary tables)"
+            )
+        session = bench.catalog.session if self.scope == LOCAL else 0
+        temporary = Temporary(self.scope, session, schema) if self.scope else None
+        return Relation(0, schema, table, (), temporary=temporary)
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Creation:
+    """One CREATE TABLE: what it is called, of which kind, and whether it may be there already."""
+
+    name: Name
+    kind: _Kind
+    if_absent: bool = False
+    comment: str | None = None
+
+    def needless(self, bench: Workbench) -> bool:
+        return self.if_absent and bench.catalog.find(*bench.place(self.name)) is not None
 
 
-def _create_table(store: str) -> Callable[[TokenReader], Definition]:
+# --- CREATE TABLE -----------------------------------------------------------------------------------------------------
+
+
+def _create_table(kind: _Kind) -> Callable[[TokenReader], Definition]:
     def parser(reader: TokenReader) -> Definition:
-        name = reader.name()
+        if_absent = reader.take("IF", "NOT", "EXISTS")
+        creation = _Creation(reader.name(), kind, if_absent)
         if reader.take("LIKE"):
-            return _like_definition(name, reader.name(), store)
+            return _like_definition(creation, reader.name(), with_data=_with_data(reader, otherwise=False))
+        names = reader.identifiers() if _names_come(reader) else []
         if reader.take("AS"):
-            return _as_definition(name, _query_text(reader), store)
-        draft = _table_body(reader)
-        comment = reader.string() if reader.take("COMMENT") else None
-        return lambda bench: create_table(bench, name, draft, store, comment)
+            text = reader.enclosed()
+            return _as_definition(creation, names, text, with_data=_with_data(reader, otherwise=True))
+        draft = table_body(reader)
+        creation = replace(creation, comment=reader.string() if reader.take("COMMENT") else None)
+        _commit_option(reader, kind)
+        return _table_definition(creation, draft)
 
     return parser
 
 
-def _table_body(reader: TokenReader) -> _TableDraft:
-    draft = _TableDraft()
-    reader.expect("(")
-    while True:
-        if not _table_constraint(reader, draft):
-            draft.columns.append(_column(reader, draft))
-        if not reader.take(","):
-            break
-    reader.expect(")")
-    return draft
+def _table_definition(creation: _Creation, draft: TableDraft) -> Definition:
+    def run(bench: Workbench) -> None:
+        if not creation.needless(bench):
+            _create(bench, creation, draft)
+
+    return run
 
 
-def _table_constraint(reader: TokenReader, draft: _TableDraft) -> bool:
-    name = reader.identifier() if reader.take("CONSTRAINT") else ""
-    if reader.take("PRIMARY", "KEY"):
-        draft.constrain(reader.identifiers(), primary=True, name=name)
-    elif reader.peek("UNIQUE", "(") and reader.take("UNIQUE"):
-        draft.constrain(reader.identifiers(), primary=False, name=name)
-    elif reader.peek("FOREIGN", "KEY") or reader.peek("CHECK", "("):
-        raise not_supported("FOREIGN KEY and CHECK constraints")
-    elif name:
-        raise reader.error("PRIMARY KEY or UNIQUE")
-    else:
+def _names_come(reader: TokenReader) -> bool:
+    """Whether a list of bare names follows, as it may before AS; the columns of a table have types."""
+    following = reader.tokens[reader.index + 2 : reader.index + 3]
+    return reader.peek("(") and bool(following) and following[0].text in (",", ")")
+
+
+def _with_data(reader: TokenReader, *, otherwise: bool) -> bool:
+    if reader.take("WITH", "NO", "DATA"):
         return False
-    return True
+    return reader.take("WITH", "DATA") or otherwise
 
 
-def _column(reader: TokenReader, draft: _TableDraft) -> TableColumn:
-    column = TableColumn(reader.identifier(), reader.type())
-    encode(column.name)
-    while (changed := _column_option(reader, column, draft)) is not None:
-        column = changed
-    return column
+def _commit_option(reader: TokenReader, kind: _Kind) -> None:
+    if reader.take("ON", "COMMIT", "DELETE", "ROWS"):
+        raise not_supported("ON COMMIT DELETE ROWS")
+    if kind.scope:
+        reader.take("ON", "COMMIT", "PRESERVE", "ROWS")
 
 
-def _column_option(reader: TokenReader, column: TableColumn, draft: _TableDraft) -> TableColumn | None:
-    if reader.take("NOT", "NULL"):
-        return replace(column, nullable=False)
-    if reader.take("NULL"):
-        return column
-    if reader.take("DEFAULT"):
-        return replace(column, default=reader.expression_text(_COLUMN_OPTIONS))
-    if reader.take("PRIMARY", "KEY"):
-        draft.constrain([column.name], primary=True)
-        return replace(column, nullable=False)
-    if reader.take("UNIQUE"):
-        draft.constrain([column.name], primary=False)
-        return column
-    if reader.take("COMMENT"):
-        return replace(column, comment=reader.string())
-    if reader.take("GENERATED"):
-        return _identity(reader, column)
-    return None
-
-
-def _identity(reader: TokenReader, column: TableColumn) -> TableColumn:
-    kind = "ALWAYS" if reader.take("ALWAYS") else "BY DEFAULT"
-    if kind == "BY DEFAULT":
-        reader.expect("BY", "DEFAULT")
-    reader.expect("AS", "IDENTITY")
-    if reader.take("("):
-        reader.take("START", "WITH")
-        if reader.number() != 1 or (reader.take("INCREMENT", "BY") and reader.number() != 1):
-            raise not_supported("an identity that does not start with 1 in steps of 1")
-        reader.expect(")")
-    if column.type.code not in INTEGERS:
-        raise HanaError(264, f"invalid datatype: an identity column must be of an integer type, {column.name} is not")
-    return replace(column, identity=kind)
-
-
-def create_table(bench: Workbench, name: Name, draft: _TableDraft, store: str, comment: str | None) -> None:
-    schema, table = bench.place(name)
-    refuse_taken(bench, schema, table)
-    relation = draft.finished(schema, table)
+def _create(bench: Workbench, creation: _Creation, draft: TableDraft) -> Relation:
+    empty = creation.kind.relation(bench, creation.name)
+    refuse_taken(bench, empty.schema, empty.name)
+    relation = with_draft(empty, draft)
     for column in relation.columns:
-        if column.default is not None:
-            _default_sql(bench, column)
-    bench.connection.execute(_sqlite_table(relation))
-    catalogue.add_relation(bench.connection, relation, store, comment)
+        default_of(bench.binding(), column)
+    bench.connection.execute(sqlite_table(relation, relation.sqlite_name))
+    number = catalogue.add_relation(bench.connection, relation, creation.kind.store, creation.comment)
+    relation = replace(relation, id=number)
+    if draft.identity_start > 1:
+        begin_identity(bench.connection, relation, draft.identity_start)
+    constraints.create_keys(bench.connection, relation)
+    bench.refresh()
+    attach(bench, relation, draft.references, draft.checks)
+    constraints.impose(bench, bench.catalog.by_id(number))
+    return relation
 
 
-def _default_sql(bench: Workbench, column: TableColumn) -> str:
-    scope = Scope()
-    bound = expressions.bind(bench.binding(), scope, dialect.parse_condition(column.default or "NULL"), column.type)
-    if scope.aggregates:
-        raise HanaError(275, "aggregate function not allowed in a default")
-    if bound.parameter is not None:
-        raise syntax_error("a default cannot be a parameter")
-    return stored(bound, column)
-
-
-def _sqlite_table(relation: Relation) -> str:
-    """Columns have no SQLite type, so that values stay as they are; an identity is SQLite's own rowid."""
-    identity = next((column.name for column in relation.columns if column.identity), None)
-    if len([column for column in relation.columns if column.identity]) > 1:
+def with_draft(relation: Relation, draft: TableDraft) -> Relation:
+    """`relation` with the columns and keys of `draft` added. Raises HanaError 260, 264, 272, 294, 368, 457."""
+    columns = [*relation.columns, *draft.columns]
+    names = [column.name for column in columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise HanaError(272, f"duplicate column name: {name}")
+    keys = list(relation.constraints)
+    for constraint in draft.constraints:
+        if constraint.primary_key and any(key.primary_key for key in keys):
+            raise HanaError(294, "cannot have more than one primary key")
+        if relation.temporary and not relation.is_shared_by_sessions and not constraint.primary_key:
+            raise HanaError(368, "unique constraint not allowed on temporary table")
+        label = constraint.name or ("_SYS_TREE_PRIMARY_KEY" if constraint.primary_key else _unique_name(keys))
+        if any(key.name == label for key in keys):
+            raise HanaError(457, f"duplicate constraint name: {hana_identifier(label)}")
+        keys.append(replace(constraint, name=label))
+    primary = next((key.columns for key in keys if key.primary_key), ())
+    columns = [replace(c, nullable=False) if c.name in primary else c for c in columns]
+    if len([column for column in columns if column.identity]) > 1:
         raise syntax_error("a table has at most one identity column")
+    changed = replace(relation, columns=tuple(columns), constraints=tuple(keys))
+    for constraint in keys:
+        constraints.check_key(changed, constraint)
+    return changed
+
+
+def _unique_name(keys: Sequence[Constraint]) -> str:
+    taken, number = {key.name for key in keys}, 0
+    while f"_SYS_TREE_UNIQUE_{number}" in taken:
+        number += 1
+    return f"_SYS_TREE_UNIQUE_{number}"
+
+
+def sqlite_table(relation: Relation, name: str) -> str:
+    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values stay as they are; an identity
+    is SQLite's own rowid; keys are indexes that come later."""
     pieces = [_sqlite_column(column) for column in relation.columns]
-    for constraint in relation.constraints:
-        columns = ", ".join(quoted(name) for name in constraint.columns)
-        if constraint.columns != (identity,):
-            pieces.append(f"{'PRIMARY KEY' if constraint.primary_key and identity is None else 'UNIQUE'} ({columns})")
-    return f"CREATE TABLE {relation.sqlite_name} ({', '.join(pieces)})"
+    if relation.is_shared_by_sessions:
+        pieces.append(f"{SESSION_COLUMN} DEFAULT (hana_current_connection())")
+    return f"CREATE TABLE {name} ({', '.join(pieces)})"
 
 
 def _sqlite_column(column: TableColumn) -> str:
@@ -179,188 +167,135 @@ def _sqlite_column(column: TableColumn) -> str:
     return f"{quoted(column.name)}{'' if column.nullable else ' NOT NULL'}{collation}"
 
 
-def _like_definition(name: Name, model: Name, store: str) -> Definition:
+def begin_identity(connection: sqlite3.Connection, relation: Relation, number: int) -> None:
+    """Let the identity column of a table give `number` next."""
+    connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (relation.table_key,))
+    connection.execute("INSERT INTO sqlite_sequence(name, seq) VALUES (?,?)", (relation.table_key, number - 1))
+
+
+def attach(
+    bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[CheckDraft]
+) -> tuple[list[Reference], list[Check]]:
+    """Write foreign keys and checks of a table that stands in the catalogue; they act once they are imposed. Raises
+    HanaError 257, 259, 260, 266, 365, 366, 367, 457."""
+    names = relation.constraint_names
+
+    def label(name: str, sign: str) -> str:
+        number = 0
+        while not name and f"_SYS_CONSTRAINT_{relation.id}_#{number}_#{sign}" in names:
+            number += 1
+        chosen = name or f"_SYS_CONSTRAINT_{relation.id}_#{number}_#{sign}"
+        if chosen in names:
+            raise HanaError(457, f"duplicate constraint name: {hana_identifier(chosen)}")
+        names.add(chosen)
+        return chosen
+
+    kept = [_reference(bench, relation, replace(draft, name=label(draft.name, "F0"))) for draft in references]
+    for reference in kept:
+        schema_objects.add_reference(bench.connection, relation.id, reference)
+    conditions = [Check(label(draft.name, "C0"), draft.condition) for draft in checks]
+    for check in conditions:
+        constraints.check_condition(bench, relation, check)
+        schema_objects.add_check(bench.connection, relation.id, check)
+    bench.refresh()
+    return kept, conditions
+
+
+def _reference(bench: Workbench, relation: Relation, draft: ReferenceDraft) -> Reference:
+    schema = draft.parent.schema or relation.schema
+    parent = bench.catalog.table(bench.catalog.require_schema(schema), draft.parent.name)
+    if not draft.parent_columns and not parent.key:
+        raise HanaError(366, f"referenced table does not have a primary key: {hana_identifier(parent.name)}")
+    reference = Reference(
+        draft.name, draft.columns, parent.id, draft.parent_columns or parent.key, draft.on_delete, draft.on_update
+    )
+    constraints.check_reference(relation, parent, reference)
+    return reference
+
+
+def _like_definition(creation: _Creation, model: Name, *, with_data: bool) -> Definition:
     def run(bench: Workbench) -> None:
+        if creation.needless(bench):
+            return
         source = bench.table(model)
-        draft = _TableDraft(list(source.columns), list(source.constraints))
-        create_table(bench, name, draft, store, None)
+        keys = [key for key in source.constraints if key.primary_key or not creation.kind.scope]
+        created = _create(bench, creation, TableDraft(list(source.columns), keys))
+        if with_data:
+            names = ", ".join(quoted(column.name) for column in source.columns)
+            text = f"INSERT INTO {created.sqlite_name} ({names}) SELECT {names} FROM {source.sqlite_name}"
+            bench.connection.execute(text)
 
     return run
 
 
-def _query_text(reader: TokenReader) -> str:
-    reader.expect("(")
-    start, depth = reader.index, 1
-    while depth and not reader.at_end:
-        depth += reader.peek("(") - reader.peek(")")
-        reader.index += 1
-    if depth:
-        raise reader.error(")")
-    first, last = reader.tokens[start], reader.tokens[reader.index - 2]
-    if reader.take("WITH", "NO", "DATA"):
-        raise not_supported("CREATE TABLE ... WITH NO DATA")
-    reader.take("WITH", "DATA")
-    return reader.sql[first.start : last.end + 1]
-
-
-def _as_definition(name: Name, text: str, store: str) -> Definition:
+def _as_definition(creation: _Creation, names: Sequence[str], text: str, *, with_data: bool) -> Definition:
     def run(bench: Workbench) -> None:
+        if creation.needless(bench):
+            return
         query = queries.bind_query(bench.binding(), dialect.parse(text), None)
-        columns = [TableColumn(column.name, column.type, column.nullable) for column in query.columns]
-        create_table(bench, name, _TableDraft(columns), store, None)
-        bench.connection.execute(f"INSERT INTO {quoted_table(*bench.place(name))} {query.sql}")
+        labels = names or [column.name for column in query.columns]
+        if len(labels) != len(query.columns):
+            raise HanaError(426, "number of columns mismatch: the list of names and the query")
+        columns = [
+            TableColumn(label, found.type, found.nullable) for label, found in zip(labels, query.columns, strict=True)
+        ]
+        created = _create(bench, creation, TableDraft(columns))
+        if with_data:
+            into = ", ".join(quoted(label) for label in labels)
+            bench.connection.execute(f"INSERT INTO {created.sqlite_name} ({into}) {query.sql}")
 
     return run
+
+
+# --- DROP, TRUNCATE ---------------------------------------------------------------------------------------------------
 
 
 def _drop_table(reader: TokenReader) -> Definition:
+    if_there = reader.take("IF", "EXISTS")
     name = reader.name()
-    _ = reader.take("CASCADE") or reader.take("RESTRICT")
-    return lambda bench: drop_table(bench, bench.table(name))
+    option = "CASCADE" if reader.take("CASCADE") else "RESTRICT" if reader.take("RESTRICT") else ""
+
+    def run(bench: Workbench) -> None:
+        if if_there and bench.catalog.find(*bench.place(name)) is None:
+            return
+        relation = bench.table(name)
+        others = [child for child, _ in bench.catalog.children_of(relation) if child.id != relation.id]
+        seen_in = views.dependent(bench, relation)
+        if option == "RESTRICT" and (others or seen_in):
+            raise HanaError(419, f"can't drop with RESTRICT specification: {(others + seen_in)[0].name} depends on it")
+        if others and option != "CASCADE":
+            raise HanaError(
+                417, f"can't drop without CASCADE specification: a foreign key of {others[0].name} refers to it"
+            )
+        with constraints.lifted(bench, relation):
+            for view in seen_in if option == "CASCADE" else []:
+                views.drop(bench, view)
+            drop_table(bench, relation)
+
+    return run
 
 
 def _truncate(reader: TokenReader) -> Definition:
     name = reader.name()
 
     def run(bench: Workbench) -> None:
-        bench.connection.execute(f"DELETE FROM {bench.table(name).sqlite_name}")
+        relation = bench.table(name)
+        constraints.refuse_used_rows(bench, relation)
+        own = f" WHERE {queries.own_rows(relation.sqlite_name)}" if relation.is_shared_by_sessions else ""
+        with constraints.lifted(bench, relation):
+            bench.connection.execute(f"DELETE FROM {relation.sqlite_name}{own}")
 
     return run
 
 
-def _rename_table(reader: TokenReader) -> Definition:
-    old = reader.name()
-    reader.expect("TO")
-    new = reader.name()
-
-    def run(bench: Workbench) -> None:
-        relation = bench.table(old)
-        refuse_taken(bench, relation.schema, new.name)
-        target = quoted_table(relation.schema, new.name)
-        bench.connection.execute(f"ALTER TABLE {relation.sqlite_name} RENAME TO {target}")
-        bench.connection.execute("UPDATE owl_relations SET name = ? WHERE id = ?", (new.name, relation.id))
-
-    return run
-
-
-def _rename_column(reader: TokenReader) -> Definition:
-    parts = [reader.identifier()]
-    while reader.take("."):
-        parts.append(reader.identifier())
-    if len(parts) not in (2, 3):
-        raise reader.error("table.column")
-    reader.expect("TO")
-    new = reader.identifier()
-
-    def run(bench: Workbench) -> None:
-        relation = bench.table(Name(parts[0] if len(parts) == 3 else "", parts[-2]))
-        old = relation.column(parts[-1]).name
-        if any(column.name == new for column in relation.columns):
-            raise HanaError(263, f"invalid alias: column {new} exists already")
-        bench.connection.execute(f"ALTER TABLE {relation.sqlite_name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
-        values = (new, relation.id, old)
-        bench.connection.execute("UPDATE owl_columns SET name = ? WHERE relation = ? AND name = ?", values)
-        for table in ("owl_constraints", "owl_indexes"):
-            bench.connection.execute(
-                f"UPDATE {table} SET column_name = ? WHERE relation = ? AND column_name = ?", values
-            )
-
-    return run
-
-
-# --- ALTER TABLE ------------------------------------------------------------------------------------------------------
-
-
-def _alter_table(reader: TokenReader) -> Definition:
-    name = reader.name()
-    if reader.take("ADD"):
-        draft = _table_body(reader)
-        return lambda bench: _add_columns(bench, bench.table(name), draft)
-    if reader.take("DROP"):
-        columns = reader.identifiers()
-        return lambda bench: _drop_columns(bench, bench.table(name), columns)
-    if reader.take("ALTER"):
-        draft = _table_body(reader)
-        return lambda bench: _alter_columns(bench, bench.table(name), draft)
-    raise not_supported("ALTER TABLE other than ADD, DROP and ALTER of columns")
-
-
-def _add_columns(bench: Workbench, relation: Relation, draft: _TableDraft) -> None:
-    if draft.constraints:
-        raise not_supported("ALTER TABLE ADD of constraints")
-    known = {column.name for column in relation.columns}
-    for position, column in enumerate(draft.columns, len(relation.columns) + 1):
-        if column.name in known:
-            raise HanaError(263, f"invalid alias: column {column.name} exists already")
-        known.add(column.name)
-        if column.identity:
-            raise not_supported("ALTER TABLE ADD of an identity column")
-        text = f"ALTER TABLE {relation.sqlite_name} ADD COLUMN {_sqlite_column(column)}"
-        bench.connection.execute(f"{text}{_constant_default(bench, column)}")
-        catalogue.add_column(bench.connection, relation.id, position, column)
-
-
-def _constant_default(bench: Workbench, column: TableColumn) -> str:
-    """Existing rows get the default's value of now."""
-    if column.default is None:
-        if not column.nullable:
-            raise HanaError(
-                287, f"cannot insert NULL or update to NULL: {column.name} (ADD ... NOT NULL needs a DEFAULT)"
-            )
-        return ""
-    (text,) = bench.connection.execute(f"SELECT quote({_default_sql(bench, column)})").fetchone()
-    return f" DEFAULT {text}"
-
-
-def _drop_columns(bench: Workbench, relation: Relation, columns: Sequence[str]) -> None:
-    for name in columns:
-        relation.column(name)
-        used = [c.columns for c in relation.constraints] + [i.columns for i in bench.catalog.indexes_of(relation)]
-        if any(name in names for names in used):
-            raise HanaError(7, f"feature not supported: dropping {name}, which a key or an index uses")
-        bench.connection.execute(f"ALTER TABLE {relation.sqlite_name} DROP COLUMN {quoted(name)}")
-        bench.connection.execute("DELETE FROM owl_columns WHERE relation = ? AND name = ?", (relation.id, name))
-    _renumber(bench, relation)
-
-
-def _renumber(bench: Workbench, relation: Relation) -> None:
-    rows = bench.connection.execute(
-        "SELECT position FROM owl_columns WHERE relation = ? ORDER BY position", (relation.id,)
-    ).fetchall()
-    for new, (old,) in enumerate(rows, 1):
-        values = (new, relation.id, old)
-        bench.connection.execute("UPDATE owl_columns SET position = ? WHERE relation = ? AND position = ?", values)
-
-
-def _alter_columns(bench: Workbench, relation: Relation, draft: _TableDraft) -> None:
-    for column in draft.columns:
-        old = relation.column(column.name)
-        if column.nullable is not old.nullable or column.identity != old.identity:
-            raise not_supported("changing NOT NULL or IDENTITY of a column")
-        if is_text(old.type) is not is_text(column.type) and relation.key:
-            raise not_supported("changing the kind of a column of a table with a key")
-        value = stored(Bound(quoted(column.name), old.type), column)
-        bench.connection.execute(f"UPDATE {relation.sqlite_name} SET {quoted(column.name)} = {value}")
-        bench.connection.execute(
-            "UPDATE owl_columns SET type = ?, length = ?, scale = ?, defaults = ? WHERE relation = ? AND name = ?",
-            (
-                int(column.type.code),
-                column.type.length,
-                column.type.scale,
-                column.default or old.default,
-                relation.id,
-                column.name,
-            ),
-        )
-
-
+_STORES = {(): "COLUMN", ("COLUMN",): "COLUMN", ("ROW",): "ROW"}
+_SCOPES = {(): "", ("LOCAL", "TEMPORARY"): LOCAL, ("GLOBAL", "TEMPORARY"): GLOBAL}
 PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
-    ("CREATE", "TABLE"): _create_table("COLUMN"),
-    ("CREATE", "COLUMN", "TABLE"): _create_table("COLUMN"),
-    ("CREATE", "ROW", "TABLE"): _create_table("ROW"),
+    **{
+        ("CREATE", *scope_words, *store_words, "TABLE"): _create_table(_Kind(store, scope))
+        for scope_words, scope in _SCOPES.items()
+        for store_words, store in _STORES.items()
+    },
     ("DROP", "TABLE"): _drop_table,
     ("TRUNCATE", "TABLE"): _truncate,
-    ("RENAME", "TABLE"): _rename_table,
-    ("RENAME", "COLUMN"): _rename_column,
-    ("ALTER", "TABLE"): _alter_table,
 }

@@ -24,6 +24,10 @@ class Workbench:
     schema: str
     user: str
 
+    def refresh(self) -> None:
+        """Read the catalogue again, with what this definition has changed so far."""
+        self.catalog = catalogue.load(self.connection, self.catalog.version).seen_by(self.catalog.session)
+
     def place(self, name: Name) -> tuple[str, str]:
         """Schema and name of an object, in the current schema unless told otherwise; the schema must exist."""
         schema = name.schema or self.schema
@@ -42,10 +46,22 @@ Definition = Callable[[Workbench], None]
 
 
 def refuse_taken(bench: Workbench, schema: str, name: str) -> None:
-    """Tables and views share one name space."""
+    """Tables, views and synonyms share one name space."""
     encode(name)
-    if bench.catalog.find(schema, name) is not None:
+    if bench.catalog.find(schema, name) is not None or (schema, name) in bench.catalog.objects.synonyms:
         raise duplicate_table(hana_identifier(name))
+
+
+def refuse_used_by_sessions(bench: Workbench, relation: Relation) -> None:
+    """Raises HanaError 510 for a global temporary table in which any session has rows."""
+    if not relation.is_shared_by_sessions:
+        return
+    if bench.connection.execute(f"SELECT 1 FROM {relation.sqlite_name} LIMIT 1").fetchone() is not None:
+        raise HanaError(
+            510,
+            "cannot alter global temporary table in use or create/alter/drop index on the table:"
+            f" {hana_identifier(relation.name)}",
+        )
 
 
 def drop_table(bench: Workbench, relation: Relation) -> None:

@@ -13,12 +13,13 @@ from sqlglot import exp
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.seam import FunctionCode, StorageRow
-from hana_emulator.sql import dialect, expressions, queries
-from hana_emulator.sql.catalog import Relation, TableColumn
+from hana_emulator.sql import dialect, expressions, queries, sequences
+from hana_emulator.sql.catalog import Relation, TableColumn, writable
 from hana_emulator.sql.coercion import coerce
 from hana_emulator.sql.datatypes import is_floating, is_text
 from hana_emulator.sql.expressions import identifier
 from hana_emulator.sql.names import literal, quoted
+from hana_emulator.sql.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.scope import Binding, Bound, Scope
 from hana_emulator.sql.store import Convert, converter
 from hana_emulator.types import DATETIMES, INTEGERS, VECTORS, TypeCode
@@ -97,11 +98,17 @@ class _Target:
             return f"?{number}"
         return stored(expressions.bind(self.binding, scope, node, column.type), column)
 
-    def default(self, column: TableColumn) -> str | None:
-        if column.default is None:
-            return None
-        bound = expressions.bind(self.binding, Scope(), dialect.parse_condition(column.default), column.type)
-        return stored(bound, column)
+
+def default_of(binding: Binding, column: TableColumn) -> str | None:
+    """The SQLite text of a column's default, None when it has none. Raises HanaError 336 for what cannot be one."""
+    if column.default is None:
+        return None
+    scope = Scope()
+    tree = dialect.parse_condition(column.default)
+    bound = expressions.bind(binding, scope, tree, column.type)
+    if scope.aggregates or sequences.mentioned(tree):
+        raise HanaError(336, f"invalid default value: of {column.name}")
+    return stored(bound, column)
 
 
 def stored(bound: Bound, column: TableColumn) -> str:
@@ -169,13 +176,14 @@ def _insert_target(binding: Binding, node: exp.Insert) -> tuple[_Target, list[Ta
     return _Target(binding, relation), columns
 
 
-def written_table(binding: Binding, node: exp.Expr) -> Relation:
+def written_table(binding: Binding, node: exp.Expr, *, deleting: bool = False) -> Relation:
     if not isinstance(node, exp.Table):
         raise syntax_error("a table name is expected")
     name, schema = identifier(node.this), identifier(node.args.get("db"))
-    if schema == "SYS":
+    found = binding.catalog.meant(schema, binding.schema, name)
+    if (found.schema if found is not None else schema) == "SYS" and not (found and deleting):
         raise HanaError(258, "insufficient privilege: SYS cannot be written")
-    return binding.catalog.table(schema or binding.schema, name)
+    return writable(found or binding.catalog.relation(schema or binding.schema, name))
 
 
 def _insert_values(target: _Target, columns: Sequence[TableColumn], node: exp.Values) -> tuple[list[str], str]:
@@ -202,7 +210,7 @@ def _check_count(given: int, wanted: int) -> None:
 def _defaults(target: _Target, given: Sequence[TableColumn]) -> tuple[list[str], list[str]]:
     """Names and values of the columns that the statement leaves out and that have a default."""
     named = {column.name for column in given}
-    found = [(c, target.default(c)) for c in target.relation.columns if c.name not in named]
+    found = [(c, default_of(target.binding, c)) for c in target.relation.columns if c.name not in named]
     kept = [(quoted(column.name), sql) for column, sql in found if sql is not None]
     return [name for name, _ in kept], [sql for _, sql in kept]
 
@@ -238,7 +246,9 @@ def _on_conflict(relation: Relation, columns: Sequence[TableColumn]) -> str:
         )
     names = [quoted(column.name) for column in columns if column.name not in key] or [quoted(key[0])]
     changes = ", ".join(f"{name} = excluded.{name}" for name in names)
-    return f"ON CONFLICT ({', '.join(quoted(name) for name in key)}) DO UPDATE SET {changes}"
+    columns_sql = [SESSION_COLUMN] if relation.is_shared_by_sessions else []
+    columns_sql += [quoted(name) for name in key]
+    return f"ON CONFLICT ({', '.join(columns_sql)}) DO UPDATE SET {changes}"
 
 
 def _upsert_where(binding: Binding, node: exp.Insert, where: exp.Expr, plan: WritePlan) -> WritePlan:
@@ -247,10 +257,11 @@ def _upsert_where(binding: Binding, node: exp.Insert, where: exp.Expr, plan: Wri
         raise syntax_error("UPSERT ... WHERE takes VALUES")
     target, columns = _insert_target(binding, node)
     scope = Scope()
-    table = queries.add_table(binding, scope, target.relation)
+    table = queries.add_table(binding, scope, target.relation, whole=True)
     pairs = zip(columns, values.expressions[0].expressions, strict=True)
     changes = ", ".join(f"{quoted(column.name)} = {target.value(scope, value, column)}" for column, value in pairs)
-    update = f"UPDATE {table} SET {changes} WHERE {expressions.condition(binding, scope, where)}"
+    condition = expressions.condition(binding, scope, where)
+    update = f"UPDATE {table} SET {changes} WHERE {_own_rows(target, scope, condition)}"
     return replace(plan, steps=[step(update)], fallback=plan.steps[0], one_row=False)
 
 
@@ -259,16 +270,16 @@ def bind_update(binding: Binding, node: exp.Update) -> WritePlan:
     sources = node.args.get("from_")
     joined = f" FROM {queries.bind_sources(binding, scope, node)}" if sources is not None else ""
     changes = _changes(target, scope, node.expressions)
-    where = _where(binding, scope, node)
-    text = f"UPDATE {table} SET {changes}{joined}{where}"
+    text = f"UPDATE {table} SET {changes}{joined}{_where(target, scope, node)}"
     return WritePlan(FunctionCode.UPDATE, target.relation, [step(text)], target.converters)
 
 
-def _written(binding: Binding, node: exp.Expr) -> tuple[_Target, Scope, str]:
-    relation = written_table(binding, node)
+def _written(binding: Binding, node: exp.Expr, *, deleting: bool = False) -> tuple[_Target, Scope, str]:
+    relation = written_table(binding, node, deleting=deleting)
     alias = node.args.get("alias")
     scope = Scope()
-    table = queries.add_table(binding, scope, relation, identifier(alias.this) if alias is not None else "")
+    name = identifier(alias.this) if alias is not None else ""
+    table = queries.add_table(binding, scope, relation, name, whole=True)
     return _Target(binding, relation), scope, table
 
 
@@ -284,14 +295,24 @@ def _changes(target: _Target, scope: Scope, nodes: Sequence[exp.Expr]) -> str:
     return ", ".join(changes)
 
 
-def _where(binding: Binding, scope: Scope, node: exp.Expr) -> str:
+def _where(target: _Target, scope: Scope, node: exp.Expr) -> str:
     where = node.args.get("where")
-    return f" WHERE {expressions.condition(binding, scope, where.this)}" if where is not None else ""
+    condition = expressions.condition(target.binding, scope, where.this) if where is not None else ""
+    condition = _own_rows(target, scope, condition)
+    return f" WHERE {condition}" if condition else ""
+
+
+def _own_rows(target: _Target, scope: Scope, condition: str) -> str:
+    """`condition`, narrowed to the rows of this session where the target is a global temporary table."""
+    if not target.relation.is_shared_by_sessions:
+        return condition
+    own = queries.own_rows(scope.sources[0].alias)
+    return f"({condition}) AND {own}" if condition else own
 
 
 def bind_delete(binding: Binding, node: exp.Delete) -> WritePlan:
-    target, scope, table = _written(binding, node.this)
-    text = f"DELETE FROM {table}{_where(binding, scope, node)}"
+    target, scope, table = _written(binding, node.this, deleting=True)
+    text = f"DELETE FROM {table}{_where(target, scope, node)}"
     return WritePlan(FunctionCode.DELETE, target.relation, [step(text)])
 
 
@@ -316,7 +337,7 @@ def bind_merge(binding: Binding, node: exp.Merge) -> WritePlan:
     """MERGE INTO t USING s ON ... WHEN [NOT] MATCHED [AND ...] THEN UPDATE | DELETE | INSERT."""
     target, scope, table = _written(binding, node.this)
     source = queries.bind_source(binding, scope, node.args["using"])
-    on = expressions.condition(binding, scope, node.args["on"])
+    on = _own_rows(target, scope, expressions.condition(binding, scope, node.args["on"]))
     plan = WritePlan(FunctionCode.UPDATE, target.relation, [], target.converters)
     merge = _Merge(target, scope, table, source, on, plan)
     for branch in node.args["whens"].expressions:

@@ -1,128 +1,450 @@
-"""Background jobs: states, one per collection, bounded workers, what is told of an error."""
+"""Background jobs and their records: states, bounds, cancellation, events, what outlives a process."""
 
 from __future__ import annotations
 
+import stat
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from app.src.jobs import Job, JobRunning, Jobs, UnknownJob
+from app.src.jobs import (
+    Job,
+    JobOptions,
+    JobOver,
+    JobRunning,
+    Jobs,
+    QueueFull,
+    Retention,
+    Run,
+    StateUnusable,
+    UnknownJob,
+)
+from app.src.jobs import journal as journal_module
+from app.src.jobs.journal import Journal
+from app.src.jobs.presence import Presence, is_alive
+from connector.errors import ConnectorError, DatabaseError
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[..., Jobs]
 
 
 class Known(Exception):
     pass
 
 
-def wait_for(job: Job) -> Job:
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Several share one folder, as processes do."""
+    made: list[Jobs] = []
+
+    def new(workers: int = 2, expected: tuple[type[Exception], ...] = (), **retention: float) -> Jobs:
+        made.append(Jobs(tmp_path / "state", JobOptions(workers, expected, Retention(**retention))))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield new
+    for jobs in made:
+        jobs.close(2)
+
+
+@pytest.fixture
+def jobs(make: Make) -> Jobs:
+    return make()
+
+
+def wait_for(jobs: Jobs, job: Job) -> Job:
     deadline = time.monotonic() + 10
-    while not job.over:
+    while not (now := jobs.get(job.id)).over:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    return job
+    return now
 
 
-def test_a_job_reports_and_succeeds() -> None:
-    def work(job: Job) -> dict[str, int]:
-        assert job.state == "running"
-        job.report(1, 2)
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def until_stopped(run: Run) -> dict[str, int]:
+    while not run.stopping():
+        time.sleep(0.005)
+    return {"rows": 1}
+
+
+# -------------------------------------------------------------------------------------------------------------- states
+
+
+def test_a_job_reports_and_succeeds(jobs: Jobs) -> None:
+    def work(run: Run) -> dict[str, int]:
+        assert jobs.get(run.id).state == "running"
+        run.report(1, 2)
         return {"rows": 2}
 
-    jobs = Jobs()
-    job = wait_for(jobs.start("a", work))
-    assert job.as_dict() | {"created": 0, "finished": 0} == {
+    job = wait_for(jobs, jobs.start("a", work, "verify"))
+    assert job.started is not None
+    assert job.finished is not None
+    assert job.created <= job.started <= job.finished <= time.time()
+    assert job.as_dict() | {"created": 0, "started": 0, "finished": 0} == {
         "id": job.id,
         "collection": "a",
+        "kind": "verify",
         "state": "succeeded",
         "progress": {"done": 1, "total": 2},
         "result": {"rows": 2},
         "error": None,
         "created": 0,
+        "started": 0,
         "finished": 0,
     }
-    assert jobs.get(job.id) is job
 
 
-def test_messages_of_known_errors_are_told_and_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
-    jobs = Jobs(expected=(Known,))
+def test_messages_of_known_errors_are_told_and_others_are_not(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    jobs = make(expected=(Known,))
 
-    def known(job: Job) -> dict[str, int]:
+    def known(run: Run) -> dict[str, int]:
         raise Known("the table is gone")
 
-    def unknown(job: Job) -> dict[str, int]:
+    def unknown(run: Run) -> dict[str, int]:
         raise KeyError("row text")
 
-    assert wait_for(jobs.start("a", known)).error == "the table is gone"
-    error = wait_for(jobs.start("b", unknown)).error
+    assert wait_for(jobs, jobs.start("a", known)).error == "the table is gone"
+    error = wait_for(jobs, jobs.start("b", unknown)).error
     assert error is not None
     assert "KeyError" in error
     assert "row text" not in error
+    assert "row text" not in "".join(record.getMessage() for record in caplog.records).replace('"row text"', "")
 
 
-def test_one_job_per_collection_and_a_bound_on_all() -> None:
+def test_one_job_per_collection_and_a_bound_on_all(make: Make) -> None:
     go = threading.Event()
 
-    def work(job: Job) -> dict[str, int]:
+    def work(run: Run) -> dict[str, int]:
         assert go.wait(10)
         return {}
 
-    jobs = Jobs(workers=1)
+    jobs = make(workers=1)
     first, second = jobs.start("a", work), jobs.start("b", work)
+    until(lambda: "running" in {jobs.get(first.id).state, jobs.get(second.id).state})
     with pytest.raises(JobRunning) as caught:
         jobs.start("a", work)
-    assert caught.value.job in str(caught.value)
-    assert {first.state, second.state} <= {"running", "queued"}
-    assert [first.state, second.state].count("running") <= 1
+    assert caught.value.job == first.id
+    assert first.id in str(caught.value)
+    assert sorted(job.state for job in jobs.all()) == ["queued", "running"]
     go.set()
-    assert wait_for(first).state == wait_for(second).state == "succeeded"
+    assert wait_for(jobs, first).state == wait_for(jobs, second).state == "succeeded"
     assert jobs.current("a") is None
-    wait_for(jobs.start("a", work))
+    wait_for(jobs, jobs.start("a", work))
 
 
-def test_cancelling_before_and_during_the_work() -> None:
-    started = threading.Event()
-
-    def work(job: Job) -> dict[str, int]:
-        started.set()
-        while not job.stopping():
-            time.sleep(0.005)
-        return {"rows": 1}
-
-    jobs = Jobs(workers=1)
-    running, queued = jobs.start("a", work), jobs.start("b", work)
-    assert started.wait(10)
-    for job in (queued, running):
-        job.cancel()
-    assert wait_for(running).state == wait_for(queued).state == "cancelled"
+def test_the_queue_is_bounded(make: Make) -> None:
+    jobs = make(workers=1, queued=2)
+    first = jobs.start("a", until_stopped)
+    until(lambda: jobs.get(first.id).state == "running")
+    jobs.start("b", until_stopped)
+    jobs.start("c", until_stopped)
+    with pytest.raises(QueueFull, match="max_queued"):
+        jobs.start("d", until_stopped)
 
 
-def test_closing_stops_jobs_in_bounded_time() -> None:
-    def work(job: Job) -> dict[str, int]:
-        while not job.stopping():
-            time.sleep(0.005)
+def test_waiting_for_another_worker_shows(jobs: Jobs) -> None:
+    seen: list[str] = []
+
+    def work(run: Run) -> dict[str, int]:
+        for waiting in (True, False):
+            run.wait(waiting)
+            seen.append(jobs.get(run.id).state)
         return {}
 
-    jobs = Jobs()
+    job = wait_for(jobs, jobs.start("a", work))
+    assert seen == ["waiting", "running"]
+    states = [event.data["state"] for event in jobs.events(job.id) if event.name == "state"]
+    assert states == ["queued", "running", "waiting", "running", "succeeded"]
+
+
+# --------------------------------------------------------------------------------------------------------- cancelling
+
+
+def test_cancelling_before_and_during_the_work(make: Make) -> None:
+    jobs, begun = make(workers=1), []
+
+    def work(run: Run) -> dict[str, int]:
+        begun.append(run.collection)
+        return until_stopped(run)
+
+    running = jobs.start("a", work)
+    until(lambda: jobs.get(running.id).state == "running")
+    queued = jobs.start("b", work)
+    assert jobs.cancel(queued.id).state == "cancelled", "at once"
+    assert jobs.cancel(running.id).cancelling
+    jobs.cancel(running.id)  # again: nothing more
+    over = wait_for(jobs, running)
+    assert (over.state, over.result, over.error) == ("cancelled", {"rows": 1}, None)
+    assert jobs.cancel(running.id).state == "cancelled", "and once more"
+    time.sleep(0.3)
+    assert begun == ["a"], "a queued job that was cancelled never starts"
+    with pytest.raises(UnknownJob):
+        jobs.cancel("nope")
+
+
+def test_what_is_over_cannot_be_cancelled(jobs: Jobs) -> None:
+    job = wait_for(jobs, jobs.start("a", lambda run: {}))
+    with pytest.raises(JobOver, match="succeeded"):
+        jobs.cancel(job.id)
+
+
+def test_a_result_that_came_to_its_end_is_no_cancelled_one(jobs: Jobs) -> None:
+    def work(run: Run) -> dict[str, bool]:
+        until_stopped(run)
+        return {"stopped": False}
+
     job = jobs.start("a", work)
+    until(lambda: jobs.get(job.id).state == "running")
+    jobs.cancel(job.id)
+    assert wait_for(jobs, job).state == "succeeded"
+
+
+def test_another_process_sees_and_cancels_the_job(make: Make) -> None:
+    here, there = make(), make()
+    job = here.start("a", until_stopped)
+    until(lambda: there.get(job.id).state == "running")
+    with pytest.raises(JobRunning):
+        there.start("a", until_stopped)
+    there.cancel(job.id)
+    assert wait_for(there, job).state == "cancelled"
+    names = [event.name for event in there.events(job.id)]
+    assert (names[0], names[-1]) == ("state", "result")
+
+
+# ------------------------------------------------------------------------------------------------------------- closing
+
+
+def test_closing_stops_jobs_in_bounded_time(make: Make) -> None:
+    jobs, later = make(), make()
+    job = jobs.start("a", until_stopped)
+    until(lambda: later.get(job.id).state == "running")
     jobs.close(5)
-    assert job.state == "cancelled"
+    ended = later.get(job.id)
+    assert ended.state == "cancelled"
+    assert "interrupted" in (ended.error or "")
+    with pytest.raises(StateUnusable):
+        jobs.start("b", until_stopped)
 
 
-def test_closing_does_not_wait_for_work_that_does_not_listen() -> None:
+def test_closing_does_not_wait_for_work_that_does_not_listen(make: Make) -> None:
     go = threading.Event()
-    jobs = Jobs()
-    jobs.start("a", lambda job: {"done": go.wait(10)})
+    jobs, later = make(), make()
+    job = jobs.start("a", lambda run: {"done": go.wait(10)})
+    until(lambda: later.get(job.id).state == "running")
     start = time.monotonic()
     jobs.close(0.05)
     assert time.monotonic() - start < 2
+    ended = later.get(job.id)
+    assert ended.state == "failed"
+    assert "interrupted" in (ended.error or "")
     go.set()
 
 
-def test_old_records_are_forgotten_and_newest_come_first() -> None:
-    jobs = Jobs()
-    made = [wait_for(jobs.start("a", lambda job: {})) for _ in range(205)]
-    kept = jobs.all()
-    assert len(kept) == 200
-    assert kept[0] is made[-1]
+def test_the_records_outlive_the_one_who_wrote_them(make: Make) -> None:
+    first = make()
+    job = wait_for(first, first.start("a", lambda run: {"rows": 3}))
+    first.close()
+    again = make()
+    assert again.get(job.id) == job
+    assert [found.id for found in again.all()] == [job.id]
+    assert again.events(job.id)[-1].data["result"] == {"rows": 3}
+
+
+# ------------------------------------------------------------------------------------------------ a process that dies
+
+DIES = """
+import os, sys, time
+from pathlib import Path
+from app.src.jobs import Jobs
+jobs = Jobs(Path(sys.argv[1]))
+job = jobs.start("a", lambda run: time.sleep(60) or {})
+while jobs.get(job.id).state != "running":
+    time.sleep(0.005)
+print(job.id, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_process_leaves_a_failed_job_and_a_free_collection(make: Make, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DIES, str(tmp_path / "state")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        id_ = process.stdout.readline().strip()
+        jobs = make()
+        time.sleep(0.2)
+        assert jobs.get(id_).state == "running", "its process is alive"
+        with pytest.raises(JobRunning):
+            jobs.start("a", until_stopped)
+        process.kill()
+    job = jobs.get(id_)
+    assert job.state == "failed"
+    assert "interrupted" in (job.error or "")
+    assert [event.name for event in jobs.events(id_)][-2:] == ["state", "result"]
+    assert wait_for(jobs, jobs.start("a", lambda run: {})).state == "succeeded"
+    assert list((tmp_path / "state").glob(f"{process.pid}-*")) == [], "and nothing lies about"
+
+
+def test_presence_is_seen_from_inside_and_outside(tmp_path: Path) -> None:
+    presence = Presence(tmp_path)
+    assert is_alive(tmp_path, presence.id)
+    presence.close()
+    assert not is_alive(tmp_path, presence.id)
+    assert not is_alive(tmp_path, "never")
+
+
+# -------------------------------------------------------------------------------------------------- events and records
+
+
+def test_events_count_from_one_without_gaps_and_end_with_the_record(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.src.jobs.runner.PROGRESS_SECONDS", 0.0)
+
+    def work(run: Run) -> dict[str, int]:
+        for done in range(1, 4):
+            run.report(done, 3)
+        return {"rows": 3}
+
+    job = wait_for(jobs, jobs.start("a", work))
+    events = jobs.events(job.id)
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    assert [event.data["done"] for event in events if event.name == "progress"] == [1, 2, 3]
+    assert events[-1].name == "result"
+    assert events[-1].data == job.as_dict()
+    assert jobs.events(job.id, events[-3].id) == events[-2:]
+    assert jobs.events(job.id, events[-1].id) == []
+
+
+def test_progress_is_written_now_and_then(jobs: Jobs) -> None:
+    def work(run: Run) -> dict[str, int]:
+        for done in range(500):
+            run.report(done, 500)
+        return {}
+
+    job = wait_for(jobs, jobs.start("a", work))
+    assert job.progress == {"done": 499, "total": 500}
+    assert sum(event.name == "progress" for event in jobs.events(job.id)) <= 3
+
+
+def test_old_progress_is_forgotten_and_the_rest_stays(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.src.jobs.runner.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(journal_module, "EVENTS_KEPT", 5)
+
+    def work(run: Run) -> dict[str, int]:
+        for done in range(1, 31):
+            run.report(done, 30)
+        return {}
+
+    events = jobs.events(wait_for(jobs, jobs.start("a", work)).id)
+    progress = [event.data["done"] for event in events if event.name == "progress"]
+    assert progress == list(range(26, 31))
+    assert [event.data["state"] for event in events if event.name == "state"] == ["queued", "running", "succeeded"]
+
+
+def test_old_records_are_forgotten_and_newest_come_first(make: Make) -> None:
+    jobs = make(jobs=5)
+    made = [wait_for(jobs, jobs.start("a", lambda run: {})) for _ in range(8)]
+    assert [job.id for job in jobs.all()] == [job.id for job in reversed(made[-5:])]
     with pytest.raises(UnknownJob):
         jobs.get(made[0].id)
+    assert jobs.events(made[0].id) == []
+
+
+def test_records_are_forgotten_by_age_too(make: Make) -> None:
+    jobs = make(days=0.5 / 86_400)
+    old = wait_for(jobs, jobs.start("a", lambda run: {}))
+    time.sleep(0.6)
+    new = wait_for(jobs, jobs.start("a", lambda run: {}))
+    assert [job.id for job in jobs.all()] == [new.id]
+    with pytest.raises(UnknownJob):
+        jobs.get(old.id)
+
+
+def test_a_running_job_is_never_forgotten(make: Make) -> None:
+    jobs = make(jobs=1)
+    running = jobs.start("a", until_stopped)
+    for _ in range(3):
+        wait_for(jobs, jobs.start("b", lambda run: {}))
+    assert jobs.get(running.id).id == running.id
+
+
+def test_records_are_chosen_by_collection_state_and_number(jobs: Jobs) -> None:
+    for name in ("a", "b", "a"):
+        wait_for(jobs, jobs.start(name, lambda run: {}))
+    running = jobs.start("c", until_stopped)
+    until(lambda: jobs.get(running.id).state == "running")
+    assert [job.collection for job in jobs.all("a")] == ["a", "a"]
+    assert [job.collection for job in jobs.all(state="succeeded")] == ["a", "b", "a"]
+    assert [job.id for job in jobs.all(state="running")] == [running.id]
+    assert len(jobs.all(limit=2)) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- the folder
+
+
+def test_looking_makes_no_folder_and_the_first_job_makes_it_for_its_owner(jobs: Jobs) -> None:
+    assert jobs.all() == []
+    assert jobs.current("a") is None
+    with pytest.raises(UnknownJob):
+        jobs.get("nope")
+    assert not jobs.folder.exists()
+    wait_for(jobs, jobs.start("a", lambda run: {}))
+    assert stat.S_IMODE(jobs.folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StateUnusable, match=r"\[state\] path"):
+        Jobs(tmp_path / "file" / "state").open()
+
+
+def test_a_damaged_file_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "jobs.sqlite").write_text("not a database at all")
+    jobs = Jobs(tmp_path)
+    with pytest.raises(StateUnusable, match="job records"):
+        jobs.all()
+
+
+def test_a_full_disk_under_the_records_does_not_end_the_work(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Progress is dropped, the end is written as soon as that is possible again."""
+    monkeypatch.setattr("app.src.jobs.runner._RETRIES", ())
+    full = DatabaseError("no room left on the disk")
+    finish = Journal.finish
+    broken, ended = threading.Event(), threading.Event()
+
+    def failing(journal: Journal, *values: object) -> None:
+        if broken.is_set():
+            raise full
+        finish(journal, *values)  # type: ignore[arg-type]
+
+    def progress(*values: object) -> None:
+        raise full
+
+    monkeypatch.setattr(Journal, "finish", failing)
+    monkeypatch.setattr(Journal, "progress", progress)
+    broken.set()
+
+    def work(run: Run) -> dict[str, int]:
+        run.report(1, 2)
+        ended.set()
+        return {"rows": 2}
+
+    job = jobs.start("a", work)
+    assert ended.wait(10)
+    until(lambda: "not recorded yet" in caplog.text)
+    assert jobs.get(job.id).state == "running"
+    broken.clear()
+    assert jobs.get(job.id).state == "succeeded"
+    assert isinstance(full, ConnectorError)

@@ -433,6 +433,8 @@ def test_quarantine_counts_attempts_and_releases(store, name):
     found = {row.id: row for row in store.quarantine(name)}
     assert found["a"] == QuarantinedRow("a", "apply", "code 274", 2)
     assert found["b"].attempts == 1
+    for row in found.values():
+        assert abs((datetime.now(UTC) - row.last_seen).total_seconds()) < 60, "by the store's clock, in UTC"
     write(store, name, ChangeSet(released=["a", "never"]))
     assert [row.id for row in store.quarantine(name)] == ["b"]
     write(store, name, ChangeSet(quarantined=[first]))

@@ -27,8 +27,11 @@ INSERT INTO "~S" VALUES (1, NULL), (2, 1), (3, 2);
 """
 
 
+REFERENCES = {"~C": [("~P", ["P"], ["K"])], "~R": [("~P", ["P"], ["K"])], "~S": [("~S", ["ABOVE"], ["K"])]}
+
+
 def shape(connection: sqlite3.Connection, table: str) -> Shape:
-    return changes.read_shape(connection, table)
+    return changes.read_shape(connection, table, REFERENCES.get(table, ()))
 
 
 @pytest.fixture

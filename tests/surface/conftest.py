@@ -6,11 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.parts import EngineEmbedder
+from tests.adversity.scene import Scene
+from tests.emulator.process import Emulator
 
 ROOT = Path(__file__).parents[2]
 CLEAN = {
@@ -59,3 +64,26 @@ def cli(tmp_path: Path) -> Cli:
         return Run(completed)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def hashing() -> Iterator[EngineEmbedder]:
+    engine = load_engine(EngineOptions(model="hash:64"))
+    yield EngineEmbedder(engine)
+    engine.close()
+
+
+@pytest.fixture
+def make_scene(
+    emulator: Emulator, hana_schema: str, hashing: EngineEmbedder, tmp_path: Path
+) -> Iterator[Callable[..., Scene]]:
+    """`make_scene("hana" or "local", rows=n)`: a collection over the stand-in, and the command line beside it."""
+    made: list[Scene] = []
+
+    def make(kind: str, rows: int = 120) -> Scene:
+        made.append(Scene(emulator, hana_schema, kind, tmp_path / "scene", hashing, rows=rows))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.close()

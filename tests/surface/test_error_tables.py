@@ -11,7 +11,7 @@ from app.src.api import errors as api_errors
 from app.src.cli import exits
 from app.src.core import backends
 from app.src.core.device import DeviceError
-from app.src.jobs import JobRunning, UnknownJob
+from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.settings import SettingsError
 from connector import errors
 
@@ -28,6 +28,7 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "ModelMismatch": (2, 409, False),
     "UnknownCollection": (2, 404, False),
     "NoProposal": (2, 500, False),
+    "UnknownKey": (2, 404, False),
     "DatabaseError": (3, 503, False),
     "ConnectionLost": (3, 503, True),
     "Unavailable": (3, 503, True),
@@ -111,7 +112,11 @@ def test_no_line_of_a_table_is_hidden_by_an_earlier_one() -> None:
         (SettingsError("x"), 2, 500),
         (exits.UsageFault("x"), 2, 500),
         (JobRunning("a", "j"), 3, 409),
-        (UnknownJob("x"), 4, 404),
+        (UnknownJob("x"), 2, 404),
+        (JobOver("x"), 1, 409),
+        (QueueFull("x"), 3, 429),
+        (StateUnusable("x"), 2, 503),
+        (api_errors.TooManyStreams("x"), 4, 429),
         (api_errors.Unprocessable("x"), 4, 422),
         (api_errors.TooMuch("x"), 4, 413),
         (DeviceError("x"), 4, 500),

@@ -37,12 +37,17 @@ class Desk:
         # Health has threads of its own: it must answer while every other thread waits for HANA.
         self._limiter = CapacityLimiter(self.limits.threads)
         self._health = CapacityLimiter(2)
+        # Those who follow jobs ask often and briefly.
+        self._looks = CapacityLimiter(4)
 
     async def run(self, call: Callable[[], Result]) -> Result:
         return await anyio.to_thread.run_sync(call, limiter=self._limiter)
 
     async def probe(self, call: Callable[[], Result]) -> Result:
         return await anyio.to_thread.run_sync(call, limiter=self._health)
+
+    async def look(self, call: Callable[[], Result]) -> Result:
+        return await anyio.to_thread.run_sync(call, limiter=self._looks)
 
     def check_texts(self, texts: list[str], *, name: str) -> None:
         if not texts:

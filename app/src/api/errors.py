@@ -17,16 +17,19 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from app.src.core import backends
-from app.src.jobs import JobRunning, UnknownJob
+from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service import Service
 from connector import errors
 
 PROBLEM = "application/problem+json"
 OPENAI_PATHS = ("/v1/embeddings", "/v1/models")
 RETRY_AFTER = "5"
+OK = 200
 ACCEPTED = 202
+NO_CONTENT = 204
 CRASHED = 500
 TOO_LARGE = 413
+TOO_MANY = 429
 UNAVAILABLE = 503
 _log = logging.getLogger(__name__)
 
@@ -61,6 +64,10 @@ class NotFound(Refused):
     """What the path of the request names is not there; the message has the nearest names."""
 
 
+class TooManyStreams(Refused):
+    """As many clients follow jobs as one process serves."""
+
+
 STATUS: tuple[tuple[type[Exception], int], ...] = (
     # The first line that fits counts, so the special stands before the general.
     (Unprocessable, 422),
@@ -70,7 +77,12 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (NotFound, 404),
     (UnknownJob, 404),
     (JobRunning, 409),
+    (JobOver, 409),
+    (QueueFull, TOO_MANY),
+    (TooManyStreams, TOO_MANY),
+    (StateUnusable, UNAVAILABLE),
     (errors.UnknownCollection, 404),
+    (errors.UnknownKey, 404),
     (errors.ModelMismatch, 409),
     (errors.BadFilter, 422),
     (errors.TextsNotEmbeddable, 422),
@@ -93,7 +105,7 @@ def status_of(error: Exception) -> int:
 
 def problem(request: Request, status: int, detail: str, *, blame: Refused | None = None, **more: Any) -> JSONResponse:
     """RFC 9457, with `more` as further members; under OPENAI_PATHS OpenAI's shape instead, with `blame` told."""
-    headers = {"Retry-After": RETRY_AFTER} if status in (429, UNAVAILABLE) else None
+    headers = {"Retry-After": RETRY_AFTER} if status in (TOO_MANY, UNAVAILABLE) else None
     if request.url.path.startswith(OPENAI_PATHS):
         return JSONResponse(_openai(status, detail, blame), status, headers)
     request_id = request.scope.get("owl_sap.request_id", "")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 
-from app.src.api import embeddings, schemas, tables
+from app.src.api import embeddings, jobs, quarantine, schemas, tables
 from app.src.api.desk import Desk, Json
-from app.src.api.errors import ACCEPTED, PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
+from app.src.api.errors import PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
 from app.src.metrics import CONTENT_TYPE
-from app.src.service import Service, SyncRequest
+from app.src.service import Service
 
 _RAW = "application/octet-stream"
 
@@ -28,7 +27,7 @@ def router(service: Service) -> APIRouter:
     """Every route of this version, bound to `service`."""
     desk = Desk(service)
     routes = APIRouter(responses=_PROBLEMS)
-    for add in (_add_health, _add_engine, embeddings.add, tables.add, _add_collections, _add_jobs):
+    for add in (_add_health, _add_engine, embeddings.add, tables.add, _add_collections, jobs.add, quarantine.add):
         add(routes, desk)
     return routes
 
@@ -96,13 +95,6 @@ def _add_collections(routes: APIRouter, desk: Desk) -> None:
         hits = [hit.as_dict() for hit in found.hits]
         return Json({"hits": hits, "took_ms": found.took_ms, "notes": found.notes})
 
-    @routes.post("/v1/collections/{name}/sync", status_code=ACCEPTED, response_model=schemas.JobStarted)
-    async def sync(name: str, body: schemas.SyncBody | None = None) -> Response:
-        """Start a sync in the background; 409 while one runs."""
-        wanted = body or schemas.SyncBody()
-        job = service.start_sync(name, SyncRequest(wanted.full, wanted.max_deletes, owner="api"))
-        return Json({"job": job.id}, ACCEPTED, {"Location": f"/v1/jobs/{job.id}"})
-
 
 def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:
     if body.k > desk.limits.max_k:
@@ -116,17 +108,3 @@ def _search(service: Service, name: str, query: str | list[float], body: schemas
         return service.search(name, query, body.k, body.filter, body.options)
     except ValueError as error:
         raise Unprocessable(str(error)) from error
-
-
-def _add_jobs(routes: APIRouter, desk: Desk) -> None:
-    jobs = desk.service.jobs
-
-    @routes.get("/v1/jobs", response_model=list[schemas.JobBody])
-    async def all_jobs() -> Response:
-        """Newest first. Kept in memory: a restart forgets them."""
-        return Json([job.as_dict() for job in jobs.all()])
-
-    @routes.get("/v1/jobs/{job_id}", response_model=schemas.JobBody)
-    async def one_job(job_id: str) -> Response:
-        shown: Mapping[str, Any] = jobs.get(job_id).as_dict()
-        return Json(shown)

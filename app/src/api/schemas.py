@@ -117,6 +117,24 @@ class SyncBody(_Body):
     max_deletes: float | None = Field(default=None, ge=0, le=1)
 
 
+Keys = list[dict[str, Any] | list[Any]] | None
+
+
+class VerifyBody(_Body):
+    repair: bool = Field(default=False, description="mend what is found")
+
+
+class KeysBody(_Body):
+    """Which rows of the quarantine; null: all."""
+
+    keys: Keys = Field(
+        default=None,
+        max_length=10_000,
+        description="values by column name, or all values in key order",
+        examples=[[{"MATNR": "4711"}]],
+    )
+
+
 class HitBody(BaseModel):
     id: str
     key: dict[str, Any]
@@ -149,12 +167,26 @@ class ProblemBody(BaseModel):
 class JobBody(BaseModel):
     id: str
     collection: str
-    state: str
+    kind: str = Field(description="sync, verify or retry")
+    state: str = Field(description="queued, running, waiting (for another worker), succeeded, failed or cancelled")
     progress: dict[str, int] = Field(examples=[{"done": 400, "total": 596}])
-    result: dict[str, Any] | None = Field(description="the report of the sync, once it is over")
+    result: dict[str, Any] | None = Field(description="the report of the work, once it is over")
     error: str | None
     created: float = Field(description="POSIX time")
+    started: float | None
     finished: float | None
+
+
+class EntryBody(BaseModel):
+    key: dict[str, Any] = Field(description="by column name, as in search hits", examples=[{"MATNR": "4711"}])
+    stage: str = Field(description="render, embed or apply")
+    reason: str = Field(description="names columns and codes, never the row's text")
+    attempts: int
+    last_seen: str | None
+
+
+class DropResponse(BaseModel):
+    dropped: int
 
 
 class HealthBody(BaseModel):

@@ -41,11 +41,13 @@ def create_app(service: Service) -> FastAPI:
 def serve(service: Service, host: str, port: int, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. `announce` gets the address once requests are answered.
 
-    The engine is loaded first, so that a wrong model ends the start instead of the first request. HANA may be away:
-    readiness says so. Raises ConfigurationError for an address that must not or cannot be bound.
+    The engine is loaded first, so that a wrong model ends the start instead of the first request; so does a folder for
+    job records that cannot be written (StateUnusable). HANA may be away: readiness says so. Raises ConfigurationError
+    for an address that must not or cannot be bound.
     """
     listener = _listener(host, port)
     with contextlib.closing(listener):
+        service.jobs.open()
         service.embed(["warm"])
         config = uvicorn.Config(
             create_app(service),
@@ -54,7 +56,7 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             server_header=False,
         )
-        _Server(config, lambda: announce(_url(listener))).run(sockets=[listener])
+        _Server(config, lambda: announce(_url(listener)), service.jobs.stop).run(sockets=[listener])
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -95,14 +97,19 @@ def _url(listener: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """Announces itself once it accepts connections, and ends with exit code 0 on SIGTERM and Ctrl-C."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None], ending: Callable[[], None]) -> None:
         super().__init__(config)
         self._announce = started
+        self._ending = ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
             self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending()  # jobs finish the batch in hand while open requests end
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

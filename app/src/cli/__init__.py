@@ -3,7 +3,7 @@
 imported by verbs that compute vectors.
 """
 
-from app.src.cli import commands, discovery, searching  # noqa: F401 - they register their verbs
+from app.src.cli import commands, discovery, jobs, quarantine, searching  # noqa: F401 - they register their verbs
 from app.src.cli.application import app
 
 

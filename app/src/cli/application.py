@@ -17,6 +17,7 @@ import typer
 
 from app.src.cli import output
 from app.src.cli.exits import INTERRUPTED, OK, exit_code, message
+from app.src.cli.interrupts import not_held_up, orderly
 from app.src.settings import Loaded, load
 
 if TYPE_CHECKING:
@@ -29,8 +30,12 @@ app = typer.Typer(
     help="Semantic search over SAP HANA tables: sync rows into a vector store, search them by meaning.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+jobs_app = typer.Typer(help="Background jobs of the service: list, follow and cancel them.")
+quarantine_app = typer.Typer(no_args_is_help=True, help="Rows that could not be processed: show, retry, forget them.")
 config_app = typer.Typer(no_args_is_help=True, help="Show the settings and where they come from.")
 app.add_typer(config_app, name="config")
+app.add_typer(jobs_app, name="jobs")
+app.add_typer(quarantine_app, name="quarantine")
 
 P = ParamSpec("P")
 Verb = Callable[P, int | None]
@@ -82,25 +87,32 @@ def _global(
 
 
 def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
-    """Register a command. Its errors become one message on stderr and the exit code of the table in `exits`."""
+    """Register a command, guarded."""
 
     def register(function: Verb[P]) -> Verb[P]:
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                code = function(*args, **kwargs) or OK
-            except (typer.Exit, typer.Abort, BrokenPipeError):
-                raise
-            except KeyboardInterrupt:
-                code = INTERRUPTED
-            except Exception as error:
-                code = report_error(error, _debugging(args, kwargs))
-            raise typer.Exit(code)
-
-        group.command(name, help=inspect.getdoc(function))(run)
+        group.command(name, help=inspect.getdoc(function))(guarded(function))
         return function
 
     return register
+
+
+def guarded(function: Verb[P]) -> Callable[P, None]:
+    """Errors become one message on stderr and the exit code of the table in `exits`; SIGTERM ends it in good order."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            with not_held_up(), orderly():
+                code = function(*args, **kwargs) or OK
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except Exception as error:
+            code = report_error(error, _debugging(args, kwargs))
+        raise typer.Exit(code)
+
+    return run
 
 
 def _debugging(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:

@@ -13,7 +13,7 @@ import typer
 from app.src.cli import output
 from app.src.cli.application import Invocation, JsonFlag, Name, app, config_app, loaded_for, opened, report_error, verb
 from app.src.cli.exits import FAILED, OK, UsageFault, message
-from app.src.cli.interrupts import Interrupted, interruptible
+from app.src.cli.interrupts import Interrupted, interruptible, orderly
 from app.src.cli.progress import watched
 from app.src.settings import Settings, no_collections, show
 
@@ -128,8 +128,11 @@ def verify(
     json: JsonFlag = False,
 ) -> int:
     """Compare a collection with its source, row by row and vector by vector. Exit 1 when something is off."""
-    with opened(loaded_for(ctx)) as service:
-        report = service.verify(name, repair=repair)
+    with opened(loaded_for(ctx)) as service, interruptible() as interrupted, watched(name) as observer:
+        report = service.verify(name, repair=repair, observer=observer, stop=interrupted)
+    if interrupted.code is not None and report.stopped:
+        output.say(f"stopped on request; nothing is proved{', what was mended stays mended' if repair else ''}")
+        return interrupted.code
     if json:
         output.write_json(report.as_dict())
     else:
@@ -224,7 +227,7 @@ def serve(
     loaded = loaded_for(ctx, {("api", "host"): host, ("api", "port"): port})
     api = loaded.settings.api
     server.refuse_public(api.host)
-    with opened(loaded) as service:
+    with orderly(OK), opened(loaded) as service:
         server.serve(service, api.host, api.port, lambda url: output.write_json({"url": url}))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.src.jobs import JobRunning
+from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.settings import SettingsError
 from connector import errors
 
@@ -26,6 +26,10 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.RowRejected, FAILED),
     (errors.TextsNotEmbeddable, FAILED),
     (JobRunning, UNAVAILABLE),
+    (QueueFull, UNAVAILABLE),
+    (UnknownJob, USAGE),
+    (JobOver, FAILED),
+    (StateUnusable, USAGE),
 )
 ENGINE_CODES = {
     # By name: importing the engine's module only to compare classes would cost every `--help` its time.

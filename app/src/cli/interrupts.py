@@ -1,23 +1,33 @@
-"""Ctrl-C and SIGTERM while a sync runs: the first asks it to finish the batch in hand, a second Ctrl-C ends at once."""
+"""Ctrl-C and SIGTERM. While rows are written the first asks to finish the batch in hand and a second Ctrl-C ends at
+once; everything else ends at once and in good order, also where a library waits and does not listen.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from app.src.cli.exits import INTERRUPTED, TERMINATED
 
-_TOLD = b"finishing the batch in hand; Ctrl-C again stops at once (nothing is lost: the next sync goes on)\n"
+GRACE, CLEANUP = 2.0, 10.0
+"""Seconds until an end must begin, for Python's handlers run only when the library in hand (hdbcli, SQLite) returns;
+and until what was started must have been stopped."""
+_TOLD = b"finishing the batch in hand; Ctrl-C again stops at once (nothing is lost: the next run goes on)\n"
+_DONE = b"\0"
 
 
 class Interrupted:
-    """`code`: the exit code that the signal asks for; None while there was none."""
+    """`code`: the exit code that the signal asks for; None while there was none. `heard`: it was asked to end at once,
+    and the main thread knows."""
 
     def __init__(self) -> None:
         self.code: int | None = None
+        self.heard = False
 
     def __call__(self) -> bool:
         """Should the work stop? The connector's `stop`."""
@@ -27,6 +37,7 @@ class Interrupted:
         again = self.code is not None
         self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
         if again and number == signal.SIGINT:
+            self.heard = True
             raise KeyboardInterrupt
         # Not through a stream: the signal may have come in the middle of a write to it.
         os.write(2, _TOLD)
@@ -44,15 +55,76 @@ def interruptible() -> Iterator[Interrupted]:
             signal.signal(kind, handler)
 
 
+class _Leave:
+    """A handler that leaves the block it was made for as an exception does. `heard`: it has been called."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.heard = False
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        self.heard = True
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(self.code)
+
+
 @contextmanager
-def orderly() -> Iterator[None]:
+def orderly(code: int = TERMINATED) -> Iterator[None]:
     """SIGTERM leaves the block as an exception does, so that what was started in it is stopped."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        raise SystemExit(TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, _Leave(code))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def not_held_up() -> Iterator[None]:
+    """Ctrl-C leaves the block; and a signal that should end the process ends it within `GRACE` seconds, whatever the
+    main thread is waiting for. For the main thread only."""
+    reading, writing = map(_above_standard, os.pipe())
+    os.set_blocking(writing, False)
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    before = signal.signal(signal.SIGINT, _Leave(INTERRUPTED))
+    done = threading.Event()
+    watch = threading.Thread(target=_watch, args=(reading, done), name="signals", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        done.set()
+        signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(wakeup)
+        os.write(writing, _DONE)
+        watch.join()
+        os.close(writing)
+        os.close(reading)
+
+
+def _above_standard(descriptor: int) -> int:
+    """Where the caller has closed stdin, a new file takes its number, and would be read in its place."""
+    if descriptor > 2:
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return moved
+
+
+def _watch(reading: int, done: threading.Event) -> None:
+    """The system writes each signal's number into the pipe the moment it comes."""
+    interrupts = 0
+    while (number := os.read(reading, 1)) != _DONE:
+        interrupts += number[0] == signal.SIGINT
+        handler: object = signal.getsignal(number[0])
+        handler = getattr(handler, "__self__", handler)
+        if isinstance(handler, _Leave):
+            _see_to_the_end(handler, handler.code, done)
+        elif isinstance(handler, Interrupted) and number[0] == signal.SIGINT and interrupts > 1:
+            _see_to_the_end(handler, INTERRUPTED, done)
+
+
+def _see_to_the_end(handler: _Leave | Interrupted, code: int, done: threading.Event) -> None:
+    ended = done.wait(GRACE) or (handler.heard and done.wait(CLEANUP))
+    if not ended:
+        os._exit(code)

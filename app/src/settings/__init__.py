@@ -8,6 +8,7 @@ from app.src.settings.model import (
     EmbeddingSettings,
     HanaSettings,
     Settings,
+    StateSettings,
     StoreSettings,
     SyncSettings,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "Loaded",
     "Settings",
     "SettingsError",
+    "StateSettings",
     "StoreSettings",
     "SyncSettings",
     "load",

@@ -107,7 +107,20 @@ class ApiSettings(_Section):
     max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
     max_k: int = Field(default=1000, ge=1, description="hits of one search")
     threads: int = Field(default=8, ge=1, le=128, description="requests that may wait for engine or store at once")
-    job_workers: int = Field(default=2, ge=1, le=32, description="syncs that run at once")
+    job_workers: int = Field(default=2, ge=1, le=32, description="jobs (sync, verify, retry) that run at once")
+
+
+class StateSettings(_Section):
+    """Where the records of jobs are kept, and how many."""
+
+    path: Path | None = Field(
+        default=None,
+        description="folder of the job records, created if absent; default: the local store's folder, else `.owl-sap` "
+        "beside owl-sap.toml",
+    )
+    keep_jobs: int = Field(default=1000, ge=1, description="records kept of jobs that are over")
+    keep_days: float = Field(default=30.0, gt=0, description="days they are kept")
+    max_queued: int = Field(default=100, ge=1, description="jobs that may wait for a free worker")
 
 
 class ChunkSettings(_Section):
@@ -183,6 +196,7 @@ class Settings(_Section):
     embedding: EmbeddingSettings = EmbeddingSettings()
     sync: SyncSettings = SyncSettings()
     api: ApiSettings = ApiSettings()
+    state: StateSettings = StateSettings()
     collections: tuple[CollectionSettings, ...] = ()
 
     @field_validator("collections")
@@ -194,6 +208,14 @@ class Settings(_Section):
                 raise ValueError(f'two collections are named "{collection.name}"; names must differ')
             seen.add(collection.name)
         return collections
+
+    def state_folder(self, file: Path | None) -> Path:
+        """`file`: where the settings were read."""
+        if self.state.path is not None:
+            return self.state.path
+        if self.store.kind == "local" and self.store.path is not None:
+            return self.store.path
+        return (file.parent if file is not None else Path()) / ".owl-sap"
 
     @property
     def store_hana(self) -> HanaSettings:

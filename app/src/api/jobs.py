@@ -1,0 +1,142 @@
+"""The routes that start background work and follow it: a job's record, its events as they come, its end on request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Any
+
+import anyio
+import orjson
+from fastapi import APIRouter, Header, Query, Response
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from app.src.api import schemas
+from app.src.api.desk import Desk, Json
+from app.src.api.errors import ACCEPTED, NO_CONTENT, OK, TooManyStreams, Unprocessable
+from app.src.jobs import Event, Job, Jobs, State
+from app.src.service import SyncRequest
+
+POLL_SECONDS = 0.2
+PING_SECONDS = 15
+"""A comment so often keeps proxies from closing a quiet stream."""
+MOST_STREAMS = 100
+_SETTLE_POLLS = 10
+"""Quiet polls after which the record itself is read: only that notices that a job's process has died."""
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    OK: {
+        "description": "Events `state`, `progress` and, last of all, `result`; ids count from 1.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+    NO_CONTENT: {"description": "The job is over and there is nothing after Last-Event-ID."},
+}
+
+
+def add(routes: APIRouter, desk: Desk) -> None:
+    _add_starts(routes, desk)
+    _add_records(routes, desk)
+    _add_events(routes, desk)
+
+
+def started(job: Job) -> Response:
+    return Json({"job": job.id}, ACCEPTED, {"Location": f"/v1/jobs/{job.id}"})
+
+
+def _add_starts(routes: APIRouter, desk: Desk) -> None:
+    service = desk.service
+
+    @routes.post("/v1/collections/{name}/sync", status_code=ACCEPTED, response_model=schemas.JobStarted)
+    async def sync(name: str, body: schemas.SyncBody | None = None) -> Response:
+        """Start a sync in the background; 409 while a job of this collection runs."""
+        wanted = body or schemas.SyncBody()
+        request = SyncRequest(wanted.full, wanted.max_deletes, owner="api")
+        return started(await desk.run(partial(service.start_sync, name, request)))
+
+    @routes.post("/v1/collections/{name}/verify", status_code=ACCEPTED, response_model=schemas.JobStarted)
+    async def verify(name: str, body: schemas.VerifyBody | None = None) -> Response:
+        """Compare the collection with its source in the background; with `repair`, mend it. The job's result is the
+        report; `ok` in it says whether all is well. 409 while a job of this collection runs."""
+        repair = body is not None and body.repair
+        return started(await desk.run(partial(service.start_verify, name, repair=repair)))
+
+
+def _add_records(routes: APIRouter, desk: Desk) -> None:
+    jobs = desk.service.jobs
+
+    @routes.get("/v1/jobs", response_model=list[schemas.JobBody])
+    async def all_jobs(
+        collection: str | None = None,
+        state: State | None = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        """Newest first. Records outlive the service; old ones are forgotten ([state] keep_jobs, keep_days)."""
+        found = await desk.run(partial(jobs.all, collection, state, limit))
+        return Json([job.as_dict() for job in found])
+
+    @routes.get("/v1/jobs/{job_id}", response_model=schemas.JobBody)
+    async def one_job(job_id: str) -> Response:
+        job = await desk.run(partial(jobs.get, job_id))
+        return Json(job.as_dict())
+
+    @routes.post("/v1/jobs/{job_id}/cancel", status_code=ACCEPTED, response_model=schemas.JobBody)
+    async def cancel(job_id: str) -> Response:
+        """A queued job ends at once (200). A running one finishes the batch in hand and keeps what it has done (202);
+        asking again changes nothing. 409 when it is over."""
+        job = await desk.run(partial(jobs.cancel, job_id))
+        return Json(job.as_dict(), OK if job.over else ACCEPTED)
+
+
+def _add_events(routes: APIRouter, desk: Desk) -> None:
+    jobs = desk.service.jobs
+    streams = anyio.CapacityLimiter(MOST_STREAMS)
+
+    @routes.get("/v1/jobs/{job_id}/events", response_class=EventSourceResponse, responses=_STREAM)
+    async def events(
+        job_id: str, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None
+    ) -> Response:
+        """What has happened to the job and what happens, as server-sent events; ends after `result`. The header
+        `Last-Event-ID` goes on behind that event, also after a restart of the service."""
+        after = _number(last_event_id)
+        job = await desk.look(partial(jobs.get, job_id))
+        found = await desk.look(partial(jobs.events, job_id, after))
+        if job.over and not found:
+            return Response(status_code=NO_CONTENT)  # which tells browsers not to come back
+        if streams.available_tokens < 1:
+            raise TooManyStreams(
+                f"{MOST_STREAMS} clients follow jobs already; try again later, or ask /v1/jobs/{job_id}"
+            )
+        return EventSourceResponse(_stream(desk, streams, job_id, after), ping=PING_SECONDS, sep="\n")
+
+
+def _number(last_event_id: str | None) -> int:
+    if not last_event_id:
+        return 0
+    if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 16):
+        raise Unprocessable("Last-Event-ID is not the id of an event of this job: those are numbers from 1")
+    return int(last_event_id)
+
+
+async def _stream(
+    desk: Desk, streams: anyio.CapacityLimiter, job_id: str, after: int
+) -> AsyncIterator[ServerSentEvent]:
+    jobs, quiet = desk.service.jobs, 0
+    async with streams:
+        while True:
+            found = await desk.look(partial(_news, jobs, job_id, after, settle=quiet >= _SETTLE_POLLS))
+            quiet = 0 if found or quiet >= _SETTLE_POLLS else quiet + 1
+            for event in found:
+                after = event.id
+                data = orjson.dumps(event.data).decode()
+                yield ServerSentEvent(data, event=event.name, id=str(event.id), sep="\n")
+                if event.name == "result":
+                    return
+            await anyio.sleep(POLL_SECONDS)
+
+
+def _news(jobs: Jobs, job_id: str, after: int, *, settle: bool) -> list[Event]:
+    """The events behind `after`. `settle`: look at the record too, which ends a job whose process has died, and raises
+    UnknownJob once the record has been forgotten."""
+    if settle:
+        jobs.get(job_id)
+    return jobs.events(job_id, after)

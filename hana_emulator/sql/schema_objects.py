@@ -1,0 +1,219 @@
+"""What the catalogue knows beside tables and views: referential and check constraints, sequences, synonyms, and which
+tables are temporary. Rows in the SQLite file and their immutable form in memory; knows no SQL of HANA's.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+LOCAL, GLOBAL = "LOCAL", "GLOBAL"
+SESSION_COLUMN = "owl_session"
+"""The column of a global temporary table that says whose a row is; no encoded name has lower-case letters."""
+
+STORAGE = """
+CREATE TABLE IF NOT EXISTS owl_references(
+  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL,
+  parent INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, position INTEGER NOT NULL,
+  column_name TEXT NOT NULL, parent_column TEXT NOT NULL, on_delete TEXT NOT NULL, on_update TEXT NOT NULL,
+  PRIMARY KEY(relation, name, position));
+CREATE TABLE IF NOT EXISTS owl_checks(
+  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL,
+  condition TEXT NOT NULL, PRIMARY KEY(relation, name));
+CREATE TABLE IF NOT EXISTS owl_temporary(
+  relation INTEGER PRIMARY KEY REFERENCES owl_relations(id) ON DELETE CASCADE, scope TEXT NOT NULL,
+  session INTEGER NOT NULL, schema TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS owl_sequences(
+  id INTEGER PRIMARY KEY AUTOINCREMENT, schema TEXT NOT NULL, name TEXT NOT NULL, start INTEGER NOT NULL,
+  increment INTEGER NOT NULL, minimum INTEGER NOT NULL, maximum INTEGER NOT NULL, cycles INTEGER NOT NULL,
+  cache INTEGER NOT NULL, reset_by TEXT, reset_schema TEXT NOT NULL, version INTEGER NOT NULL, created TEXT NOT NULL,
+  UNIQUE(schema, name));
+CREATE TABLE IF NOT EXISTS owl_synonyms(
+  schema TEXT NOT NULL, name TEXT NOT NULL, object_schema TEXT NOT NULL, object_name TEXT NOT NULL,
+  owner TEXT NOT NULL, created TEXT NOT NULL, PRIMARY KEY(schema, name));
+CREATE TABLE IF NOT EXISTS owl_invalid_views(
+  relation INTEGER PRIMARY KEY REFERENCES owl_relations(id) ON DELETE CASCADE);
+DROP VIEW IF EXISTS owl_visible;
+CREATE VIEW owl_visible AS
+  SELECT r.id, COALESCE(t.schema, r.schema) AS schema, r.name, r.kind, r.store, r.comment, r.definition,
+    r.definition_schema, r.created, t.scope AS temporary, t.session
+  FROM owl_relations r LEFT JOIN owl_temporary t ON t.relation = r.id
+  WHERE r.schema <> 'SYS' AND (t.session IS NULL OR t.session IN (0, hana_current_connection()));
+"""
+"""`owl_visible`: the tables and views that a session may find in SYS views, under the schema it knows them by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A foreign key: `columns` of its table hold values of `parent_columns` of the table with id `parent`."""
+
+    name: str
+    columns: tuple[str, ...]
+    parent: int
+    parent_columns: tuple[str, ...]
+    on_delete: str = "RESTRICT"
+    on_update: str = "RESTRICT"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition, as HANA SQL, that no row may make false."""
+
+    name: str
+    condition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary:
+    """A table whose rows belong to a session: LOCAL to `session`, or GLOBAL with rows for each (`session` 0)."""
+
+    scope: str
+    session: int
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """`version` changes whenever the sequence is to start again at `start`."""
+
+    id: int
+    schema: str
+    name: str
+    start: int = 1
+    increment: int = 1
+    minimum: int = 1
+    maximum: int = 4611686018427387903
+    cycles: bool = False
+    cache: int = 0
+    reset_by: str | None = None
+    reset_schema: str = ""
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaObjects:
+    """Everything of this module at one state of the catalogue; constraints and temporaries by relation id."""
+
+    references: Mapping[int, tuple[Reference, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    checks: Mapping[int, tuple[Check, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    temporary: Mapping[int, Temporary] = field(default_factory=lambda: MappingProxyType({}))
+    sequences: Mapping[tuple[str, str], Sequence] = field(default_factory=lambda: MappingProxyType({}))
+    synonyms: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def temporary_schema(session: int, schema: str) -> str:
+    """Where the catalogue keeps a session's local temporary tables of `schema`; no HANA name begins so."""
+    return f"#{session} {schema}"
+
+
+def load(connection: sqlite3.Connection) -> SchemaObjects:
+    checks: dict[int, tuple[Check, ...]] = {}
+    for relation, name, condition in connection.execute(
+        "SELECT relation, name, condition FROM owl_checks ORDER BY relation, name"
+    ):
+        checks[relation] = (*checks.get(relation, ()), Check(name, condition))
+    return SchemaObjects(
+        references=MappingProxyType(_load_references(connection)),
+        checks=MappingProxyType(checks),
+        temporary=MappingProxyType(
+            {
+                relation: Temporary(scope, session, schema)
+                for relation, scope, session, schema in connection.execute(
+                    "SELECT relation, scope, session, schema FROM owl_temporary"
+                )
+            }
+        ),
+        sequences=MappingProxyType(_load_sequences(connection)),
+        synonyms=MappingProxyType(
+            {
+                (schema, name): (object_schema, object_name)
+                for schema, name, object_schema, object_name in connection.execute(
+                    "SELECT schema, name, object_schema, object_name FROM owl_synonyms"
+                )
+            }
+        ),
+    )
+
+
+def _load_sequences(connection: sqlite3.Connection) -> dict[tuple[str, str], Sequence]:
+    found = {}
+    for number, schema, name, start, increment, minimum, maximum, cycles, *rest in connection.execute(
+        "SELECT id, schema, name, start, increment, minimum, maximum, cycles, cache, reset_by, reset_schema, version"
+        " FROM owl_sequences"
+    ):
+        cache, reset_by, reset_schema, version = rest
+        found[schema, name] = Sequence(
+            number,
+            schema,
+            name,
+            start,
+            increment,
+            minimum,
+            maximum,
+            bool(cycles),
+            cache,
+            reset_by,
+            reset_schema,
+            version,
+        )
+    return found
+
+
+def _load_references(connection: sqlite3.Connection) -> dict[int, tuple[Reference, ...]]:
+    grouped: dict[tuple[int, str, int, str, str], list[tuple[str, str]]] = {}
+    for *key, column, parent_column in connection.execute(
+        "SELECT relation, name, parent, on_delete, on_update, column_name, parent_column FROM owl_references"
+        " ORDER BY relation, name, position"
+    ):
+        relation, name, parent, on_delete, on_update = key
+        grouped.setdefault((relation, name, parent, on_delete, on_update), []).append((column, parent_column))
+    found: dict[int, tuple[Reference, ...]] = {}
+    for (relation, name, parent, on_delete, on_update), pairs in grouped.items():
+        columns, parent_columns = zip(*pairs, strict=True)
+        reference = Reference(name, columns, parent, parent_columns, on_delete, on_update)
+        found[relation] = (*found.get(relation, ()), reference)
+    return found
+
+
+def add_reference(connection: sqlite3.Connection, relation: int, reference: Reference) -> None:
+    connection.executemany(
+        "INSERT INTO owl_references(relation, name, parent, position, column_name, parent_column, on_delete, on_update)"
+        " VALUES (?,?,?,?,?,?,?,?)",
+        [
+            (relation, reference.name, reference.parent, position, *pair, reference.on_delete, reference.on_update)
+            for position, pair in enumerate(zip(reference.columns, reference.parent_columns, strict=True), 1)
+        ],
+    )
+
+
+def add_check(connection: sqlite3.Connection, relation: int, check: Check) -> None:
+    connection.execute("INSERT INTO owl_checks VALUES (?,?,?)", (relation, check.name, check.condition))
+
+
+def add_temporary(connection: sqlite3.Connection, relation: int, temporary: Temporary) -> None:
+    values = (relation, temporary.scope, temporary.session, temporary.schema)
+    connection.execute("INSERT INTO owl_temporary VALUES (?,?,?,?)", values)
+
+
+def put_sequence(connection: sqlite3.Connection, sequence: Sequence) -> None:
+    """A new sequence when its id is 0, else the new form of one that is there."""
+    values = (
+        sequence.schema, sequence.name, sequence.start, sequence.increment, sequence.minimum, sequence.maximum,
+        sequence.cycles, sequence.cache, sequence.reset_by, sequence.reset_schema, sequence.version,
+    )  # fmt: skip
+    names = "schema, name, start, increment, minimum, maximum, cycles, cache, reset_by, reset_schema, version"
+    if sequence.id:
+        changes = ", ".join(f"{name.strip()} = ?" for name in names.split(","))
+        connection.execute(f"UPDATE owl_sequences SET {changes} WHERE id = ?", (*values, sequence.id))
+    else:
+        text = f"INSERT INTO owl_sequences({names}, created) VALUES (?,?,?,?,?,?,?,?,?,?,?,"
+        connection.execute(f"{text} strftime('%Y-%m-%d %H:%M:%f0000', 'now'))", values)
+
+
+def add_synonym(connection: sqlite3.Connection, place: tuple[str, str], target: tuple[str, str], owner: str) -> None:
+    connection.execute(
+        "INSERT INTO owl_synonyms VALUES (?,?,?,?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
+        (*place, *target, owner),
+    )

@@ -1,0 +1,121 @@
+"""`owl-sap jobs` beside a service: two processes, one folder of records."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.adversity.scene import Scene
+
+pytest.importorskip("hdbcli")
+
+SLOW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1"}
+
+
+@pytest.fixture
+def scene(make_scene: Callable[..., Scene]) -> Scene:
+    return make_scene("local", rows=3000)
+
+
+@pytest.fixture
+def url(scene: Scene) -> Iterator[str]:
+    """Of a service that syncs row by row: slow enough to be met in the middle."""
+    with scene.spawn("serve", "--port", "0", env=SLOW) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
+            assert process.wait(40) == 0
+
+
+def begun(url: str) -> str:
+    return str(httpx.post(f"{url}/v1/collections/rows/sync").json()["job"])
+
+
+def document(scene: Scene, *arguments: str, code: int = 0) -> Any:
+    done, out, errors = scene.cli("jobs", *arguments, "--json")
+    assert done == code, errors
+    return json.loads(out)
+
+
+@pytest.mark.covers("jobs", "jobs list", "jobs show", "jobs cancel", "POST /v1/collections/{name}/sync")
+def test_another_process_lists_and_cancels_the_services_job(scene: Scene, url: str) -> None:
+    job = begun(url)
+    (listed,) = document(scene, "list")
+    assert (listed["id"], listed["kind"], listed["collection"]) == (job, "sync", "rows")
+    assert listed["state"] in ("queued", "running")
+    assert document(scene)[0]["id"] == job, "without a verb: list"
+    code, out, _ = scene.cli("status", "rows", "--json")
+    assert (code, json.loads(out)[0]["job"]) == (0, job)
+    assert document(scene, "cancel", job)["id"] == job
+    over = document(scene, "watch", job, code=1)
+    assert over["state"] == "cancelled"
+    assert 0 < over["result"]["upserted"] < 3000
+    shown = document(scene, "show", job)
+    assert shown == over == httpx.get(f"{url}/v1/jobs/{job}").json()
+    assert document(scene, "list", "--state", "running") == []
+    assert document(scene, "list", "--collection", "rows", "--limit", "1")[0]["id"] == job
+
+
+@pytest.mark.covers("jobs watch")
+def test_watching_to_the_end(scene: Scene) -> None:
+    with scene.spawn("serve", "--port", "0") as process:
+        assert process.stdout is not None
+        job = begun(json.loads(process.stdout.readline())["url"])
+        ended: list[tuple[int, str, str]] = []
+        watcher = threading.Thread(target=lambda: ended.append(scene.cli("jobs", "watch", job)))
+        watcher.start()
+        watcher.join(120)
+        process.terminate()
+        process.communicate(timeout=60)
+    ((code, out, errors),) = ended
+    assert code == 0
+    assert "succeeded" in out
+    assert "running" in errors
+    assert "of 3,000 rows" in errors
+
+
+@pytest.mark.covers("jobs", "jobs list", "jobs show", "jobs cancel", "jobs watch", errors=True)
+def test_refusals(scene: Scene) -> None:
+    assert document(scene, "list") == []
+    assert not (scene.folder / "vectors").exists(), "looking makes nothing"
+    for verb in ("show", "cancel", "watch"):
+        code, out, errors = scene.cli("jobs", verb, "nope")
+        assert (code, out) == (2, "")
+        assert "no job 'nope'" in errors
+    assert scene.cli("jobs", "list", "--state", "odd")[0] == 2
+    assert scene.cli("jobs", "list", "--limit", "0")[0] == 2
+
+
+@pytest.mark.covers("jobs cancel", errors=True)
+def test_what_is_over_cannot_be_cancelled(scene: Scene) -> None:
+    with scene.spawn("serve", "--port", "0") as process:
+        assert process.stdout is not None
+        job = begun(json.loads(process.stdout.readline())["url"])
+        assert scene.cli("jobs", "watch", job)[0] == 0
+        code, _, errors = scene.cli("jobs", "cancel", job)
+        process.terminate()
+        process.communicate(timeout=60)
+    assert code == 1
+    assert "succeeded" in errors
+
+
+@pytest.mark.covers("jobs list", "serve", errors=True)
+def test_a_folder_that_cannot_be_used_names_the_setting(scene: Scene) -> None:
+    (scene.folder / "file").write_text("in the way")
+    elsewhere = {"OWL_SAP_STATE__PATH": "file/state"}
+    code, out, errors = scene.cli("serve", "--port", "0", env=elsewhere)
+    assert (code, out) == (2, "")
+    assert "OWL_SAP_STATE__PATH" in errors
+    assert scene.cli("jobs", "list", env=elsewhere)[0] == 0, "there are none"
+    (scene.folder / "broken").mkdir()
+    (scene.folder / "broken" / "jobs.sqlite").write_text("no database")
+    code, _, errors = scene.cli("jobs", "list", env={"OWL_SAP_STATE__PATH": "broken"})
+    assert code == 2
+    assert "job records" in errors

@@ -1,0 +1,196 @@
+"""Signals to the commands as a shell or a container sends them: exit codes, what is kept, and how long it takes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from httpx_sse import connect_sse
+
+from tests.adversity.proxy import EXECUTE, Fault, Proxy, Strike
+from tests.adversity.scene import NAME, Scene
+
+pytest.importorskip("hdbcli")
+
+ROWS = 3000
+SLOW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1"}
+
+
+@pytest.fixture(params=["local"])
+def scene(request: pytest.FixtureRequest, make_scene: Callable[..., Scene]) -> Scene:
+    return make_scene(request.param, rows=ROWS)
+
+
+def until_stored(scene: Scene, some: int = 5) -> int:
+    """Wait until a run has stored some rows."""
+    deadline = time.monotonic() + 30
+    while True:
+        if (scene.folder / "vectors" / "vectors.sqlite").exists() or scene.kind == "hana":
+            status = scene.store().status(NAME)
+            if status is not None and status.rows >= some:
+                return status.rows
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@contextmanager
+def interrupted(scene: Scene, *arguments: str, signals: tuple[int, ...], stored: int = 5) -> Iterator[list[object]]:
+    """Runs a verb row by row, sends the signals in the middle. Yields exit code, output, errors, seconds to the end."""
+    with scene.spawn(*arguments, env=SLOW) as process:
+        until_stored(scene, stored)
+        start = time.monotonic()
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.05)
+        out, errors = process.communicate(timeout=60)
+        assert "Traceback" not in errors, errors
+        yield [process.returncode, out, errors, time.monotonic() - start]
+
+
+@pytest.mark.covers("sync", errors=True)
+@pytest.mark.parametrize("scene", ["local", "hana"], indirect=True)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_sync_keeps_what_it_has_and_the_next_goes_on(scene: Scene, number: signal.Signals, code: int) -> None:
+    with interrupted(scene, "sync", NAME, "--json", signals=(number,)) as (ended, out, errors, seconds):
+        assert ended == code
+        (report,) = json.loads(str(out))
+        assert report["stopped"]
+        assert 0 < report["upserted"] < ROWS
+        assert "go on with: owl-sap sync rows" in str(errors)
+        assert float(str(seconds)) < 15
+    done, again, _ = scene.cli("sync", NAME, "--json")
+    (rest,) = json.loads(again)
+    assert (done, rest["unchanged"]) == (0, report["upserted"]), "at once: the lease was given back"
+
+
+@pytest.mark.covers("verify", errors=True)
+@pytest.mark.parametrize("repair", [[], ["--repair"]])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_verify_ends_without_a_verdict(scene: Scene, number: signal.Signals, code: int, repair: list[str]) -> None:
+    assert scene.cli("sync", NAME)[0] == 0
+    with scene.spawn("verify", NAME, "--json", *repair, env=SLOW) as process:
+        assert process.stderr is not None
+        assert "rows/s" in process.stderr.readline(), "it is in the middle"
+        process.send_signal(number)
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert "nothing is proved" in errors
+    assert "Traceback" not in errors
+    assert scene.cli("verify", NAME)[0] == 0
+
+
+@pytest.mark.covers("search", "status", errors=True)
+@pytest.mark.parametrize(
+    ("verb", "number", "code"), [(["status"], signal.SIGINT, 130), (["search", NAME, "pump"], signal.SIGTERM, 143)]
+)
+def test_a_verb_that_waits_for_a_silent_hana_ends_in_seconds(
+    make_scene: Callable[..., Scene], verb: list[str], number: signal.Signals, code: int
+) -> None:
+    """The driver does not return while it waits for an answer, and Python's handlers wait with it."""
+    scene = make_scene("hana")
+    assert scene.cli("sync", NAME)[0] == 0
+    with Proxy(scene.emulator.port) as proxy:
+        proxy.strike(Strike(EXECUTE, 1, Fault.STALL))
+        with scene.spawn(*verb, port=proxy.port) as process:
+            assert proxy.fired.wait(20)
+            start = time.monotonic()
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=40)
+    assert process.returncode == code
+    assert time.monotonic() - start < 20
+    assert "Traceback" not in errors
+
+
+@pytest.mark.covers("sync", errors=True)
+def test_a_second_ctrl_c_ends_a_sync_that_hangs(scene: Scene) -> None:
+    with Proxy(scene.emulator.port) as proxy:
+        proxy.strike(Strike(EXECUTE, 20, Fault.STALL))
+        with scene.spawn("sync", NAME, port=proxy.port, env=SLOW) as process:
+            assert proxy.fired.wait(20)
+            process.send_signal(signal.SIGINT)
+            time.sleep(1)
+            assert process.poll() is None, "the first one asks"
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    scene.expire_lease()
+    assert scene.cli("sync", NAME)[0] == 0
+    assert scene.cli("verify", NAME)[0] == 0
+
+
+@contextmanager
+def serving(scene: Scene, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with scene.spawn("serve", "--port", "0", env=SLOW | more) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())["url"]
+        finally:
+            process.kill()
+
+
+@pytest.mark.covers("serve")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: Scene, number: signal.Signals) -> None:
+    with serving(scene) as (process, url):
+        job = httpx.post(f"{url}/v1/collections/rows/sync").json()["job"]
+        until_stored(scene)
+        seen: list[str] = []
+
+        def follow() -> None:
+            with (
+                httpx.Client(timeout=30) as client,
+                connect_sse(client, "GET", f"{url}/v1/jobs/{job}/events") as source,
+            ):
+                try:
+                    for event in source.iter_sse():
+                        seen.append(event.event)  # noqa: PERF401 - kept also when it is cut off
+                except httpx.HTTPError:
+                    seen.append("cut off")
+
+        follower = threading.Thread(target=follow)
+        follower.start()
+        time.sleep(0.5)
+        start = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(40) == 0
+        assert time.monotonic() - start < 20
+        follower.join(10)
+        assert seen[0] == "state"
+        _, errors = process.communicate()
+        assert "Traceback" not in errors
+    code, out, _ = scene.cli("jobs", "show", job, "--json")
+    record = json.loads(out)
+    assert (code, record["state"]) == (0, "cancelled")
+    assert "interrupted" in record["error"]
+    assert record["result"]["stopped"]
+    code, out, _ = scene.cli("sync", NAME, "--json")
+    assert (code, json.loads(out)[0]["unchanged"]) == (0, record["result"]["upserted"])
+
+
+@pytest.mark.covers("serve")
+def test_a_service_whose_job_hangs_ends_all_the_same(scene: Scene) -> None:
+    """HANA is silent in the middle of the job: it is recorded as interrupted, and the service does not wait for it."""
+    with Proxy(scene.emulator.port) as proxy:
+        proxy.strike(Strike(EXECUTE, 20, Fault.STALL))
+        with serving(scene, HANA_PORT=str(proxy.port)) as (process, url):
+            job = httpx.post(f"{url}/v1/collections/rows/sync").json()["job"]
+            assert proxy.fired.wait(20)
+            start = time.monotonic()
+            process.terminate()
+            assert process.wait(40) == 0
+            assert time.monotonic() - start < 25
+    code, out, _ = scene.cli("jobs", "show", job, "--json")
+    record = json.loads(out)
+    assert (code, record["state"]) == (0, "failed")
+    assert "interrupted" in record["error"]
+    scene.expire_lease()
+    assert scene.cli("sync", NAME)[0] == 0
+    assert scene.cli("verify", NAME)[0] == 0
