@@ -1,7 +1,7 @@
 """Dates and times: the protocol's numbers from and to the text forms of `types.py`.
 
-Day 1 is 0001-01-01 of the Julian calendar, hence the 2 days between it and Python's (proleptic Gregorian) ordinal.
-Right for dates from 1582-10-15 on.
+Day 1 is 0001-01-01 of the Julian calendar, which hdbcli keeps until 1582-10-04; the next day is 1582-10-15. Hence the 2
+days between a day's number and Python's (proleptic Gregorian) ordinal from then on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ NULL_SECONDDATE = 315_538_070_401
 NULL_TIMESTAMP = 3_155_380_704_000_000_001
 
 _DAY_SHIFT = 2
+_GREGORIAN_FROM = "1582-10-15"
+_GREGORIAN_NUMBER = date(1582, 10, 15).toordinal() + _DAY_SHIFT
+_BEFORE_MARCH = 306
+"""Days of a year from March on, before January."""
 _DAY = 86_400
 _TICKS = 10_000_000
 """100 ns steps per second."""
@@ -23,11 +27,30 @@ _TICKS = 10_000_000
 @lru_cache(maxsize=65_536)
 def date_number(text: str) -> int:
     """'YYYY-MM-DD' -> DAYDATE."""
+    if text < _GREGORIAN_FROM:
+        return _julian_number(int(text[:4]), int(text[5:7]), int(text[8:10]))
     return date.fromisoformat(text).toordinal() + _DAY_SHIFT
+
+
+def _julian_number(year: int, month: int, day: int) -> int:
+    """March counts as the first month, so that the leap day comes last."""
+    years, months = year - (month < 3), (month + 9) % 12
+    return years * 365 + years // 4 + (153 * months + 2) // 5 + day - _BEFORE_MARCH
+
+
+def _julian_text(number: int) -> str:
+    days = number + _BEFORE_MARCH - 1
+    years = (4 * days + 3) // 1461
+    rest = days - (years * 365 + years // 4)
+    months = (5 * rest + 2) // 153
+    month = (months + 2) % 12 + 1
+    return f"{years + (month < 3):04}-{month:02}-{rest - (153 * months + 2) // 5 + 1:02}"
 
 
 @lru_cache(maxsize=65_536)
 def date_text(number: int) -> str:
+    if 1 <= number < _GREGORIAN_NUMBER:
+        return _julian_text(number)
     return date.fromordinal(number - _DAY_SHIFT).isoformat()
 
 

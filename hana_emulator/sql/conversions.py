@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 import sqlite3
-import statistics
 from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, DecimalException, InvalidOperation
-from typing import Any, cast
+from typing import Any
 
 from hana_emulator.errors import HanaError
 from hana_emulator.seam import Storage
-from hana_emulator.sql import store
+from hana_emulator.sql import accumulators, store
 from hana_emulator.sql.coercion import DECIMAL_COLLATION
-from hana_emulator.sql.datatypes import FLOATING_SCALE
 from hana_emulator.types import DOUBLE, HanaType, TypeCode
 
 Report = Callable[[HanaError], None]
@@ -143,11 +141,7 @@ def register(connection: sqlite3.Connection, report: Report) -> None:
     stored = _reporting(_stored, report)
     connection.create_function("owl_store", 5, stored, deterministic=True)
     connection.create_collation(DECIMAL_COLLATION, compare_decimals)
-    for name, arity, window in (("owl_sum", -1, DecimalSum), ("owl_avg", 1, DecimalAverage)):
-        connection.create_window_function(name, arity, cast(Any, window))
-    connection.create_aggregate("owl_string_agg", 4, cast(Any, StringAggregate))
-    for name, estimator in _ESTIMATORS.items():
-        connection.create_aggregate(name, 1, _estimating(estimator))
+    accumulators.register(connection)
 
 
 def _guarded(function: Callable[..., Storage], report: Report) -> Callable[..., Storage]:
@@ -182,78 +176,3 @@ def compare_decimals(left: str, right: str) -> int:
     except InvalidOperation:
         return -1 if left < right else 1
     return 0 if one == two else -1 if one < two else 1
-
-
-class DecimalSum:
-    """SUM over DECIMAL and, as a base, AVG over everything exact; also as a window function."""
-
-    def __init__(self) -> None:
-        self.total = Decimal(0)
-        self.count = 0
-        self.scale = FLOATING_SCALE
-
-    def step(self, value: Storage, scale: int = FLOATING_SCALE) -> None:
-        if value is not None:
-            self.total = _WIDE.add(self.total, _decimal(value))
-            self.count += 1
-            self.scale = scale
-
-    def inverse(self, value: Storage, scale: int = FLOATING_SCALE) -> None:
-        if value is not None:
-            self.total = _WIDE.subtract(self.total, _decimal(value))
-            self.count -= 1
-
-    def value(self) -> Storage:
-        return _sized(self.total, 38, self.scale) if self.count else None
-
-    finalize = value
-
-
-class DecimalAverage(DecimalSum):
-    def value(self) -> Storage:
-        return store.plain_decimal(_WIDE.divide(self.total, Decimal(self.count))) if self.count else None
-
-    finalize = value
-
-
-class StringAggregate:
-    """STRING_AGG: NULLs are left out, the rest joined in the order of the key (or as they come)."""
-
-    def __init__(self) -> None:
-        self.items: list[tuple[Any, str]] = []
-        self.separator, self.descending = "", False
-
-    def step(self, text: str | None, separator: str | None, key: Storage, descending: int) -> None:
-        self.separator, self.descending = separator or "", bool(descending)
-        if text is not None:
-            self.items.append(((key is not None, key), text))
-
-    def finalize(self) -> str | None:
-        keyed = any(key[0] for key, _ in self.items)
-        items = sorted(self.items, key=lambda item: item[0], reverse=self.descending) if keyed else self.items
-        return self.separator.join(text for _, text in items) if items else None
-
-
-_ESTIMATORS: dict[str, Callable[[list[float]], float]] = {
-    "owl_stddev": statistics.stdev,
-    "owl_var": statistics.variance,
-    "owl_median": statistics.median,
-}
-
-
-def _estimating(estimator: Callable[[list[float]], float]) -> type[Any]:
-    class Estimate:
-        def __init__(self) -> None:
-            self.values: list[float] = []
-
-        def step(self, value: float | None) -> None:
-            if value is not None:
-                self.values.append(value)
-
-        def finalize(self) -> float | None:
-            try:
-                return float(estimator(self.values))
-            except statistics.StatisticsError:
-                return None
-
-    return Estimate

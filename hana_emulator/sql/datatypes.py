@@ -59,7 +59,15 @@ _SIZED = {  # default length, greatest length
     TypeCode.REAL_VECTOR: (0, MAX_VECTOR_DIMENSION),
     TypeCode.HALF_VECTOR: (0, MAX_VECTOR_DIMENSION),
 }
-_ALIASES = {"INT": "INTEGER", "DEC": "DECIMAL", "NUMERIC": "DECIMAL", "CHARACTER": "CHAR", "LONGDATE": "TIMESTAMP"}
+_ALIASES = {
+    "INT": "INTEGER",
+    "DEC": "DECIMAL",
+    "NUMERIC": "DECIMAL",
+    "CHARACTER": "CHAR",
+    "LONGDATE": "TIMESTAMP",
+    "DATETIME": "TIMESTAMP",
+}
+"""DATETIME is what sqlalchemy-hana writes for its DateTime, and reads back with a fraction of seconds."""
 CATALOGUE_NAMES = (
     *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "DECIMAL", "SMALLDECIMAL", "REAL", "DOUBLE", "BOOLEAN"),
     *("CHAR", "VARCHAR", "NCHAR", "NVARCHAR", "ALPHANUM", "SHORTTEXT", "BINARY", "VARBINARY"),

@@ -16,7 +16,7 @@ from sqlglot.parser import Parser as SqlParser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, syntax_error
-from hana_emulator.sql import grammar
+from hana_emulator.sql import clauses, grammar
 
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 """It logs the text of statements that it only half understands, literals and all."""
@@ -46,7 +46,7 @@ class HanaCast(exp.Expression):
 
 def _plain_keywords(keywords: dict[str, TokenType]) -> dict[str, TokenType]:
     kept = {word: kind for word, kind in keywords.items() if kind not in _CLOCK_TOKENS and "{" not in word}
-    return {**kept, "TOP": TokenType.TOP, "MINUS": TokenType.EXCEPT}
+    return {**kept, "TOP": TokenType.TOP, "MINUS": TokenType.EXCEPT, "LIKE_REGEXPR": TokenType.RLIKE}
 
 
 class Hana(Dialect):
@@ -74,6 +74,11 @@ class Hana(Dialect):
             },
             "CAST": lambda self: self._parse_hana_cast(),
             "SCORE": lambda self: self._parse_score(),
+            **clauses.FUNCTION_PARSERS,
+        }
+        RANGE_PARSERS: ClassVar[dict[Any, Any]] = {
+            **SqlParser.RANGE_PARSERS,
+            TokenType.RLIKE: clauses.like_regexpr,
         }
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {"CASE": SqlParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
 

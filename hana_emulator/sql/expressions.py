@@ -12,7 +12,8 @@ from dataclasses import replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql import calls, coercion, datatypes, sequences
+from hana_emulator.sql import aggregates, calls, clause_calls, coercion, datatypes, sequences
+from hana_emulator.sql.clauses import JsonCall, LikeRegexpr, Regexpr
 from hana_emulator.sql.dialect import HanaCast, Score, parameter_number
 from hana_emulator.sql.names import literal
 from hana_emulator.sql.scope import Binding, Bound, Scope, typed_parameter
@@ -25,6 +26,7 @@ from hana_emulator.types import (
     DOUBLE,
     INTEGER,
     LOBS,
+    STRINGS,
     VECTORS,
     HanaType,
     TypeCode,
@@ -39,6 +41,7 @@ _COMPARISONS: dict[type[exp.Expr], str] = {
     exp.LTE: "<=",
 }
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
+_EXTRACTED = {"DAY": "DAYOFMONTH"} | {part: part for part in ("YEAR", "MONTH", "HOUR", "MINUTE", "SECOND")}
 _CHECKED_BY_CAST = VECTORS | {TypeCode.TINYINT, TypeCode.SMALLINT, TypeCode.INTEGER, TypeCode.REAL}
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
@@ -299,6 +302,8 @@ def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
 
 def _cast(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     kind = datatypes.type_named(node.args["to"], [int(size.this) for size in node.expressions])
+    if kind.code in STRINGS and not node.expressions:
+        kind = kind.sized(DEFAULT_PARAMETER.length)
     by_bytes = kind.code in BINARIES | LOBS | VECTORS
     return cast(bind(binding, scope, node.this, kind if by_bytes else DEFAULT_PARAMETER), kind)
 
@@ -396,7 +401,10 @@ def _trim(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def _extract(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    return calls.call(binding, scope, str(node.this.this).upper(), [node.expression])
+    part = str(node.this.this).upper()
+    if part not in _EXTRACTED:
+        raise syntax_error("EXTRACT takes YEAR, MONTH, DAY, HOUR, MINUTE or SECOND")
+    return calls.call(binding, scope, _EXTRACTED[part], [node.expression])
 
 
 def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
@@ -406,10 +414,29 @@ def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(scores[0] if len(scores) == 1 else f"max({', '.join(scores)})", DOUBLE)
 
 
+def _json(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    assert isinstance(node, JsonCall)
+    return clause_calls.bind_json(binding, scope, node)
+
+
+def _regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    assert isinstance(node, Regexpr)
+    return clause_calls.bind_regexpr(binding, scope, node)
+
+
+def _like_regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    assert isinstance(node, LikeRegexpr)
+    return clause_calls.bind_like_regexpr(binding, scope, node)
+
+
+def _within_group(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    return aggregates.within_group(binding, scope, node)
+
+
 def _window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    if not isinstance(node.this, exp.Anonymous):
+    if not isinstance(node.this, exp.Anonymous | exp.WithinGroup):
         raise not_supported("this window function")
-    return calls.window(binding, scope, node)
+    return aggregates.window(binding, scope, node)
 
 
 Handler = Callable[[Binding, Scope, exp.Expr], Bound]
@@ -442,5 +469,9 @@ _HANDLERS: dict[type[exp.Expr], Handler] = {
     exp.Trim: _trim,
     exp.Extract: _extract,
     exp.Window: _window,
+    exp.WithinGroup: _within_group,
+    JsonCall: _json,
+    Regexpr: _regexpr,
+    LikeRegexpr: _like_regexpr,
     Score: _score,
 }

@@ -34,6 +34,9 @@ _UNDERSTOOD: dict[str, str] = {
     "In": "this expressions query",
     "Insert": "this expression",
     "Join": "this side kind on",
+    "JsonCall": "this expressions rules",
+    "JsonTable": "this path columns strict",
+    "LikeRegexpr": "this expression flag",
     "Like": "this expression negate",
     "Limit": "expression",
     "Literal": "this is_string",
@@ -42,6 +45,7 @@ _UNDERSTOOD: dict[str, str] = {
     "Offset": "expression",
     "Order": "this expressions",
     "Ordered": "this desc nulls_first",
+    "Regexpr": "this expressions flag replacement start occurrence group after",
     "Schema": "this expressions",
     "Score": "this expressions",
     "Select": "distinct expressions from_ group having joins limit locks offset order where with_",
@@ -52,6 +56,7 @@ _UNDERSTOOD: dict[str, str] = {
     "Update": "this expressions from_ where",
     "When": "matched condition then",
     "Window": "this partition_by order spec over",
+    "WithinGroup": "this expression",
     "WindowSpec": "kind start start_side end end_side",
 }
 _ARGUMENTS = {name: frozenset(arguments.split()) for name, arguments in _UNDERSTOOD.items()}

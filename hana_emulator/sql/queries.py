@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql import calls, dialect, expressions, sysviews
+from hana_emulator.sql import aggregates, dialect, expressions, sysviews
 from hana_emulator.sql.catalog import Relation
 from hana_emulator.sql.coercion import coerce, refuse_lob, sort_key
 from hana_emulator.sql.datatypes import unify
@@ -18,6 +18,7 @@ from hana_emulator.sql.rights import touch
 from hana_emulator.sql.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.scope import Binding, Bound, BoundQuery, CommonTable, Scope, Source, SourceColumn
 from hana_emulator.sql.system_view import SystemView
+from hana_emulator.sql.table_functions import bind_table_function
 from hana_emulator.types import DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
@@ -127,9 +128,7 @@ def _bind_items(binding: Binding, node: exp.Select, parts: SelectParts) -> None:
 def _expand(parts: SelectParts, sources: Sequence[Source]) -> None:
     for source in sources:
         for entry in source.columns:
-            parts.items.append(
-                Bound(f"{source.alias}.{entry.sql}", entry.column.type, entry.column.nullable, entry.column)
-            )
+            parts.items.append(Bound(entry.read(source.alias), entry.column.type, entry.column.nullable, entry.column))
             parts.columns.append(entry.column)
 
 
@@ -167,14 +166,14 @@ def _check_grouping(node: exp.Select, parts: SelectParts) -> None:
     pending: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
     if node.args.get("having") is not None:
         pending.append(node.args["having"].this)
-    own = {source.alias for source in parts.scope.sources}
+    own = {entry.read(source.alias) for source in parts.scope.sources for entry in source.columns}
     while pending:
         current = pending.pop()
         text = parts.scope.trace.get(id(current))
-        if text in parts.groups or calls.is_aggregate(current) or isinstance(current, (exp.Window, exp.Subquery)):
+        if text in parts.groups or aggregates.is_aggregate(current) or isinstance(current, (exp.Window, exp.Subquery)):
             continue
         star = isinstance(current, exp.Star) or (isinstance(current, exp.Column) and isinstance(current.this, exp.Star))
-        if star or (isinstance(current, exp.Column) and text is not None and text.split(".")[0] in own):
+        if star or (isinstance(current, exp.Column) and text in own):
             raise HanaError(276, f"not a GROUP BY expression: '{current.name}' column must be in group by clause")
         pending.extend(current.iter_expressions())
 
@@ -186,7 +185,7 @@ def _bind_order(binding: Binding, node: exp.Expr, parts: SelectParts) -> None:
     order = node.args.get("order")
     for key in order.expressions if order is not None else []:
         bound = _order_key(binding, key.this, parts)
-        parts.order.append(calls.ordering(sort_key(bound), key))
+        parts.order.append(aggregates.ordering(sort_key(bound), key))
 
 
 def _order_key(binding: Binding, node: exp.Expr, parts: SelectParts) -> Bound:
@@ -257,8 +256,10 @@ def bind_source(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     if isinstance(node, exp.Subquery):
         query = binding.bind_query(binding, node.this, _with_only(scope))
         return _add_derived(binding, scope, name, query)
-    if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
+    if not isinstance(node, exp.Table):
         raise not_supported("this kind of table expression")
+    if not isinstance(node.this, exp.Identifier):
+        return bind_table_function(binding, scope, node.this, name)
     return bind_table(binding, scope, node, name)
 
 

@@ -195,9 +195,10 @@ def _needed(before: Catalog, after: Catalog) -> Iterable[Touch]:
             yield Touch("CREATE ANY", relation.schema)
         elif number in was and was[number] != relation:
             yield touch("ALTER", was[number])
-    for number, relation in was.items():
-        if number not in now:
-            yield touch("DROP", relation)
+    dropped = [relation for number, relation in was.items() if number not in now]
+    tables = [relation for relation in dropped if not relation.is_view]
+    # Views that go with a table (CASCADE) need no right of their own.
+    yield from (touch("DROP", relation) for relation in tables or dropped)
     for index in set(before.indexes.values()) ^ set(after.indexes.values()):
         if index.relation in was and index.relation in now:
             yield touch("INDEX", was[index.relation])

@@ -17,7 +17,8 @@ def _flag(condition: str) -> str:
 
 _CONSTRAINTS = view(
     "FROM (SELECT relation, name, primary_key, 1 AS keyed, position, column_name, NULL AS condition"
-    " FROM owl_constraints UNION ALL SELECT relation, name, 0, 0, 1, NULL, condition FROM owl_checks) k"
+    " FROM owl_constraints UNION ALL SELECT relation, name, 0, 1, position, column_name, NULL FROM owl_indexes"
+    " WHERE uniqueness = 'UNIQUE' UNION ALL SELECT relation, name, 0, 0, 1, NULL, condition FROM owl_checks) k"
     " CROSS JOIN owl_visible r ON r.id = k.relation",
     SCHEMA_NAME=(_NAME, "r.schema"),
     TABLE_NAME=(_NAME, "r.name"),

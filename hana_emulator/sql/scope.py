@@ -36,10 +36,17 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column that a FROM clause offers: how HANA names it, how SQLite reads it."""
+    """A column that a FROM clause offers: how HANA names it, how SQLite reads it. With a `place`, it stands there in
+    the JSON array that `sql` gives."""
 
     column: Column
     sql: str
+    place: int | None = None
+
+    def read(self, alias: str) -> str:
+        """SQLite text for the column of the source called `alias`."""
+        whole = f"{alias}.{self.sql}"
+        return whole if self.place is None else f"json_extract({whole}, '$[{self.place}]')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,7 @@ class Scope:
 
 
 def column_reference(source: Source, entry: SourceColumn) -> Bound:
-    return Bound(f"{source.alias}.{entry.sql}", entry.column.type, entry.column.nullable, entry.column)
+    return Bound(entry.read(source.alias), entry.column.type, entry.column.nullable, entry.column)
 
 
 @dataclass(frozen=True, slots=True)

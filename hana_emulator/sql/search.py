@@ -98,7 +98,7 @@ def _single_table(binding: Binding, node: exp.Expr, parts: SelectParts) -> Relat
     if busy or parts.scope.aggregates or len(parts.scope.sources) != 1:
         return None
     table = node.args["from_"].this
-    if not isinstance(table, exp.Table):
+    if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
         return None
     schema = expressions.identifier(table.args.get("db")) or binding.schema
     relation = binding.catalog.find(schema, expressions.identifier(table.this))

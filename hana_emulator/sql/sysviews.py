@@ -42,9 +42,23 @@ def _codes(codes: frozenset[TypeCode]) -> str:
     return ", ".join(str(int(code)) for code in sorted(codes))
 
 
-_TYPE_NAME = "CASE c.type " + " ".join(f"WHEN {int(code)} THEN '{code.name}'" for code in TypeCode) + " END"
+_SMALL = f"c.type = {int(TypeCode.DECIMAL)} AND c.scale = {FLOATING_SCALE} AND c.length = 16"
+_TYPE_NAME = (
+    f"CASE WHEN {_SMALL} THEN 'SMALLDECIMAL' ELSE CASE c.type "
+    + " ".join(f"WHEN {int(code)} THEN '{code.name}'" for code in TypeCode)
+    + " END END"
+)
 _TYPE_LENGTH = f"CASE WHEN c.type IN ({_codes(LOBS)}) THEN 2147483647 ELSE c.length END"
 _TYPE_SCALE = f"CASE WHEN c.type = {int(TypeCode.DECIMAL)} AND c.scale <> {FLOATING_SCALE} THEN c.scale END"
+
+
+_QUOTED_DEFAULT = "substr(c.defaults, 2, length(c.defaults) - 2)"
+_PLAIN_DEFAULT = (
+    "CASE WHEN c.defaults GLOB char(39) || '*' || char(39)"
+    f" AND instr(replace({_QUOTED_DEFAULT}, char(39, 39), ''), char(39)) = 0"
+    f" THEN replace({_QUOTED_DEFAULT}, char(39, 39), char(39)) ELSE c.defaults END"
+)
+"""A text literal without its quotes: the suite of sqlalchemy-hana, which compares defaults, expects it so."""
 
 
 def _columns_view(kind: str, name: str) -> SystemView:
@@ -60,9 +74,10 @@ def _columns_view(kind: str, name: str) -> SystemView:
         LENGTH=(INTEGER, _TYPE_LENGTH),
         SCALE=(INTEGER, _TYPE_SCALE),
         IS_NULLABLE=(_FLAG, "CASE c.nullable WHEN 1 THEN 'TRUE' ELSE 'FALSE' END"),
-        DEFAULT_VALUE=(_TEXT, "c.defaults"),
+        DEFAULT_VALUE=(_TEXT, _PLAIN_DEFAULT),
         COMMENTS=(_TEXT, "c.comment"),
         GENERATION_TYPE=(nvarchar(32), "CASE WHEN c.identity IS NOT NULL THEN c.identity || ' AS IDENTITY' END"),
+        GENERATED_ALWAYS_AS=(HanaType(TypeCode.NCLOB), "NULL"),
         COLUMN_ID=(BIGINT, "c.relation * 10000 + c.position"),
     )
 
@@ -116,8 +131,16 @@ def _views_view() -> SystemView:
     )
 
 
+_INDEXED = (
+    "(SELECT schema, name, relation, kind, uniqueness, position, column_name, descending FROM owl_indexes UNION ALL"
+    " SELECT r.schema, k.name, k.relation, 'INVERTED VALUE UNIQUE',"
+    " 'UNIQUE', k.position, k.column_name, 0"
+    " FROM owl_constraints k JOIN owl_relations r ON r.id = k.relation WHERE NOT k.primary_key)"
+)
+"""A UNIQUE constraint stands among the indexes too, as a unique index does among the constraints."""
+
 _INDEXES = _view(
-    "FROM (SELECT DISTINCT schema, name, relation, kind, uniqueness FROM owl_indexes) i"
+    f"FROM (SELECT DISTINCT schema, name, relation, kind, uniqueness FROM {_INDEXED}) i"
     " JOIN owl_visible r ON r.id = i.relation",
     SCHEMA_NAME=(_NAME, "i.schema"),
     TABLE_NAME=(_NAME, "r.name"),
@@ -128,7 +151,7 @@ _INDEXES = _view(
 )
 
 _INDEX_COLUMNS = _view(
-    "FROM owl_indexes i JOIN owl_visible r ON r.id = i.relation",
+    f"FROM {_INDEXED} i JOIN owl_visible r ON r.id = i.relation",
     SCHEMA_NAME=(_NAME, "i.schema"),
     TABLE_NAME=(_NAME, "r.name"),
     INDEX_NAME=(_NAME, "i.name"),
@@ -170,6 +193,14 @@ _VIEWS: dict[str, SystemView] = {
         VERSION=(nvarchar(64), f"'{VERSION}'"),
         CLOUD_VERSION=(nvarchar(64), f"'{CLOUD_VERSION}'"),
         USAGE=(nvarchar(32), "'DEVELOPMENT'"),
+    ),
+    "M_SYSTEM_OVERVIEW": _view(
+        "FROM (SELECT 'System' AS section, 'Version' AS name, '" + VERSION + "' AS value"
+        " UNION ALL SELECT 'System', 'Instance ID', 'OWL' UNION ALL SELECT 'System', 'Distributed', 'No') o",
+        SECTION=(nvarchar(32), "o.section"),
+        NAME=(nvarchar(128), "o.name"),
+        STATUS=(nvarchar(10), "''"),
+        VALUE=(_NAME, "o.value"),
     ),
     **schema_views.VIEWS,
 }

@@ -128,7 +128,7 @@ def with_draft(relation: Relation, draft: TableDraft) -> Relation:
     for constraint in draft.constraints:
         if constraint.primary_key and any(key.primary_key for key in keys):
             raise HanaError(294, "cannot have more than one primary key")
-        if relation.temporary and not constraint.primary_key:
+        if relation.temporary and not relation.is_shared_by_sessions and not constraint.primary_key:
             raise HanaError(368, "unique constraint not allowed on temporary table")
         label = constraint.name or ("_SYS_TREE_PRIMARY_KEY" if constraint.primary_key else _unique_name(keys))
         if any(key.name == label for key in keys):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from app.src.core.engine import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
@@ -14,6 +15,8 @@ from connector.source import HanaSource
 from connector.stores.hana import HanaStore
 from connector.sync import Ends
 from tests.emulator.process import Emulator
+
+_PASSWORD = "Alchemist-1"
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +68,17 @@ def ends(emulator: Emulator, hana_schema: str, open_pool: Callable[..., HanaPool
     """Source and vector store in the same stand-in and the same schema."""
     pool = open_pool(emulator)
     return Ends(HanaSource(pool), HanaStore(pool, hana_schema), hashing)
+
+
+@pytest.fixture
+def engine(emulator: Emulator, hana_schema: str) -> Iterator[sa.Engine]:
+    """Logged in as a user of its own, whose schema has its name, as the dialect takes for granted."""
+    name = f"ALCHEMIST_{hana_schema}"
+    admin = emulator.connect(autocommit=True)
+    cursor = admin.cursor()
+    cursor.execute(f'CREATE USER {name} PASSWORD "{_PASSWORD}" NO FORCE_FIRST_PASSWORD_CHANGE')
+    engine = sa.create_engine(sa.URL.create("hana", name, _PASSWORD, emulator.host, emulator.port))
+    yield engine
+    engine.dispose()
+    cursor.execute(f"DROP USER {name} CASCADE")
+    admin.close()

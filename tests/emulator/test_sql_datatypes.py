@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hana_emulator.errors import HanaError
-from hana_emulator.sql import conversions, store
+from hana_emulator.sql import accumulators, conversions, store
 from hana_emulator.sql.datatypes import CATALOGUE_NAMES, FLOATING_DECIMAL, arithmetic, type_named, unify
 from hana_emulator.types import HanaType, TypeCode
 
@@ -121,7 +121,7 @@ def test_decimal_texts_sort_as_their_numbers(numbers: list[Decimal]) -> None:
 
 @given(st.lists(decimals, max_size=8))
 def test_decimal_sum_and_its_window_inverse_are_exact(numbers: list[Decimal]) -> None:
-    total = conversions.DecimalSum()
+    total = accumulators.DecimalSum()
     for number in numbers:
         total.step(str(number))
     total.step(None)

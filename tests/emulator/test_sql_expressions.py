@@ -80,6 +80,9 @@ VALUES = [
     ("ADD_DAYS(TO_DATE('2024-02-28'), 2)", "2024-03-01"),
     ("DAYS_BETWEEN(TO_DATE('2024-01-01'), TO_DATE('2024-03-01'))", 60),
     ("EXTRACT(YEAR FROM DATE '2024-02-29')", 2024),
+    ("EXTRACT(DAY FROM DATE '2024-02-29')", 29),
+    ("CAST('longer than one' AS NVARCHAR)", "longer than one"),
+    ("COSINE_SIMILARITY(TO_REAL_VECTOR('[1,0,0]'), TO_REAL_VECTOR('[0.5,0.8660254,0]'))", 0.5),
     # functions without parentheses
     ("CURRENT_USER", "OWL"),
     ("CURRENT_SCHEMA", "S"),

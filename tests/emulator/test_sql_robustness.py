@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hana_emulator.errors import HanaError
-from hana_emulator.sql.functions import SIGNATURES
+from hana_emulator.sql.signatures import SIGNATURES
 from hana_emulator.types import BINARIES, FLOATS, VECTORS, HanaType, TypeCode
 from tests.emulator.sql_session import USER, Sql, open_database
 

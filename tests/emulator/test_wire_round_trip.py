@@ -176,3 +176,17 @@ def test_a_value_cut_anywhere_is_a_protocol_error(code: TypeCode, data: str) -> 
             decoder.rows(whole[:length], 1)
     with pytest.raises(ProtocolError, match="1 bytes follow"):
         decoder.rows(whole + b"\0", 1)
+
+
+JULIAN = [(1, "0001-01-01"), (36_219, "0100-02-29"), (577_737, "1582-10-04"), (577_738, "1582-10-15")]
+
+
+@pytest.mark.parametrize(("number", "text"), JULIAN)
+def test_days_before_the_gregorian_calendar_are_julian(number: int, text: str) -> None:
+    assert (temporal.date_number(text), temporal.date_text(number)) == (number, text)
+
+
+def test_every_julian_day_has_its_number() -> None:
+    texts = [temporal.date_text.__wrapped__(number) for number in range(1, 577_738, 7)]
+    assert texts == sorted(set(texts))
+    assert [temporal.date_number.__wrapped__(text) for text in texts] == list(range(1, 577_738, 7))

@@ -105,12 +105,17 @@ def cosine_similarity(left: Any, right: Any) -> float:
     """In [-1, 1]; 0 when either vector is all zeros (undefined; what HANA gives is not known)."""
     a, b = _pair(left, right)
     norms = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
-    return max(-1.0, min(1.0, float(a @ b) / norms)) if norms else 0.0
+    return _single(max(-1.0, min(1.0, float(a @ b) / norms))) if norms else 0.0
 
 
 def l2_distance(left: Any, right: Any) -> float:
     a, b = _pair(left, right)
-    return float(np.linalg.norm(a - b))
+    return _single(float(np.linalg.norm(a - b)))
+
+
+def _single(score: float) -> float:
+    """A DOUBLE of single precision, as the suite of sqlalchemy-hana expects it and as a search over a column scores."""
+    return float(np.float32(score)) if abs(score) <= float(np.finfo(np.float32).max) else score
 
 
 def l2_norm(value: Any) -> float:

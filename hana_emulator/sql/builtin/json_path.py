@@ -1,9 +1,11 @@
-"""JSON_VALUE, JSON_QUERY and JSON_EXISTS: SQL/JSON paths of members and indices in lax mode, NULL ON ERROR."""
+"""SQL/JSON paths of members and indices, lax or strict, and JSON_VALUE, JSON_QUERY and JSON_EXISTS by them."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -27,10 +29,23 @@ class _Literal(str):
     __slots__ = ()
 
 
+class JsonFault(Exception):
+    """What ON ERROR is for: no JSON, not one scalar, a path that does not fit in strict mode, a failed conversion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """`steps` with a flag each that says it is a wildcard."""
+
+    steps: tuple[tuple[Step, bool], ...]
+    strict: bool = False
+
+
 @lru_cache(maxsize=256)
-def _steps(path: str) -> tuple[tuple[Step, bool], ...]:
-    """The steps of a path; the flag says that the step is a wildcard. Raises 8 for what is no path."""
-    text = re.sub(r"^(lax|strict)\s+", "", path.strip())
+def read_path(path: str) -> Path:
+    """Raises 8 for what is no path."""
+    mode = re.match(r"(lax|strict)\s+", path.strip())
+    text = path.strip()[mode.end() if mode else 0 :]
     if not text.startswith("$"):
         raise _bad_path()
     position, steps = 1, list[tuple[Step, bool]]()
@@ -40,7 +55,7 @@ def _steps(path: str) -> tuple[tuple[Step, bool], ...]:
             raise _bad_path()
         steps.append(_step(match))
         position = match.end()
-    return tuple(steps)
+    return Path(tuple(steps), mode is not None and mode[1] == "strict")
 
 
 def _step(match: re.Match[str]) -> tuple[Step, bool]:
@@ -68,57 +83,87 @@ def _refuse(constant: str) -> Any:
     raise ValueError(constant)
 
 
-def _found(text: Any, path: Any) -> list[Any]:
-    document, steps = _parse(plain(text)), _steps(plain(path))
-    found = [] if document is _NOTHING else [document]
-    for step, wild in steps:
-        found = [inner for outer in found for inner in _children(outer, step, wild)]
+def document(text: Any) -> Any:
+    """The parsed document; numbers stay as written. Raises JsonFault when it is no JSON."""
+    found = _parse(plain(text))
+    if found is _NOTHING:
+        raise JsonFault
     return found
 
 
-def _children(node: Any, step: Step, wild: bool) -> list[Any]:
+def select(root: Any, path: Path) -> list[Any]:
+    """What `path` finds from `root`; in strict mode a step that finds nothing raises JsonFault."""
+    found = [root]
+    for step, wild in path.steps:
+        following = [inner for outer in found for inner in _children(outer, step, wild, strict=path.strict)]
+        if path.strict and not following and not wild:
+            raise JsonFault
+        found = following
+    return found
+
+
+def _children(node: Any, step: Step, wild: bool, *, strict: bool) -> list[Any]:
     if isinstance(step, int):
-        items = node if isinstance(node, list) else [node]
+        items = node if isinstance(node, list) else [] if strict else [node]
         return items[step : step + 1]
     if wild:
         return list(node.values()) if isinstance(node, dict) else list(node) if isinstance(node, list) else []
-    if isinstance(node, list):
-        return [inner for item in node for inner in _children(item, step, wild) if isinstance(item, dict)]
+    if isinstance(node, list) and not strict:
+        return [inner for item in node for inner in _children(item, step, wild, strict=True) if isinstance(item, dict)]
     return [node[step]] if isinstance(node, dict) and step in node else []
 
 
-def value(text: Any, path: Any) -> str | None:
-    """The scalar at `path` as text: numbers as written, true and false in lower case. NULL when it is missing, null,
-    an object, an array, ambiguous, or the text is no JSON."""
-    found = _found(text, path)
+def scalar_text(found: list[Any]) -> str | None:
+    """The one scalar as text: numbers as written, true and false in lower case, None for null."""
     if len(found) != 1 or isinstance(found[0], dict | list):
-        return None
+        raise JsonFault
     scalar = found[0]
     return ("true" if scalar else "false") if isinstance(scalar, bool) else None if scalar is None else str(scalar)
 
 
-def query(text: Any, path: Any, wrapper: Any = "WITHOUT") -> str | None:
-    """The object or array at `path` as JSON text. `wrapper` is WITHOUT, CONDITIONAL or WITH (an array)."""
-    found, mode = _found(text, path), plain(wrapper).upper()
-    if not found:
+def structure_text(found: list[Any], wrapper: str) -> str:
+    """Objects and arrays as JSON text. `wrapper` is WITHOUT, CONDITIONAL (an array around anything but one object or
+    array) or WITH (always)."""
+    single = len(found) == 1 and isinstance(found[0], dict | list)
+    if wrapper == "WITH" or (wrapper == "CONDITIONAL" and not single):
+        return dump(found)
+    if not single:
+        raise JsonFault
+    return dump(found[0])
+
+
+def value(text: Any, path: Any) -> str | None:
+    """JSON_VALUE without clauses. NULL when the value is missing, null, an object, an array, ambiguous, or the text is
+    no JSON."""
+    return _or_none(text, path, scalar_text)
+
+
+def query(text: Any, path: Any) -> str | None:
+    """JSON_QUERY without clauses: NULL for everything but one object or array."""
+    return _or_none(text, path, lambda found: structure_text(found, "WITHOUT"))
+
+
+def _or_none(text: Any, path: Any, show: Callable[[list[Any]], str | None]) -> str | None:
+    steps = read_path(plain(path))
+    try:
+        return show(select(document(text), steps))
+    except JsonFault:
         return None
-    single = len(found) == 1 and (isinstance(found[0], dict | list) or mode == "CONDITIONAL")
-    if mode == "WITH" or (mode == "CONDITIONAL" and len(found) > 1):
-        return _dump(found)
-    return _dump(found[0]) if single else None
 
 
 def exists(text: Any, path: Any) -> bool:
-    return bool(_found(text, path))
+    steps = read_path(plain(path))
+    try:
+        return bool(select(document(text), steps))
+    except JsonFault:
+        return False
 
 
-def _dump(node: Any) -> str:
+def dump(node: Any) -> str:
     if isinstance(node, _Literal):
         return str(node)
     if isinstance(node, dict):
-        return (
-            "{" + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{_dump(item)}" for key, item in node.items()) + "}"
-        )
+        return "{" + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{dump(item)}" for key, item in node.items()) + "}"
     if isinstance(node, list):
-        return "[" + ",".join(map(_dump, node)) + "]"
+        return "[" + ",".join(map(dump, node)) + "]"
     return json.dumps(node, ensure_ascii=False)

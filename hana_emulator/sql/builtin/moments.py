@@ -6,9 +6,11 @@ import calendar
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from hana_emulator.errors import HanaError
 
@@ -152,6 +154,21 @@ def add_years(value: Any, count: Any) -> str:
     return add_months(value, 12 * int(numbers.number(count)))
 
 
+def add_months_last(value: Any, count: Any) -> str:
+    """As ADD_MONTHS, but the last day of a month becomes the last day of the other."""
+    whole = moment(value).whole
+    moved = moment(add_months(value, count))
+    if whole.day == calendar.monthrange(whole.year, whole.month)[1]:
+        at = moved.whole
+        moved = Moment.of(at.replace(day=calendar.monthrange(at.year, at.month)[1]), moved.fraction)
+    return like_argument(value, moved)
+
+
+def add_nano100(value: Any, count: Any) -> str:
+    """Steps of 100 ns."""
+    return Moment(moment(value).ticks + int(numbers.number(count))).timestamp()
+
+
 def days_between(start: Any, end: Any) -> int:
     """Full days when times are given, calendar days for dates; negative when `end` comes first."""
     return _between(start, end, 86_400 * TICKS)
@@ -222,7 +239,32 @@ def next_day(value: Any) -> str:
 
 
 def local_to_utc(value: Any, zone: Any = "UTC") -> str:
-    """This stand-in's system time zone is UTC; other zones are refused, not guessed."""
-    if plain(zone).upper() not in ("UTC", "GMT"):
-        raise HanaError(7, "feature not supported: time zones other than UTC (by this stand-in)")
-    return to_timestamp(value)
+    """From the wall clock of `zone`; this stand-in's system time zone is UTC."""
+    start = moment(value)
+    return Moment.of(_shifted(start.whole.replace(tzinfo=_zone(zone)), UTC), start.fraction).timestamp()
+
+
+def utc_to_local(value: Any, zone: Any = "UTC") -> str:
+    start = moment(value)
+    return Moment.of(_shifted(start.whole.replace(tzinfo=UTC), _zone(zone)), start.fraction).timestamp()
+
+
+def _shifted(at: datetime, zone: tzinfo) -> datetime:
+    try:
+        return at.astimezone(zone).replace(tzinfo=None)
+    except OverflowError:
+        raise bad_moment() from None
+
+
+@lru_cache(maxsize=64)
+def _zone_named(name: str) -> tzinfo:
+    if name.upper() in ("UTC", "GMT"):
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise HanaError(8, "invalid argument: no such time zone in this machine's time zone data") from None
+
+
+def _zone(name: Any) -> tzinfo:
+    return _zone_named(plain(name))

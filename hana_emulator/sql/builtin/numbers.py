@@ -6,7 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any
 
 from hana_emulator.errors import HanaError, invalid_number
@@ -122,6 +122,32 @@ def _float_function(name: str, function: Callable[..., float], *arguments: Any) 
         raise HanaError(306, f"invalid argument: {name} is not defined for this value") from None
     except OverflowError:
         raise overflow(name) from None
+
+
+def arc_tangent(ordinate: Any, abscissa: Any) -> float:
+    return _float_function("ATAN2", math.atan2, ordinate, abscissa)
+
+
+def negated(value: Any) -> str:
+    return decimal_text(-Decimal(str(number(value))))
+
+
+def divided_or_zero(dividend: Any, divisor: Any) -> str:
+    """NDIV0: 0 for a zero divisor."""
+    lower = Decimal(str(number(divisor)))
+    if not lower:
+        return "0"
+    found = Context(prec=34).divide(Decimal(str(number(dividend))), lower)
+    return decimal_text(found.normalize() if found else Decimal(0))
+
+
+def bit_not(value: Any) -> int:
+    return ~int(number(value))
+
+
+def bit_count(value: Any) -> int:
+    """Of the 64 bits of a BIGINT in two's complement."""
+    return (int(number(value)) & (2**64 - 1)).bit_count()
 
 
 def bit_and(left: Any, right: Any) -> int:
