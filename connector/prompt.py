@@ -43,8 +43,10 @@ def is_blank(text: str) -> bool:
     return all(piece[:2] in ("--", "/*") or piece.isspace() for piece in _PIECES.findall(text))
 
 
-class StatementRefused(ConnectorError):
-    """`code` and `text` as HANA gave them; `kind` is the class that the connector has for such an error.
+class StatementRefused(Exception):
+    """No ConnectorError: no statement of ours, but a person's.
+
+    `code` and `text` as HANA gave them; `kind` is the class that the connector has for such an error.
 
     The text may quote what the person typed, so it is for the person only.
     """

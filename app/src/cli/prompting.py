@@ -33,12 +33,12 @@ def run_statements(prompt: Prompt, texts: Iterable[str], screen: Screen) -> int:
         for statement in (*statements, *([] if is_blank(rest) else [rest.strip()])):
             try:
                 screen.show(prompt.run(statement, screen.most_rows))
-            except ConnectorError as error:
+            except (ConnectorError, StatementRefused) as error:
                 return fail(error)
     return OK
 
 
-def fail(error: ConnectorError) -> int:
+def fail(error: ConnectorError | StatementRefused) -> int:
     """Say what HANA said. Exit 3 for what the connection or the rights are short of, 2 for the statement itself."""
     output.fail(str(error))
     if not isinstance(error, StatementRefused):
@@ -115,7 +115,7 @@ def interact(prompt: Prompt, screen: Screen, history: Path | None) -> int:
                     _command(prompt, screen, text)
                 else:
                     screen.show(prompt.run(text, screen.most_rows))
-            except ConnectorError as error:
+            except (ConnectorError, StatementRefused) as error:
                 fail(error)
     return OK
 

@@ -309,10 +309,13 @@ def unavailable(bench: Bench, precision: Precision) -> str | None:
         return f"not available: {where}; TF32 starts at compute capability 8.0"
     if precision == "bf16" and profile.kind == "cuda" and precision not in profile.tensor_cores:
         return "emulated below compute capability 8.0"
+    if precision == "fp32":
+        return None
     try:
-        own, fp32 = (_probe(profile, each) for each in (precision, "fp32"))
+        rounds = [[_probe(profile, each) for each in (precision, "fp32")] for _ in range(4)]
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         return f"torch refuses: {_first_line(error)}"
+    own, fp32 = (min(times) for times in zip(*rounds, strict=True))  # the least disturbed of interleaved rounds
     if fp32 < own * SLOWEST:
         return f"runs in emulation here: {own / fp32:.0f} times slower than fp32 on a small product"
     return None
@@ -321,7 +324,7 @@ def unavailable(bench: Bench, precision: Precision) -> str | None:
 def _probe(profile: DeviceProfile, precision: Any) -> float:
     product = Product(Shape(192, 192, 192), precision, profile.torch_name)
     clock = cuda_clock if profile.kind == "cuda" else host_clock
-    return min(clock(product.run) for _ in range(4))
+    return min(clock(product.run) for _ in range(2))
 
 
 def _first_line(error: BaseException) -> str:
