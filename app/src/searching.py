@@ -223,7 +223,7 @@ def _notes(
     if unknown:
         notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}')
     elif where and not found:
-        notes.append(f"no row was found that passes the filter; {declared}")
+        notes.append(f"nothing was found, and the filter may be why; {declared}")
     if isinstance(query, str) and mode != "vector" and not words(query):
         notes.append("the search text holds no letter and no digit, so no word to look for")
     return notes

@@ -101,16 +101,19 @@ def test_retry_refuses(client: Client, aside: TableSource) -> None:
 def test_dropped_rows_come_back_with_the_next_sync(client: Client, aside: TableSource) -> None:
     assert client.post(f"{PLACE}/drop", json={"keys": [{"MATNR": "2"}]}).json() == {"dropped": 1}
     assert keys(client) == ["3"]
-    assert client.post(f"{PLACE}/drop").json() == {"dropped": 1}
-    assert client.post(f"{PLACE}/drop").json() == {"dropped": 0}
+    assert client.post(f"{PLACE}/drop", json={"keys": []}).json() == {"dropped": 0}
+    assert client.post(f"{PLACE}/drop", json={"all": True}).json() == {"dropped": 1}
+    assert client.post(f"{PLACE}/drop", json={"all": True}).json() == {"dropped": 0}
     finished(client, client.post("/v1/collections/materials/sync").json()["job"])
     assert keys(client) == ["2", "3"]
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/quarantine/drop", errors=True)
 def test_drop_refuses(client: Client, aside: TableSource, service: Service) -> None:
-    problem(client.post("/v1/collections/nope/quarantine/drop"), 404)
+    problem(client.post("/v1/collections/nope/quarantine/drop", json={"all": True}), 404)
+    for body in (None, {}, {"keys": None}, {"all": False}, {"all": True, "keys": [{"MATNR": "2"}]}):
+        problem(client.post(f"{PLACE}/drop", json=body), 422)
     problem(client.post(f"{PLACE}/drop", json={"keys": [{"MATNR": "2", "X": 1}]}), 404)
     with service.store.lease("materials", "a sync", 0):
-        assert "a sync" in problem(client.post(f"{PLACE}/drop"), 409)["detail"]
+        assert "a sync" in problem(client.post(f"{PLACE}/drop", json={"all": True}), 409)["detail"]
     assert keys(client) == ["2", "3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -194,6 +195,10 @@ def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> No
     run = cli("plan", "notifications", "--samples", "2", **hana)
     assert run.code == 0
     assert "notifications: about" in run.err
+    (line,) = run.out.splitlines()  # into a pipe, one object a collection: the document
+    assert len(json.loads(line)["samples"]) == 2
+    tables = cli("--output", "table", "plan", "notifications", "--samples", "2", **hana).out
+    assert all(title in tables for title in ("a sync would do", "Lengths", "Texts as they"))
     quiet = cli("plan", "notifications", "--samples", "0", "--no-estimate", "--json", **hana).json
     assert (quiet["estimated_seconds"], quiet["samples"]) == (None, [])
 

@@ -58,7 +58,23 @@ def test_nothing_is_said_to_be_nothing(capsys: pytest.CaptureFixture[str]) -> No
 def test_values_are_never_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
     output.counts("[bold]", [{"collection": "[red]x", "rows": True}], ("collection", "rows"))
-    assert "[red]x" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "[red]x" in shown
+    assert "[bold]" in shown
+
+
+def test_values_never_order_the_terminal_about(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output._Chosen, "layout", output.Layout.TABLE)
+    sent = "\x1b]0;owned\x07 :key: \x9b2J \u202egnp"
+    output.table(sent, [{"text": sent}])
+    output.say(sent)
+    output.fail(sent)
+    captured = capsys.readouterr()
+    for seen, times in ((captured.out, 2), (captured.err, 2)):
+        assert not set("\x1b\x07\x9b\u202e") & set(seen)
+        assert seen.count(r"\x1b]0;owned\x07 :key: \x9b2J \u202egnp") == times
 
 
 # ---------------------------------------------------------------------------------------------- terminal or programs

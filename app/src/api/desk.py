@@ -28,6 +28,15 @@ class Json(Response):
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+def _is_text(text: str) -> bool:
+    """Can it be written as UTF-8? Fast, for this is asked on the event loop."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Desk:
     """The service behind a bounded number of threads, so that waiting never blocks the event loop."""
 
@@ -37,7 +46,8 @@ class Desk:
         # Health has threads of its own: it must answer while every other thread waits for HANA.
         self._limiter = CapacityLimiter(self.limits.threads)
         self._health = CapacityLimiter(2)
-        # Those who follow jobs ask often and briefly.
+        # Those who follow jobs ask often and briefly; so do those who read metrics, which must not wait for a readiness
+        # probe that waits for HANA.
         self._looks = CapacityLimiter(4)
 
     async def run(self, call: Callable[[], Result]) -> Result:
@@ -60,7 +70,7 @@ class Desk:
                 limit = self.limits.max_text_chars
                 what = f"{name}[{position}] has {len(text)} characters"
                 raise TooMuch(f"{what}; at most {limit} (api.max_text_chars)", param=name)
-            if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            if not _is_text(text):
                 raise Unprocessable(f"{name}[{position}] holds half a surrogate pair, which is no text", param=name)
 
     def embed(self, body: schemas.EmbedRequest) -> NDArray[np.float32]:

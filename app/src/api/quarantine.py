@@ -35,10 +35,10 @@ def add(routes: APIRouter, desk: Desk) -> None:
         return started(await desk.run(partial(service.start_retry, name, _keys(body))))
 
     @routes.post(f"{_PLACE}/drop", response_model=schemas.DropResponse)
-    async def drop(name: str, body: schemas.KeysBody | None = None) -> Response:
-        """Forget these entries (without `keys`: all); the next sync meets the rows again. 409 while another worker
-        holds the collection."""
-        dropped = await desk.run(partial(service.drop, name, _keys(body), _LEASE_WAIT))
+    async def drop(name: str, body: schemas.DropBody) -> Response:
+        """Forget the entries of these `keys`, or with `"all": true` every one; the next sync meets the rows again. 409
+        while another worker holds the collection."""
+        dropped = await desk.run(partial(service.drop, name, body.keys, _LEASE_WAIT))
         return Json({"dropped": dropped})
 
 

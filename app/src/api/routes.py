@@ -50,7 +50,7 @@ def _add_health(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Prometheus text format."""
-        return Response(await desk.probe(desk.service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
+        return Response(await desk.look(desk.service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
 
 
 def _add_engine(routes: APIRouter, desk: Desk) -> None:

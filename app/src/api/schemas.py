@@ -135,6 +135,18 @@ class KeysBody(_Body):
     )
 
 
+class DropBody(KeysBody):
+    """Which entries of the quarantine: either `keys`, or all by name."""
+
+    all: bool = False
+
+    @model_validator(mode="after")
+    def _one_of(self) -> DropBody:
+        if self.all == (self.keys is not None):
+            raise ValueError('give either keys or "all": true')
+        return self
+
+
 class HitBody(BaseModel):
     id: str
     key: dict[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, ver
 from app.src.cli.exits import UsageFault
 from app.src.cli.progress import watched
 from connector.model import TableRef
+
+if TYPE_CHECKING:
+    from connector.plan import Plan
 
 _TABLE_COLUMNS = ("schema", "name", "kind", "columns", "rows", "comment")
 _PLAN_COLUMNS = (
@@ -82,14 +85,19 @@ def plan(
         output.write_json(document)
         return
     output.counts(f"{name}: what a sync would do", [document], _PLAN_COLUMNS)
+    if output.for_people():  # the line for programs has all of it
+        _show_texts(planned)
+    for line in _advice(document):
+        output.say(line)
+
+
+def _show_texts(planned: Plan) -> None:
     if planned.tokens:
         histogram = [{"tokens": bucket, "texts": count} for bucket, count in planned.token_histogram.items() if count]
         output.table("Lengths of the texts to embed", histogram)
     if planned.samples:
         shown = [{"text": output.shorten(text, _SHOWN)} for text in planned.samples]
         output.table("Texts as they would be embedded", shown)
-    for line in _advice(document):
-        output.say(line)
 
 
 def _advice(plan: Mapping[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ to stderr. Knows no verb.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -15,6 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 _PIPED_WIDTH = 140
+_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but tab and line feed, and those that turn the direction of writing around."""
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -46,16 +49,23 @@ def for_people(*, stderr: bool = False) -> bool:
 def console(*, stderr: bool = False) -> Console:
     """A terminal's own width; a fixed one where the output goes elsewhere, so that it does not depend on chance."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else _PIPED_WIDTH, highlight=False, soft_wrap=stderr)
+    width = None if stream.isatty() else _PIPED_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, emoji=False, soft_wrap=stderr)
 
 
 def say(text: str) -> None:
     """A line for the person, on stderr."""
-    console(stderr=True).print(escape(text))
+    console(stderr=True).print(_literal(text))
 
 
 def fail(text: str) -> None:
-    console(stderr=True).print(f"[red bold]owl-sap:[/] {escape(text)}")
+    console(stderr=True).print(f"[red bold]owl-sap:[/] {_literal(text)}")
+
+
+def _literal(text: str) -> str:
+    """Never markup, and never an order to the terminal: a row may hold escape sequences, which would clear the screen
+    or set its title, and characters that turn the direction of writing. They are shown as what they are: \\x1b."""
+    return escape(_ORDERS.sub(lambda found: ascii(found.group())[1:-1], text))
 
 
 def write_json(document: Any) -> None:
@@ -131,7 +141,7 @@ def _drawn(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) 
         numeric = all(isinstance(row.get(name), int | float) or row.get(name) is None for row in rows)
         drawn.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        drawn.add_row(*(escape(shown(row.get(name))) for name in names))
+        drawn.add_row(*(_literal(shown(row.get(name))) for name in names))
     return drawn
 
 
@@ -139,14 +149,14 @@ def _turned(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str])
     drawn = _empty(title)
     drawn.add_column("")
     for row in rows:
-        drawn.add_column(escape(shown(row.get("collection", ""))), justify="right", overflow="fold")
+        drawn.add_column(_literal(shown(row.get("collection", ""))), justify="right", overflow="fold")
     for name in names:
-        drawn.add_row(name.replace("_", " "), *(escape(shown(row.get(name))) for row in rows))
+        drawn.add_row(name.replace("_", " "), *(_literal(shown(row.get(name))) for row in rows))
     return drawn
 
 
 def _empty(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    return Table(title=_literal(title), title_justify="left", title_style="bold", header_style="bold")
 
 
 def shown(value: Any) -> str:

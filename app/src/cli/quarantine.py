@@ -70,8 +70,16 @@ def retry(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = Fa
 
 
 @verb(quarantine_app, "drop")
-def drop(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = False) -> None:
-    """Forget these entries; the next sync meets the rows again."""
+def drop(
+    ctx: typer.Context,
+    name: Name,
+    keys: Annotated[list[str] | None, typer.Argument(help=f"Which rows: {_HOW}.", metavar="[KEY...]")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every entry.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Forget these entries, with their reasons and attempts; the next full sync meets the rows again."""
+    if all_ == bool(keys):
+        raise UsageFault("name the rows whose entries are to be forgotten, or give --all (not both)")
     with opened(loaded_for(ctx)) as service:
         dropped = service.drop(name, _wanted(service, name, keys))
     if json:

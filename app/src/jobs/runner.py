@@ -126,15 +126,25 @@ class Jobs:
                 journal.close()
                 raise
         except (OSError, ConnectorError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            raise StateUnusable(
-                f"the folder for job records, {self.folder}, cannot be used ({why}): set [state] path "
-                "(OWL_SAP_STATE__PATH) to a folder that this user may write"
-            ) from None
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError | ConnectorError) -> StateUnusable:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        return StateUnusable(
+            f"the folder for job records, {self.folder}, cannot be used ({why}): set [state] path "
+            "(OWL_SAP_STATE__PATH) to a folder that this user may write"
+        )
 
     def _existing(self) -> Journal | None:
-        """None while there never was a job: looking makes no folder."""
-        return self._journal() if self._opened is not None or (self.folder / FILE).exists() else None
+        """None while there never was a job: looking makes no folder. Raises StateUnusable."""
+        if self._opened is None:
+            try:
+                (self.folder / FILE).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except OSError as error:  # another user's
+                raise self._unusable(error) from None
+        return self._journal()
 
     # ---------------------------------------------------------------------------------------------------- the jobs
 
