@@ -142,7 +142,7 @@ def moved(client: Client, service: Service, work: Callable[[], Any]) -> Counters
 
 def settled(client: Client, service: Service) -> Counters:
     """A request is counted once its answer is out, which may be after the client has it."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = counters(service)
         if sum(value for key, value in found.items() if key[0] == "owl_sap_http_requests_total") == len(SENT):
@@ -230,7 +230,7 @@ def job_of(client: Client, **body: Any) -> dict[str, Any]:
     assert started.status_code == 202, started.text
     location = started.headers["location"]
     assert location == f"/v1/jobs/{started.json()['job']}"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         job: dict[str, Any] = client.get(location).json()
         if job["finished"] is not None and job["state"] not in ("queued", "running"):

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def begun(client: Client, verb: str = "sync", **body: Any) -> str:
 
 
 def until_running(client: Client, job: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while client.get(f"/v1/jobs/{job}").json()["state"] != "running":
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -134,7 +135,7 @@ def test_followers_are_bounded_and_one_that_leaves_makes_room(
             refused = client.get(f"/v1/jobs/{job}/events")
             problem(refused, 429)
             assert refused.headers["retry-after"]
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while True:  # the server notices within a moment that the client has gone
             with client.stream("GET", f"/v1/jobs/{job}/events") as response:
                 if response.status_code == 200:
@@ -175,9 +176,11 @@ def test_following_costs_little(client: Client, service: Service, source: TableS
     with connect_sse(client, "GET", f"/v1/jobs/{job}/events") as following:
         stream = following.iter_sse()
         next(stream)
+        start, before = time.monotonic(), len(looks)
         time.sleep(1.0)
-        assert 2 <= len(looks) <= 12
-    deadline = time.monotonic() + 15
+        # However long the machine slept: one look a pause.
+        assert 1 <= len(looks) - before <= (time.monotonic() - start) / routes.POLL_SECONDS + 2
+    deadline = time.monotonic() + 60
     while time.monotonic() - looks[-1] < 1.0:  # the server notices within a moment that the client has gone
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -225,6 +228,37 @@ def test_a_running_sync_is_cancelled_and_keeps_what_it_has(
     assert finished(client, begun(client))["result"]["unchanged"] == over["result"]["upserted"]
 
 
+def test_jobs_and_metrics_answer_while_every_thread_waits_for_hana(
+    client: Client, service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, go = threading.Semaphore(0), threading.Event()
+
+    def hang(*_: Any, **__: Any) -> list[Any]:
+        waiting.release()
+        assert go.wait(60)
+        return []
+
+    monkeypatch.setattr(service.discovery, "tables", hang)
+    monkeypatch.setattr(service.probes, "_store_answers", hang)
+    source.gate.clear()
+    job = begun(client)
+    until_running(client, job)
+    routes_that_hang = ["/v1/tables"] * service.settings.api.threads + ["/health/ready"] * 2
+    with ThreadPoolExecutor(len(routes_that_hang)) as others:
+        answers = [others.submit(client.get, route) for route in routes_that_hang]
+        try:
+            for _ in routes_that_hang:
+                assert waiting.acquire(timeout=60)
+            assert client.get("/metrics", timeout=10).status_code == 200
+            assert client.get("/v1/jobs", timeout=10).json()[0]["id"] == job
+            assert client.post(f"/v1/jobs/{job}/cancel", timeout=10).status_code == 202
+        finally:
+            go.set()
+            source.gate.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert finished(client, job)["state"] == "cancelled"
+
+
 @pytest.mark.covers("POST /v1/jobs/{job_id}/cancel", errors=True)
 def test_what_is_over_or_unknown_cannot_be_cancelled(client: Client) -> None:
     job = begun(client)
@@ -237,7 +271,7 @@ def test_a_job_waits_for_another_worker_and_says_so(client: Client, synced: Serv
     """Another process, a command line for one, holds the collection."""
     with synced.store.lease("materials", "somebody else", 1):
         job = begun(client)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while client.get(f"/v1/jobs/{job}").json()["state"] != "waiting":
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -249,7 +283,7 @@ def test_a_job_waits_for_another_worker_and_says_so(client: Client, synced: Serv
 def test_a_waiting_job_can_be_cancelled(client: Client, synced: Service) -> None:
     with synced.store.lease("materials", "somebody else", 1):
         job = begun(client, "verify", repair=True)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while client.get(f"/v1/jobs/{job}").json()["state"] != "waiting":
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -285,7 +319,7 @@ def test_verify_refuses(client: Client, source: TableSource) -> None:
 @pytest.fixture(autouse=True)
 def _no_thread_left() -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(thread.name.startswith("job-") for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def jobs(make: Make) -> Jobs:
 
 
 def wait_for(jobs: Jobs, job: Job) -> Job:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (now := jobs.get(job.id)).over:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -65,7 +66,7 @@ def wait_for(jobs: Jobs, job: Job) -> Job:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -448,3 +449,11 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
     broken.clear()
     assert jobs.get(job.id).state == "succeeded"
     assert isinstance(full, ConnectorError)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_said(tmp_path: Path) -> None:
+    """And is not taken for one without jobs."""
+    with closing(Jobs(tmp_path / ("x" * 300))) as jobs:
+        for ask in (jobs.all, lambda: jobs.current("materials"), lambda: jobs.get("x"), lambda: jobs.cancel("x")):
+            with pytest.raises(StateUnusable, match=r"\[state\] path"):
+                ask()

@@ -97,8 +97,8 @@ def test_what_is_dropped_is_met_again(scene: Scene) -> None:
 @pytest.mark.covers("quarantine list", "quarantine show", "quarantine retry", "quarantine drop", errors=True)
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 def test_refusals(scene: Scene) -> None:
-    for verb in (["list"], ["show"], ["retry"], ["drop", "--all"]):
-        code, out, errors = scene.cli("quarantine", *verb, "bat")
+    for words in (["list"], ["show"], ["retry"], ["drop", "--all"]):
+        code, out, errors = scene.cli("quarantine", *words, "bat")
         assert (code, out) == (2, "")
         assert 'did you mean "bad"' in errors
     for verb in ("show", "retry", "drop"):

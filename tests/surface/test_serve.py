@@ -54,8 +54,8 @@ def test_serves_and_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
         assert len(httpx.post(f"{url}/embed", json={"inputs": "steel"}).json()[0]) == 16
         start = time.monotonic()
         process.send_signal(number)
-        assert process.wait(10) == 0
-        assert time.monotonic() - start < 5
+        assert process.wait(60) == 0
+        assert time.monotonic() - start < 20
         _, errors = process.communicate()
         assert errors == ""
 
@@ -67,7 +67,7 @@ def test_an_idle_connection_does_not_hold_the_end_up(tmp_path: Path) -> None:
             half_open.sendall(b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
             time.sleep(0.2)
             process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
 
 
 @pytest.mark.covers("serve", errors=True)

@@ -30,7 +30,7 @@ def scene(request: pytest.FixtureRequest, make_scene: Callable[..., Scene]) -> S
 
 def until_stored(scene: Scene, some: int = 5) -> int:
     """Wait until a run has stored some rows."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         if (scene.folder / "vectors" / "vectors.sqlite").exists() or scene.kind == "hana":
             status = scene.store().status(NAME)

@@ -46,8 +46,8 @@ class Desk:
         # Health has threads of its own: it must answer while every other thread waits for HANA.
         self._limiter = CapacityLimiter(self.limits.threads)
         self._health = CapacityLimiter(2)
-        # Those who follow jobs ask often and briefly; so do those who read metrics, which must not wait for a readiness
-        # probe that waits for HANA.
+        # What asks neither engine nor store: jobs, followed and cancelled, and metrics. It must answer just then when
+        # all other threads, those for health too, wait for a HANA that does not answer.
         self._looks = CapacityLimiter(4)
 
     async def run(self, call: Callable[[], Result]) -> Result:

@@ -71,19 +71,19 @@ def _add_records(routes: APIRouter, desk: Desk) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
         """Newest first. Records outlive the service; old ones are forgotten ([state] keep_jobs, keep_days)."""
-        found = await desk.run(partial(jobs.all, collection, state, limit))
+        found = await desk.look(partial(jobs.all, collection, state, limit))
         return Json([job.as_dict() for job in found])
 
     @routes.get("/v1/jobs/{job_id}", response_model=schemas.JobBody)
     async def one_job(job_id: str) -> Response:
-        job = await desk.run(partial(jobs.get, job_id))
+        job = await desk.look(partial(jobs.get, job_id))
         return Json(job.as_dict())
 
     @routes.post("/v1/jobs/{job_id}/cancel", status_code=ACCEPTED, response_model=schemas.JobBody)
     async def cancel(job_id: str) -> Response:
         """A queued job ends at once (200). A running one finishes the batch in hand and keeps what it has done (202);
         asking again changes nothing. 409 when it is over."""
-        job = await desk.run(partial(jobs.cancel, job_id))
+        job = await desk.look(partial(jobs.cancel, job_id))
         return Json(job.as_dict(), OK if job.over else ACCEPTED)
 
 

@@ -47,6 +47,8 @@ def show(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = Fal
         rows = [entry.as_dict() for entry in service.quarantine(name, _wanted(service, name, keys))]
     if json:
         output.write_json(rows)
+    elif not rows:
+        output.say(f"{name}: nothing is in quarantine")
     for row in [] if json else rows:
         output.table(name, [{"": column, " ": output.shown(row[column])} for column in _COLUMNS], records=[row])
 
