@@ -111,8 +111,10 @@ def test_dropped_rows_come_back_with_the_next_sync(client: Client, aside: TableS
 @pytest.mark.covers("POST /v1/collections/{name}/quarantine/drop", errors=True)
 def test_drop_refuses(client: Client, aside: TableSource, service: Service) -> None:
     problem(client.post("/v1/collections/nope/quarantine/drop", json={"all": True}), 404)
-    for body in (None, {}, {"keys": None}, {"all": False}, {"all": True, "keys": [{"MATNR": "2"}]}):
-        problem(client.post(f"{PLACE}/drop", json=body), 422)
+    problem(client.post(f"{PLACE}/drop"), 422)
+    for body in ({}, {"keys": None}, {"all": False}, {"all": True, "keys": [{"MATNR": "2"}]}):
+        detail = problem(client.post(f"{PLACE}/drop", json=body), 422)["detail"]
+        assert detail == 'body: give either keys or "all": true'
     problem(client.post(f"{PLACE}/drop", json={"keys": [{"MATNR": "2", "X": 1}]}), 404)
     with service.store.lease("materials", "a sync", 0):
         assert "a sync" in problem(client.post(f"{PLACE}/drop", json={"all": True}), 409)["detail"]

@@ -137,7 +137,9 @@ def install(app: FastAPI, service: Service) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        faults = [{"where": _where(fault["loc"]), "what": fault["msg"]} for fault in error.errors()]
+        # Our own validators' sentences, without pydantic's word before them.
+        told = [(fault["loc"], fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
+        faults = [{"where": _where(place), "what": what} for place, what in told]
         detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
         if "json" not in request.headers.get("content-type", "") and request.headers.get("content-length", "0") != "0":
             detail += "; send the header Content-Type: application/json"
