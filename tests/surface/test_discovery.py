@@ -53,6 +53,16 @@ def in_hana(hana: dict[str, str]) -> dict[str, str]:
     }
 
 
+@pytest.fixture
+def no_store_left(sample: Emulator) -> Iterator[None]:
+    """The stand-in is shared by tests that run in any order."""
+    yield
+    with closing(sample.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
+        cursor.execute("SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = 'SAPDEMO' AND TABLE_NAME LIKE 'OWL%'")
+        for (name,) in cursor.fetchall():
+            cursor.execute(f'DROP TABLE SAPDEMO."{name}"')
+
+
 def execute(sample: Emulator, *statements: str) -> None:
     with closing(sample.connect(autocommit=True)) as connection:
         for statement in statements:
@@ -163,6 +173,7 @@ def test_only_the_catalogue(cli: Cli, hana: dict[str, str]) -> None:
 
 
 @pytest.mark.covers("plan")
+@pytest.mark.usefixtures("no_store_left")
 @pytest.mark.parametrize("place", ["local", "hana"])
 def test_a_plan_writes_nothing_and_says_what_sync_does(
     cli: Cli, tmp_path: Path, sample: Emulator, hana: dict[str, str], place: str
