@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    started = time.perf_counter()
     done = command("--json", "--device", "cpu", "--duration", "2", "--sizes", "128,256")
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - started < 60
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

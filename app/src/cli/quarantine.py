@@ -76,11 +76,11 @@ def drop(
     ctx: typer.Context,
     name: Name,
     keys: Annotated[list[str] | None, typer.Argument(help=f"Which rows: {_HOW}.", metavar="[KEY...]")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every entry.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Every entry, as without KEY.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Forget these entries, with their reasons and attempts; the next full sync meets the rows again."""
-    if all_ == bool(keys):
+    """Forget these entries (without KEY: all), with reasons and attempts; the next full sync meets the rows again."""
+    if all_ and keys:
         raise UsageFault("name the rows whose entries are to be forgotten, or give --all (not both)")
     with opened(loaded_for(ctx)) as service:
         dropped = service.drop(name, _wanted(service, name, keys))
