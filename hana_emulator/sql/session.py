@@ -67,7 +67,7 @@ class Session:
         """Whether a global temporary table may have rows of this session."""
 
     def _open(self) -> sqlite3.Connection:
-        connection = self._database.open_connection(self.context, self._writer.touch, self._writer.is_enforcing)
+        connection = self._database.open_connection(self.context, self._writer)
         connection.create_function(search.SCORE_FUNCTION, 1, lambda rowid: self._scores.get(rowid))
         return connection
 
@@ -307,7 +307,8 @@ class Session:
 
             if len(rows) == 1 or not batch:
                 return Outcome(rows_affected=write(rows))
-            return self._write_batch(write, rows)
+            with transaction.together():  # a row that has to wait sends the whole batch back to its start
+                return self._write_batch(write, rows)
 
         return self._writer.run(self._connection, attempt, autocommit=autocommit)
 
@@ -338,7 +339,7 @@ class Session:
     def _write_rows(self, plan: WritePlan, rows: Sequence[StorageRow]) -> list[int]:
         self.context.error = None
         converted = plan.convert(rows)
-        if plan.one_row and not plan.chosen_identity:
+        if plan.one_row and not plan.chosen_identity and not plan.table.refers_to_itself:
             self._connection.executemany(plan.steps[0].sql, converted)
             counts = [1] * len(rows)
         else:
@@ -348,13 +349,14 @@ class Session:
         return counts
 
     def _write_row(self, plan: WritePlan, row: StorageRow) -> int:
-        collected = self._run(plan.collect, row).fetchall() if plan.collect is not None else []
-        count = sum(self._write_step(plan, step, row) for step in plan.steps)
-        if not count and plan.fallback is not None:
-            count = self._write_step(plan, plan.fallback, row)
-        for values in collected:
-            self._write_step(plan, Step(plan.insert_collected, len(values)), values)
-        return count + len(collected)
+        with self._writer.one_statement(self._connection):
+            collected = self._run(plan.collect, row).fetchall() if plan.collect is not None else []
+            count = sum(self._write_step(plan, step, row) for step in plan.steps)
+            if not count and plan.fallback is not None:
+                count = self._write_step(plan, plan.fallback, row)
+            for values in collected:
+                self._write_step(plan, Step(plan.insert_collected, len(values)), values)
+            return count + len(collected)
 
     def _write_step(self, plan: WritePlan, step: Step, row: StorageRow) -> int:
         """Rows inserted with an identity value of the statement's choice may be anywhere: SQLite tells where."""
@@ -385,7 +387,8 @@ class Session:
             following = catalogue.load(connection, before.version + 1)
             before.rights.require(self.context.user, bench.touches)
             rights.require_change(self.context.user, before, following)
-            self._database.locks.check_unused(changed | catalogue.reindexed(before, following))
+            changed |= catalogue.reindexed(before, following) | catalogue.referred_anew(before, following)
+            self._database.locks.check_unused(changed)
             install_triggers(connection)
             self._writer.commit_with(transaction, lambda: self._database.publish(following))
 
