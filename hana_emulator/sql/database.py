@@ -222,10 +222,16 @@ class Database:
         return found
 
     def cancel(self, connection_id: int) -> None:
+        self._session(connection_id).cancel()
+
+    def user_of(self, connection_id: int) -> str:
+        return self._session(connection_id).context.user
+
+    def _session(self, connection_id: int) -> Session:
         session = self._sessions.get(connection_id)
         if session is None:
             raise HanaError(1093, f"no session with connection id {connection_id}")
-        session.cancel()
+        return session
 
     def forget(self, session: Session) -> None:
         self._sessions.pop(session.connection_id, None)

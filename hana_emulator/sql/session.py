@@ -86,11 +86,14 @@ class Session:
             plan = prepared.plan
             match plan:
                 case QueryPlan():
-                    return self._query(plan, rows[0], autocommit=autocommit)
+                    outcome = self._query(plan, rows[0], autocommit=autocommit)
+                    if prepared.columns != statement.columns:
+                        outcome.columns = prepared.columns
+                    return outcome
                 case WritePlan():
                     return self._write(prepared, rows, autocommit=autocommit, batch=batch)
                 case DefinitionPlan():
-                    self._define(plan)
+                    self._define(plan, prepared.schema)
                 case ControlPlan():
                     plan.control(self)
                 case None:
@@ -133,7 +136,7 @@ class Session:
         """What cannot be dropped now, since another transaction holds the lock, goes when the stand-in starts again."""
         if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
             with suppress(HanaError, sqlite3.Error):
-                self._define(DefinitionPlan(temporary.sweep), patience=NO_PATIENCE)
+                self._define(DefinitionPlan(temporary.sweep), self.context.schema, patience=NO_PATIENCE)
 
     # ------------------------------------------------------------------------------------------------ running a plan
 
@@ -368,16 +371,16 @@ class Session:
             self._writer.touch(plan.table.table_key, rowid)
         return len(found)
 
-    def _define(self, plan: DefinitionPlan, *, patience: float | None = None) -> None:
+    def _define(self, plan: DefinitionPlan, schema: str, *, patience: float | None = None) -> None:
         """DDL commits what came before, runs alone, and commits itself. It waits for all that holds locks in the tables
-        that it changes."""
+        that it changes. `schema`: the current one when it was prepared, which its privileges were asked for."""
         self.commit()
 
         def attempt(transaction: Transaction) -> None:
             before = self._database.catalog.seen_by(self.connection_id)
             changed: set[str] = set()
             connection = transaction.connection
-            bench = Workbench(connection, before, self.context.schema, self.context.user)
+            bench = Workbench(connection, before, schema, self.context.user)
             connection.set_authorizer(partial(_note_changed, changed))
             try:
                 plan.definition(bench)
@@ -439,8 +442,12 @@ class Session:
         self._writer.lock_timeout = seconds
 
     def lock(self, table: Name, *, nowait: bool) -> None:
-        """With autocommit the lock is gone with the statement."""
-        found = self._database.catalog.table(table.schema or self.context.schema, table.name)
+        """With autocommit the lock is gone with the statement. Raises HanaError 258 for a table that the user may not
+        change at all."""
+        catalog = self._database.catalog.seen_by(self.connection_id)
+        found = catalog.table(table.schema or self.context.schema, table.name)
+        if not any(catalog.rights.allows(self.context.user, rights.touch(one, found)) for one in rights.CHANGING):
+            catalog.rights.require(self.context.user, [rights.touch("UPDATE", found)])
         key = found.table_key
 
         def attempt(transaction: Transaction) -> None:
@@ -455,4 +462,9 @@ class Session:
         self._database.logins.reset(user)
 
     def cancel_session(self, connection_id: int) -> None:
+        self.require_control_of(connection_id)
         self._database.cancel(connection_id)
+
+    def require_control_of(self, connection_id: int) -> None:
+        if self._database.user_of(connection_id) != self.context.user:
+            self._database.catalog.rights.require(self.context.user, [rights.Touch("SESSION ADMIN")])

@@ -227,6 +227,7 @@ class Transaction(Holder):
         assert parked is not None
         self._begin()
         try:
+            self.connection.execute("PRAGMA defer_foreign_keys = ON")
             with self.unconstrained():
                 layers = self._renumbered(parked)
                 before: dict[str, set[int]] = parked.base
@@ -235,6 +236,7 @@ class Transaction(Holder):
                     before = {table: set(image) for table, image in layer.items()}
                     if name is not None:
                         self.connection.execute(f"SAVEPOINT {name}")
+            self.connection.execute("PRAGMA defer_foreign_keys = OFF")
         except BaseException:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
