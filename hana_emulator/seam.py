@@ -46,12 +46,14 @@ FAILED = -3
 class Outcome:
     """What one execution gave: affected rows per input row, or an iterator over result rows (in column order).
 
-    `errors`: of a batch, why each row with count FAILED was not written, in the order of the rows.
+    `errors`: of a batch, why each row with count FAILED was not written, in the order of the rows. `columns`: those of
+    `rows`, where a change of structure has made them others than the statement was prepared with.
     """
 
     rows_affected: list[int] = field(default_factory=list)
     rows: Iterator[Sequence[Storage]] | None = None
     errors: list[HanaError] = field(default_factory=list)
+    columns: tuple[Column, ...] | None = None
 
 
 class SqlConnection(Protocol):
@@ -81,6 +83,10 @@ class SqlConnection(Protocol):
     @property
     def in_transaction(self) -> bool:
         """True when uncommitted writes exist."""
+        ...
+
+    def require_control_of(self, connection_id: int) -> None:
+        """Raises HanaError 258 when this session's user may not cancel or end that session."""
         ...
 
     def set_variable(self, name: str, value: str | None) -> None:

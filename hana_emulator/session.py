@@ -296,18 +296,26 @@ class Session:
         return _ID.pack(self._last_id)
 
     def _execute_direct(self, request: Request) -> Reply:
-        sql = _command(request)
+        return self._run(self._statement_of(_command(request)), [()], request.autocommit, describe=True)
+
+    def _statement_of(self, sql: str) -> Statement:
+        if _SESSION_COMMAND.fullmatch(sql) or _FAULT_COMMAND.fullmatch(sql):
+            return Statement(sql, FunctionCode.DDL)
+        return self._sql.prepare(sql)
+
+    def _own_command(self, sql: str) -> Reply | None:
+        """Does what the server itself is asked for, about its sessions and faults; None for any other statement."""
         if command := _SESSION_COMMAND.fullmatch(sql):
             return self._session_command(command[1].upper(), int(command[2]))
         if command := _FAULT_COMMAND.fullmatch(sql):
             return self._fault_command(command[1])
-        statement = self._sql.prepare(sql)
-        return self._run(statement, [()], request.autocommit, describe=True)
+        return None
 
     def _session_command(self, verb: str, session_id: int) -> Reply:
         session = self._host.find(session_id)
         if session is None:
             raise HanaError(2, f"general error: there is no session {session_id}")
+        self._sql.require_control_of(session_id)
         if verb == "CANCEL":
             session.cancel()
         else:
@@ -325,7 +333,7 @@ class Session:
         return Reply(FunctionCode.DDL)
 
     def _prepare(self, request: Request) -> Reply:
-        statement = self._sql.prepare(_command(request))
+        statement = self._statement_of(_command(request))
         statement_id = self._new_id()
         self._statements[statement_id] = _Prepared(statement, ParameterDecoder(statement.parameters))
         parts = [Part(PartKind.STATEMENTID, statement_id)]
@@ -349,6 +357,9 @@ class Session:
     def _run(
         self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool, batch: bool = False
     ) -> Reply:
+        if (done := self._own_command(statement.sql)) is not None:
+            return done
+
         def run() -> Reply:
             return self._run_statement(statement, rows, autocommit, describe=describe, batch=batch)
 
@@ -361,7 +372,7 @@ class Session:
         in_transaction = self._sql.in_transaction
         outcome = self._sql.execute(statement, rows, autocommit=autocommit, batch=batch)
         if statement.columns:
-            return self._result(statement, outcome, describe=describe)
+            return self._result(statement, outcome, describe=describe or outcome.columns is not None)
         if outcome.errors:
             flags = self._flags(statement, in_transaction, autocommit)
             return replies.batch_error_reply(outcome.errors, outcome.rows_affected, flags)
@@ -379,14 +390,15 @@ class Session:
         return replies.transaction_flags()
 
     def _result(self, statement: Statement, outcome: Outcome, *, describe: bool) -> Reply:
-        results = ResultSet(outcome.rows or iter(()), statement.columns, self._lobs)
+        columns = statement.columns if outcome.columns is None else outcome.columns
+        results = ResultSet(outcome.rows or iter(()), columns, self._lobs)
         result_id = self._new_id()
         page = replies.result_page(results, replies.FIRST_PAGE, first=True)
         if not results.exhausted:
             self._results[result_id] = results
         parts = [Part(PartKind.RESULTSETID, result_id), page]
         if describe:
-            parts.insert(0, metadata.result_metadata(statement.columns))
+            parts.insert(0, metadata.result_metadata(columns))
         return Reply(statement.function, tuple(parts))
 
     def _fetch(self, request: Request) -> Reply:

@@ -10,10 +10,10 @@ from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql import rights
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.names import encode, hana_identifier
-from hana_emulator.sql.objects import add_schema
+from hana_emulator.sql.objects import add_schema, drop_schemas, holds_objects
 from hana_emulator.sql.reader import Name, TokenReader
 from hana_emulator.sql.rights import OBJECT, OBJECT_PRIVILEGES, PUBLIC, ROLE, SCHEMA, SCHEMA_PRIVILEGES, SYSTEM, Touch
-from hana_emulator.sql.workbench import Definition, Workbench, drop_table
+from hana_emulator.sql.workbench import Definition, Workbench
 
 _NOW = "strftime('%Y-%m-%d %H:%M:%f0000', 'now')"
 _ALL = "ALL PRIVILEGES"
@@ -110,15 +110,9 @@ def _drop_user(reader: TokenReader) -> Definition:
 def _drop_belongings(bench: Workbench, name: str, cascade: bool) -> None:
     """The user's schemas go with him, and with CASCADE all that is in them."""
     owned = {schema for schema, owner in bench.catalog.rights.schema_owners.items() if owner == name}
-    inside = [relation for relation in bench.catalog.relations.values() if relation.schema in owned]
-    if inside and not cascade:
+    if not cascade and any(holds_objects(bench.catalog, schema) for schema in owned):
         raise HanaError(417, f"can't drop without CASCADE specification: {hana_identifier(name)} owns objects")
-    for relation in inside:
-        if relation.is_view:
-            bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
-        else:
-            drop_table(bench, relation)
-    bench.connection.executemany("DELETE FROM owl_schemas WHERE name = ?", [(schema,) for schema in owned])
+    drop_schemas(bench, owned)
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------

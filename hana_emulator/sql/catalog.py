@@ -103,6 +103,10 @@ class Relation:
         return next((constraint.columns for constraint in self.constraints if constraint.primary_key), ())
 
     @property
+    def refers_to_itself(self) -> bool:
+        return any(reference.parent == self.id for reference in self.references)
+
+    @property
     def constraint_names(self) -> set[str]:
         return {
             *(key.name for key in self.constraints),
@@ -226,6 +230,17 @@ def reindexed(before: Catalog, after: Catalog) -> set[str]:
         tables[index.relation]
         for index in {*before.indexes.values()} ^ {*after.indexes.values()}
         if index.relation in tables
+    }
+
+
+def referred_anew(before: Catalog, after: Catalog) -> set[str]:
+    """The tables, by SQLite name, to which a table that was there before has got a foreign key."""
+    was = {relation.id: relation for relation in before.relations.values()}
+    return {
+        after.by_id(reference.parent).table_key
+        for relation in after.relations.values()
+        if relation.id in was
+        for reference in {*relation.references} - {*was[relation.id].references}
     }
 
 

@@ -18,6 +18,9 @@ from hana_emulator.sql.names import literal
 TOUCH_FUNCTION = "owl_touch"
 ENFORCING_FUNCTION = "owl_enforcing"
 """For the WHEN of triggers that keep constraints: false while the rows of a parked transaction are put back."""
+POSTPONE_FUNCTION = "owl_postpone"
+"""For triggers of a table's foreign keys to itself: a query that may give no row when the statement is over, the error
+(see `failures.ERROR_MARK`) if it does, and its parameters."""
 _TRIGGER = "owl_touched"
 _CHUNK = 20_000
 _ROWID_NAMES = ("_rowid_", "rowid", "oid")

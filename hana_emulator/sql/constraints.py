@@ -1,7 +1,8 @@
 """Keys, foreign keys and checks as SQLite keeps them: unique indexes and triggers, made from the catalogue.
 
 Triggers rather than SQLite's own constraints, because these cannot be added or dropped, and tell neither which of them
-failed nor on which side. Actions run row by row: RESTRICT looks at the rows there are at that moment.
+failed nor on which side. Actions run row by row, and RESTRICT looks at the rows there are at that moment; but foreign
+keys of a table to itself are looked at when the statement is over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sqlglot import exp
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql import dialect, expressions, sequences
 from hana_emulator.sql.catalog import Constraint, Relation
-from hana_emulator.sql.changes import ENFORCING_FUNCTION
+from hana_emulator.sql.changes import ENFORCING_FUNCTION, POSTPONE_FUNCTION
 from hana_emulator.sql.datatypes import is_text
 from hana_emulator.sql.failures import ERROR_MARK
 from hana_emulator.sql.names import encode, hana_identifier, literal, quoted
@@ -151,21 +152,38 @@ def _refusal(code: int, message: str) -> str:
     return f"SELECT RAISE(ABORT, {literal(f'{ERROR_MARK}{code}:{message}')})"
 
 
+def _postponed(child: Relation, own: Sequence[str], keys: Sequence[str], row: str, message: str) -> str:
+    """Look for rows with the key that `row` has in these columns, referring to nothing, when the statement is over."""
+    having = " AND ".join(f"c.{column} = ?{place}" for place, column in enumerate(own, 1))
+    there = " AND ".join(f"p.{key} = ?{place}" for place, key in enumerate(keys, 1))
+    table = child.sqlite_name
+    query = f"SELECT 1 FROM {table} AS c WHERE {having} AND NOT EXISTS (SELECT 1 FROM {table} AS p WHERE {there})"
+    values = ", ".join(f"{row}.{column}" for column in (own if row == "NEW" else keys))
+    return f"SELECT {POSTPONE_FUNCTION}({literal(query)}, {literal(message)}, {values})"
+
+
 def _shown(relation: Relation) -> str:
     return f"{hana_identifier(relation.schema)}.{hana_identifier(relation.name)}"
 
 
 def _reference_triggers(bench: Workbench, child: Relation, parent: Relation, reference: Reference) -> Iterator[str]:
     label = hana_identifier(reference.name)
-    orphan = _refusal(
-        461, f"foreign key constraint violation: {label} of {_shown(child)}, no such key in {_shown(parent)}"
+    own, keys = [quoted(name) for name in reference.columns], [quoted(name) for name in reference.parent_columns]
+
+    def refusal(code: int, message: str, row: str) -> str:
+        if child.id == parent.id:
+            return _postponed(child, own, keys, row, f"{ERROR_MARK}{code}:{message}")
+        return _refusal(code, message)
+
+    orphan = refusal(
+        461, f"foreign key constraint violation: {label} of {_shown(child)}, no such key in {_shown(parent)}", "NEW"
     )
-    used = _refusal(
+    used = refusal(
         462,
         f"failed on update or delete by foreign key constraint violation: {label} of {_shown(child)} refers to the"
         f" row of {_shown(parent)}",
+        "OLD",
     )
-    own, keys = [quoted(name) for name in reference.columns], [quoted(name) for name in reference.parent_columns]
     yield f"CREATE INDEX {_name(_HELPING, child, reference.name)} ON {child.sqlite_name} ({', '.join(own)})"
 
     def name(event: str) -> str:

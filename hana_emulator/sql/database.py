@@ -30,7 +30,14 @@ from hana_emulator.sql import (
 )
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql.catalog import Catalog
-from hana_emulator.sql.changes import ENFORCING_FUNCTION, TOUCH_FUNCTION, Shape, install_triggers, read_shape
+from hana_emulator.sql.changes import (
+    ENFORCING_FUNCTION,
+    POSTPONE_FUNCTION,
+    TOUCH_FUNCTION,
+    Shape,
+    install_triggers,
+    read_shape,
+)
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locks import LockTable
 from hana_emulator.sql.logins import LoginBook
@@ -119,14 +126,8 @@ class Database:
         finally:
             connection.close()
 
-    def open_connection(
-        self,
-        context: Context,
-        touch: Callable[[str, int], None] = lambda *_: None,
-        enforcing: Callable[[], bool] = lambda: True,
-    ) -> sqlite3.Connection:
-        """`touch` hears of every row that a statement on this connection changes: table and rowid. `enforcing`: whether
-        triggers that keep constraints are to act."""
+    def open_connection(self, context: Context, writer: Writer | None = None) -> sqlite3.Connection:
+        """`writer` hears of every row that a statement on this connection changes, and of what triggers postpone."""
         connection = sqlite3.connect(
             self.folder / _FILE,
             timeout=self.lock_timeout,
@@ -137,8 +138,10 @@ class Database:
         for pragma in _PRAGMAS:
             connection.execute(pragma)
         functions.register(connection, context)
-        connection.create_function(TOUCH_FUNCTION, 2, touch)
-        connection.create_function(ENFORCING_FUNCTION, 0, enforcing)
+        writer = writer or Writer(self)
+        connection.create_function(TOUCH_FUNCTION, 2, writer.touch)
+        connection.create_function(ENFORCING_FUNCTION, 0, writer.is_enforcing)
+        connection.create_function(POSTPONE_FUNCTION, -1, writer.postpone)
 
         def report(error: HanaError) -> None:
             context.error = error
@@ -219,10 +222,16 @@ class Database:
         return found
 
     def cancel(self, connection_id: int) -> None:
+        self._session(connection_id).cancel()
+
+    def user_of(self, connection_id: int) -> str:
+        return self._session(connection_id).context.user
+
+    def _session(self, connection_id: int) -> Session:
         session = self._sessions.get(connection_id)
         if session is None:
             raise HanaError(1093, f"no session with connection id {connection_id}")
-        session.cancel()
+        return session
 
     def forget(self, session: Session) -> None:
         self._sessions.pop(session.connection_id, None)

@@ -225,6 +225,8 @@ class _Planner:
     def source(self, node: exp.Expr) -> _Operator:
         if not isinstance(node, exp.Table):
             return self.query(node.this if isinstance(node, exp.Subquery) else node)
+        if not isinstance(node.this, exp.Identifier):
+            return _Operator("TABLE FUNCTION", _text(node.this), engine="ROW")
         name, schema = identifier(node.this), identifier(node.args.get("db"))
         known = [entry for label, entry in self.common if label == name and not schema]
         if known:

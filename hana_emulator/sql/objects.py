@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql import constraints
-from hana_emulator.sql.catalog import Index, Relation
+from hana_emulator.sql.catalog import Catalog, Index, Relation
 from hana_emulator.sql.hnsw import parse_hnsw
 from hana_emulator.sql.names import encode, hana_identifier, quoted, quoted_index
 from hana_emulator.sql.reader import Name, TokenReader
@@ -163,21 +163,31 @@ def _drop_schema(reader: TokenReader) -> Definition:
 
     def run(bench: Workbench) -> None:
         schema, _ = bench.place(Name(name, ""))
-        inside = [relation for relation in bench.catalog.relations.values() if relation.schema == schema]
-        named = [*bench.catalog.objects.sequences, *bench.catalog.objects.synonyms]
-        if (inside or any(place == schema for place, _ in named)) and not cascade:
+        if not cascade and holds_objects(bench.catalog, schema):
             raise HanaError(419, f"cannot drop: schema {hana_identifier(schema)} is not empty (use CASCADE)")
-        with constraints.lifted(bench, *inside):
-            for relation in inside:
-                if relation.is_view:
-                    bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
-                else:
-                    drop_table(bench, relation)
-            for table in ("owl_sequences", "owl_synonyms"):
-                bench.connection.execute(f"DELETE FROM {table} WHERE schema = ?", (schema,))
-            bench.connection.execute("DELETE FROM owl_schemas WHERE name = ?", (schema,))
+        drop_schemas(bench, {schema})
 
     return run
+
+
+def holds_objects(catalog: Catalog, schema: str) -> bool:
+    """Whether tables, views, sequences or synonyms are in the schema."""
+    named = (*catalog.objects.sequences, *catalog.objects.synonyms)
+    return any(one.schema == schema for one in catalog.relations.values()) or any(at == schema for at, _ in named)
+
+
+def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
+    """The schemas and all that is in them; foreign keys that lead there go too."""
+    inside = [relation for relation in bench.catalog.relations.values() if relation.schema in schemas]
+    with constraints.lifted(bench, *inside):
+        for relation in inside:
+            if relation.is_view:
+                bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
+            else:
+                drop_table(bench, relation)
+        for schema in schemas:
+            for table, column in (("owl_sequences", "schema"), ("owl_synonyms", "schema"), ("owl_schemas", "name")):
+                bench.connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (schema,))
 
 
 PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {

@@ -19,6 +19,7 @@ PUBLIC = "PUBLIC"
 OBJECT_PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "ALTER", "DROP", "INDEX", "REFERENCES", "EXECUTE")
 SCHEMA_PRIVILEGES = (*OBJECT_PRIVILEGES, "CREATE ANY")
 SYSTEM_PRIVILEGES = ("CATALOG READ", "CREATE SCHEMA", "DATA ADMIN", "ROLE ADMIN", "SESSION ADMIN", "USER ADMIN")
+CHANGING = ("INSERT", "UPDATE", "DELETE")
 OBJECT, SCHEMA, SYSTEM, ROLE = "OBJECT", "SCHEMA", "SYSTEM", "ROLE"
 
 _SCHEMA = """
@@ -27,6 +28,8 @@ CREATE TABLE IF NOT EXISTS owl_deactivated(name TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS owl_roles(name TEXT PRIMARY KEY, creator TEXT NOT NULL, created TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS owl_owners(
   relation INTEGER PRIMARY KEY REFERENCES owl_relations(id) ON DELETE CASCADE, owner TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS owl_sequence_owners(
+  sequence INTEGER PRIMARY KEY REFERENCES owl_sequences(id) ON DELETE CASCADE, owner TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS owl_grants(
   grantee TEXT NOT NULL, kind TEXT NOT NULL, privilege TEXT NOT NULL,
   schema TEXT REFERENCES owl_schemas(name) ON DELETE CASCADE,
@@ -37,12 +40,14 @@ CREATE TABLE IF NOT EXISTS owl_grants(
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One thing that a statement needs: a privilege on a table or view (`relation`), on a schema, or of the system."""
+    """One thing that a statement needs: a privilege on a table or view (`relation`), on a schema, or of the system. On
+    another object its `owner` has every privilege."""
 
     privilege: str
     schema: str = ""
     name: str = ""
     relation: int | None = None
+    owner: str = ""
 
     @property
     def where(self) -> str:
@@ -85,22 +90,25 @@ class Rights:
     roles: frozenset[str] = frozenset()
     grants: Mapping[str, tuple[Grant, ...]] = field(default_factory=lambda: MappingProxyType({}))
     deactivated: frozenset[str] = frozenset()
+    sequence_owners: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    synonym_owners: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}))
 
     def require(self, user: str, touches: Iterable[Touch], *, granting: bool = False) -> None:
         """Raises HanaError 258 for the first privilege that `user` has not (with `granting`: cannot pass on)."""
-        if user == self.administrator:
-            return
         for wanted in touches:
-            if wanted.schema == "SYS":  # EXPLAIN_PLAN_TABLE: everybody's, each with rows of his own
-                continue
-            if not self._owns(user, wanted) and not any(
-                grant.covers(wanted) and (grant.grantable or not granting) for grant in self._of(user)
-            ):
+            if not self.allows(user, wanted, granting=granting):
                 option = " with grant option" if granting else ""
                 raise HanaError(
                     258,
                     f"insufficient privilege: {hana_identifier(user)} has no {wanted.privilege}{wanted.where}{option}",
                 )
+
+    def allows(self, user: str, wanted: Touch, *, granting: bool = False) -> bool:
+        if user == self.administrator or wanted.schema == "SYS":  # EXPLAIN_PLAN_TABLE: everybody has rows of his own
+            return True
+        return self._owns(user, wanted) or any(
+            grant.covers(wanted) and (grant.grantable or not granting) for grant in self._of(user)
+        )
 
     def sees(self, user: str, relation: int) -> bool:
         """May `user` know that the table or view exists? With any privilege on it or on its schema, or CATALOG READ."""
@@ -115,7 +123,7 @@ class Rights:
         )
 
     def _owns(self, user: str, wanted: Touch) -> bool:
-        if wanted.schema and self.schema_owners.get(wanted.schema) == user:
+        if user == wanted.owner or (wanted.schema and self.schema_owners.get(wanted.schema) == user):
             return True
         return wanted.relation is not None and self.owners.get(wanted.relation) == user
 
@@ -140,7 +148,8 @@ def create_storage(connection: sqlite3.Connection) -> None:
 
 
 def appoint(connection: sqlite3.Connection, user: str) -> None:
-    """The user who may do everything from now on; the one before loses that."""
+    """The user who may do everything from now on, and log in; the one before loses that."""
+    connection.execute("DELETE FROM owl_deactivated WHERE name = ?", (user,))
     connection.execute("DELETE FROM owl_administrator")
     connection.execute("INSERT INTO owl_administrator VALUES (?)", (user,))
     connection.execute("DELETE FROM owl_grants WHERE kind = 'SYSTEM' AND grantor = 'SYS'")
@@ -154,6 +163,11 @@ def record_owner(connection: sqlite3.Connection, user: str) -> None:
     """Whatever nobody owns yet was made by `user`."""
     connection.execute(
         "INSERT INTO owl_owners SELECT id, ? FROM owl_relations WHERE id NOT IN (SELECT relation FROM owl_owners)",
+        (user,),
+    )
+    connection.execute(
+        "INSERT INTO owl_sequence_owners"
+        " SELECT id, ? FROM owl_sequences WHERE id NOT IN (SELECT sequence FROM owl_sequence_owners)",
         (user,),
     )
 
@@ -175,6 +189,10 @@ def load(connection: sqlite3.Connection) -> Rights:
         roles=frozenset(name for (name,) in rows("SELECT name FROM owl_roles")),
         grants=MappingProxyType(grants),
         deactivated=frozenset(name for (name,) in rows("SELECT name FROM owl_deactivated")),
+        sequence_owners=MappingProxyType(dict(rows("SELECT sequence, owner FROM owl_sequence_owners"))),
+        synonym_owners=MappingProxyType(
+            {(schema, name): owner for schema, name, owner in rows("SELECT schema, name, owner FROM owl_synonyms")}
+        ),
     )
 
 
@@ -202,3 +220,22 @@ def _needed(before: Catalog, after: Catalog) -> Iterable[Touch]:
     for index in set(before.indexes.values()) ^ set(after.indexes.values()):
         if index.relation in was and index.relation in now:
             yield touch("INDEX", was[index.relation])
+    yield from _needed_for_sequences(before, after)
+    yield from _needed_for_synonyms(before, after)
+
+
+def _needed_for_sequences(before: Catalog, after: Catalog) -> Iterable[Touch]:
+    owners = before.rights.sequence_owners
+    was, now = ({one.id: one for one in catalog.objects.sequences.values()} for catalog in (before, after))
+    yield from (Touch("CREATE ANY", now[number].schema) for number in now.keys() - was.keys())
+    for number, one in was.items():
+        if now.get(number) != one:
+            yield Touch("ALTER" if number in now else "DROP", one.schema, one.name, owner=owners.get(number, ""))
+
+
+def _needed_for_synonyms(before: Catalog, after: Catalog) -> Iterable[Touch]:
+    """Anybody may make a public synonym: it gives no right on what it names."""
+    was, now = before.objects.synonyms, after.objects.synonyms
+    yield from (Touch("CREATE ANY", schema) for schema, _ in now.keys() - was.keys() if schema != PUBLIC)
+    for place in was.keys() - now.keys():
+        yield Touch("DROP", *place, owner=before.rights.synonym_owners.get(place, ""))

@@ -67,7 +67,7 @@ class Session:
         """Whether a global temporary table may have rows of this session."""
 
     def _open(self) -> sqlite3.Connection:
-        connection = self._database.open_connection(self.context, self._writer.touch, self._writer.is_enforcing)
+        connection = self._database.open_connection(self.context, self._writer)
         connection.create_function(search.SCORE_FUNCTION, 1, lambda rowid: self._scores.get(rowid))
         return connection
 
@@ -86,11 +86,14 @@ class Session:
             plan = prepared.plan
             match plan:
                 case QueryPlan():
-                    return self._query(plan, rows[0], autocommit=autocommit)
+                    outcome = self._query(plan, rows[0], autocommit=autocommit)
+                    if prepared.columns != statement.columns:
+                        outcome.columns = prepared.columns
+                    return outcome
                 case WritePlan():
                     return self._write(prepared, rows, autocommit=autocommit, batch=batch)
                 case DefinitionPlan():
-                    self._define(plan)
+                    self._define(plan, prepared.schema)
                 case ControlPlan():
                     plan.control(self)
                 case None:
@@ -133,7 +136,7 @@ class Session:
         """What cannot be dropped now, since another transaction holds the lock, goes when the stand-in starts again."""
         if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
             with suppress(HanaError, sqlite3.Error):
-                self._define(DefinitionPlan(temporary.sweep), patience=NO_PATIENCE)
+                self._define(DefinitionPlan(temporary.sweep), self.context.schema, patience=NO_PATIENCE)
 
     # ------------------------------------------------------------------------------------------------ running a plan
 
@@ -307,7 +310,8 @@ class Session:
 
             if len(rows) == 1 or not batch:
                 return Outcome(rows_affected=write(rows))
-            return self._write_batch(write, rows)
+            with transaction.together():  # a row that has to wait sends the whole batch back to its start
+                return self._write_batch(write, rows)
 
         return self._writer.run(self._connection, attempt, autocommit=autocommit)
 
@@ -338,7 +342,7 @@ class Session:
     def _write_rows(self, plan: WritePlan, rows: Sequence[StorageRow]) -> list[int]:
         self.context.error = None
         converted = plan.convert(rows)
-        if plan.one_row and not plan.chosen_identity:
+        if plan.one_row and not plan.chosen_identity and not plan.table.refers_to_itself:
             self._connection.executemany(plan.steps[0].sql, converted)
             counts = [1] * len(rows)
         else:
@@ -348,13 +352,14 @@ class Session:
         return counts
 
     def _write_row(self, plan: WritePlan, row: StorageRow) -> int:
-        collected = self._run(plan.collect, row).fetchall() if plan.collect is not None else []
-        count = sum(self._write_step(plan, step, row) for step in plan.steps)
-        if not count and plan.fallback is not None:
-            count = self._write_step(plan, plan.fallback, row)
-        for values in collected:
-            self._write_step(plan, Step(plan.insert_collected, len(values)), values)
-        return count + len(collected)
+        with self._writer.one_statement(self._connection):
+            collected = self._run(plan.collect, row).fetchall() if plan.collect is not None else []
+            count = sum(self._write_step(plan, step, row) for step in plan.steps)
+            if not count and plan.fallback is not None:
+                count = self._write_step(plan, plan.fallback, row)
+            for values in collected:
+                self._write_step(plan, Step(plan.insert_collected, len(values)), values)
+            return count + len(collected)
 
     def _write_step(self, plan: WritePlan, step: Step, row: StorageRow) -> int:
         """Rows inserted with an identity value of the statement's choice may be anywhere: SQLite tells where."""
@@ -366,16 +371,16 @@ class Session:
             self._writer.touch(plan.table.table_key, rowid)
         return len(found)
 
-    def _define(self, plan: DefinitionPlan, *, patience: float | None = None) -> None:
+    def _define(self, plan: DefinitionPlan, schema: str, *, patience: float | None = None) -> None:
         """DDL commits what came before, runs alone, and commits itself. It waits for all that holds locks in the tables
-        that it changes."""
+        that it changes. `schema`: the current one when it was prepared, which its privileges were asked for."""
         self.commit()
 
         def attempt(transaction: Transaction) -> None:
             before = self._database.catalog.seen_by(self.connection_id)
             changed: set[str] = set()
             connection = transaction.connection
-            bench = Workbench(connection, before, self.context.schema, self.context.user)
+            bench = Workbench(connection, before, schema, self.context.user)
             connection.set_authorizer(partial(_note_changed, changed))
             try:
                 plan.definition(bench)
@@ -385,7 +390,8 @@ class Session:
             following = catalogue.load(connection, before.version + 1)
             before.rights.require(self.context.user, bench.touches)
             rights.require_change(self.context.user, before, following)
-            self._database.locks.check_unused(changed | catalogue.reindexed(before, following))
+            changed |= catalogue.reindexed(before, following) | catalogue.referred_anew(before, following)
+            self._database.locks.check_unused(changed)
             install_triggers(connection)
             self._writer.commit_with(transaction, lambda: self._database.publish(following))
 
@@ -436,8 +442,12 @@ class Session:
         self._writer.lock_timeout = seconds
 
     def lock(self, table: Name, *, nowait: bool) -> None:
-        """With autocommit the lock is gone with the statement."""
-        found = self._database.catalog.table(table.schema or self.context.schema, table.name)
+        """With autocommit the lock is gone with the statement. Raises HanaError 258 for a table that the user may not
+        change at all."""
+        catalog = self._database.catalog.seen_by(self.connection_id)
+        found = catalog.table(table.schema or self.context.schema, table.name)
+        if not any(catalog.rights.allows(self.context.user, rights.touch(one, found)) for one in rights.CHANGING):
+            catalog.rights.require(self.context.user, [rights.touch("UPDATE", found)])
         key = found.table_key
 
         def attempt(transaction: Transaction) -> None:
@@ -452,4 +462,9 @@ class Session:
         self._database.logins.reset(user)
 
     def cancel_session(self, connection_id: int) -> None:
+        self.require_control_of(connection_id)
         self._database.cancel(connection_id)
+
+    def require_control_of(self, connection_id: int) -> None:
+        if self._database.user_of(connection_id) != self.context.user:
+            self._database.catalog.rights.require(self.context.user, [rights.Touch("SESSION ADMIN")])

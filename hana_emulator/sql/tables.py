@@ -12,6 +12,7 @@ from hana_emulator.sql import constraints, dialect, queries, schema_objects, vie
 from hana_emulator.sql.catalog import Constraint, Relation, TableColumn
 from hana_emulator.sql.names import hana_identifier, quoted
 from hana_emulator.sql.reader import Name, TokenReader
+from hana_emulator.sql.rights import touch
 from hana_emulator.sql.schema_objects import GLOBAL, LOCAL, SESSION_COLUMN, Check, Reference, Temporary
 from hana_emulator.sql.table_drafts import CheckDraft, ReferenceDraft, TableDraft, table_body
 from hana_emulator.sql.workbench import Definition, Workbench, drop_table, refuse_taken
@@ -204,6 +205,8 @@ def attach(
 def _reference(bench: Workbench, relation: Relation, draft: ReferenceDraft) -> Reference:
     schema = draft.parent.schema or relation.schema
     parent = bench.catalog.table(bench.catalog.require_schema(schema), draft.parent.name)
+    if parent.id != relation.id:
+        bench.touches.add(touch("REFERENCES", parent))
     if not draft.parent_columns and not parent.key:
         raise HanaError(366, f"referenced table does not have a primary key: {hana_identifier(parent.name)}")
     reference = Reference(
@@ -218,6 +221,7 @@ def _like_definition(creation: _Creation, model: Name, *, with_data: bool) -> De
         if creation.needless(bench):
             return
         source = bench.table(model)
+        bench.touches.add(touch("SELECT", source))
         keys = [key for key in source.constraints if key.primary_key or not creation.kind.scope]
         created = _create(bench, creation, TableDraft(list(source.columns), keys))
         if with_data:

@@ -99,6 +99,19 @@ class Transaction(Holder):
             self._changes.setdefault(table, Changes()).rowids |= rowids
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """Several statements: an exception undoes them all."""
+        self.connection.execute("SAVEPOINT owl_together")
+        try:
+            yield
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK TO owl_together")
+                self.connection.execute("RELEASE owl_together")
+            raise
+        self.connection.execute("RELEASE owl_together")
+
+    @contextmanager
     def probe(self) -> Iterator[None]:
         """Whatever is done inside is undone."""
         known, self.touched = self.touched, None
@@ -110,6 +123,15 @@ class Transaction(Holder):
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK TO owl_probe")
                 self.connection.execute("RELEASE owl_probe")
+
+    @contextmanager
+    def unconstrained(self) -> Iterator[None]:
+        """Foreign keys and checks neither refuse nor follow what is done inside."""
+        self.restoring = True
+        try:
+            yield
+        finally:
+            self.restoring = False
 
     def mark(self, table: str) -> None:
         """Rows are about to be inserted: remember which rowids are still free."""
@@ -204,23 +226,21 @@ class Transaction(Holder):
         parked = self._parked
         assert parked is not None
         self._begin()
-        self.restoring = True
         try:
             self.connection.execute("PRAGMA defer_foreign_keys = ON")
-            layers = self._renumbered(parked)
-            before: dict[str, set[int]] = parked.base
-            for layer, name in zip(layers, [*self._savepoints, None], strict=True):
-                self._put(layer, before)
-                before = {table: set(image) for table, image in layer.items()}
-                if name is not None:
-                    self.connection.execute(f"SAVEPOINT {name}")
+            with self.unconstrained():
+                layers = self._renumbered(parked)
+                before: dict[str, set[int]] = parked.base
+                for layer, name in zip(layers, [*self._savepoints, None], strict=True):
+                    self._put(layer, before)
+                    before = {table: set(image) for table, image in layer.items()}
+                    if name is not None:
+                        self.connection.execute(f"SAVEPOINT {name}")
             self.connection.execute("PRAGMA defer_foreign_keys = OFF")
         except BaseException:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             raise
-        finally:
-            self.restoring = False
         self._parked = None
 
     def _renumbered(self, parked: _Parked) -> list[dict[str, Image]]:

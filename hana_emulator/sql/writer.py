@@ -37,6 +37,8 @@ class Writer:
         """REPEATABLE READ and SERIALIZABLE: see `open_snapshot`."""
         self.snapshot: int | None = None
         """How many commits the open snapshot knows."""
+        self._postponed: dict[tuple[str, tuple[object, ...]], str] = {}
+        """Queries and their parameters, each with the error if it finds a row."""
         self._turns = 0
         """How often this session has the turn, which it can take again inside."""
         self._database = database
@@ -45,6 +47,20 @@ class Writer:
         """Called by the triggers, for each row that changes."""
         if self.transaction is not None and (touched := self.transaction.touched) is not None:
             touched.setdefault(table, set()).add(rowid)
+
+    def postpone(self, query: str, message: str, *values: object) -> None:
+        """Called by triggers: see `changes.POSTPONE_FUNCTION`."""
+        self._postponed[query, values] = message
+
+    @contextmanager
+    def one_statement(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """What is done inside, for one row of parameters, is over at the end: then comes what was postponed. Raises
+        sqlite3.IntegrityError."""
+        self._postponed.clear()
+        yield
+        for (query, values), message in self._postponed.items():
+            if connection.execute(query, values).fetchone() is not None:
+                raise sqlite3.IntegrityError(message)
 
     def is_enforcing(self) -> bool:
         """Whether a trigger that checks or follows a constraint is to act: not while rows are put back."""
@@ -238,7 +254,8 @@ class Writer:
                 continue
             with transaction.probe():
                 try:
-                    changes.delete_rows(connection, shape, claims.vacated)
+                    with transaction.unconstrained():  # whoever refers to them may be gone with them
+                        changes.delete_rows(connection, shape, claims.vacated)
                     action()
                 except (sqlite3.Error, HanaError):
                     continue

@@ -221,6 +221,9 @@ class ScriptedConnection:
         self.calls.append("rollback")
         self.in_transaction = False
 
+    def require_control_of(self, connection_id: int) -> None:
+        pass
+
     def set_variable(self, name: str, value: str | None) -> None:
         self.calls.append(("variable", name, value))
 
