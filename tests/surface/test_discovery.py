@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -194,6 +195,11 @@ def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> No
     run = cli("plan", "notifications", "--samples", "2", **hana)
     assert run.code == 0
     assert "notifications: about" in run.err
+    (line,) = run.out.splitlines()
+    assert len(json.loads(line)["samples"]) == 2, "into a pipe: the one object of --json"
+    tables = cli("--output", "table", "plan", "notifications", "--samples", "2", "--no-estimate", **hana).out
+    assert "Lengths of" in tables
+    assert "Texts as they" in tables
     quiet = cli("plan", "notifications", "--samples", "0", "--no-estimate", "--json", **hana).json
     assert (quiet["estimated_seconds"], quiet["samples"]) == (None, [])
 

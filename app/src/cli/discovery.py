@@ -82,10 +82,10 @@ def plan(
         output.write_json(document)
         return
     output.counts(f"{name}: what a sync would do", [document], _PLAN_COLUMNS)
-    if planned.tokens:
+    if planned.tokens and output.for_people():  # the lines for programs are --json's objects, which hold both
         histogram = [{"tokens": bucket, "texts": count} for bucket, count in planned.token_histogram.items() if count]
         output.table("Lengths of the texts to embed", histogram)
-    if planned.samples:
+    if planned.samples and output.for_people():
         shown = [{"text": output.shorten(text, _SHOWN)} for text in planned.samples]
         output.table("Texts as they would be embedded", shown)
     for line in _advice(document):
