@@ -222,7 +222,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ConnectionMisconfigured,
         "the server's certificate is not trusted",
-        "set `trust_store` to the PEM file of its certificate authority (a missing file looks the same to the driver)",
+        "set `trust_store` to the PEM file of its certificate authority; to the driver a missing file and an expired "
+        "certificate look the same: owl-sap doctor tells them apart",
         codes=_CONNECT,
         texts=("rte:[300015]",),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -79,9 +80,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _data_folder(options.data) as folder:
             _run(options, folder)
     except (BindRefused, _FolderRefused, OSError) as error:
-        sys.stderr.write(f"hana_emulator: {error}\n")
+        sys.stderr.write(f"hana_emulator: {_refusal(error, options)}\n")
         return 2
     return 0
+
+
+def _refusal(error: Exception, options: argparse.Namespace) -> str:
+    """What to do about it, where the operating system only says what it is."""
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.errno in (errno.EADDRINUSE, errno.EACCES) and error.filename is None:
+        why = "is in use" if error.errno == errno.EADDRINUSE else "may not be bound by this user"
+        return f"{options.host}:{options.port} {why}; choose another with --port, 0 takes any free one"
+    if error.filename is not None and options.data is not None:
+        return f"--data {options.data}: {error.filename}: {error.strerror}; choose a folder that can be written"
+    return str(error)
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ class Searching:
         return Found(
             [_found(hit, columns) for hit in hits[:k]],
             {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()},
-            _notes(spec, where, query, options.mode, bool(hits)),
+            _notes(spec, where, query, options.mode, bool(hits)) + self._cut(query, options.mode),
         )
 
     # --------------------------------------------------------------------------------------------------- the rankings
@@ -197,6 +197,18 @@ class Searching:
                 "or search by words (mode keyword)"
             )
         return self._parts.embedder.embed_query(query)
+
+    def _cut(self, query: str | Sequence[float], mode: Mode) -> list[str]:
+        """The model looks at the beginning of a long text only, and nobody should have to find that out."""
+        if mode == "keyword" or not isinstance(query, str):
+            return []
+        embedder = self._parts.embedder
+        if len(query) <= embedder.max_tokens:  # no token is shorter than a character
+            return []
+        (tokens,) = embedder.count_tokens([query])
+        if tokens <= embedder.max_tokens:
+            return []
+        return [f"the search text has {tokens} tokens; the model looks at the first {embedder.max_tokens} only"]
 
     def key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]:
         """Names of the key columns. Before a first complete run, with the source away, positions stand in for them."""

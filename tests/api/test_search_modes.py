@@ -216,6 +216,17 @@ def test_notes_on_filters_that_nothing_passes_and_texts_without_words(client: ht
     assert ask(client, query="pump", filter={"MTART": "ROH"})["notes"] == []
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+@pytest.mark.parametrize(("mode", "noted"), [("vector", True), ("hybrid", True), ("keyword", False)])
+def test_a_text_longer_than_the_model_takes_is_noted(
+    client: httpx.Client, synced: Service, mode: str, noted: bool
+) -> None:
+    most = synced.parts.embedder.max_tokens
+    notes = ask(client, query="pump " * (most + 1), mode=mode)["notes"]
+    assert notes == ([f"the search text has {most + 1} tokens; the model looks at the first {most} only"] * noted)
+    assert ask(client, query="pump " * most, mode=mode)["notes"] == []
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from app.src import demo
+from app.src.cli.interrupts import interruptible
+from app.src.cli.showing import _Shown
 from app.src.demo import Answer, Demo, DemoQuery, StandIn, demo_settings
 from app.src.searching import FoundHit
 from app.src.settings import Settings
@@ -104,3 +108,18 @@ def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
         process.communicate()
     assert list(tmp_path.glob("owl-sap-demo-*")) == []
     assert time.monotonic() - before < 240
+
+
+def test_ctrl_c_begins_no_other_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+
+    def sync(name: str, *_: object) -> SimpleNamespace:
+        synced.append(name)
+        os.kill(os.getpid(), signal.SIGINT)
+        return SimpleNamespace(as_dict=lambda: {"paused": None})
+
+    running = SimpleNamespace(names=["first", "second"], service=SimpleNamespace(sync=sync))
+    with interruptible() as interrupted:
+        _Shown(running, json=True).sync(interrupted)  # type: ignore[arg-type]
+    assert synced == ["first"]
+    assert interrupted.code == 130

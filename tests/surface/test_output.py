@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from rich.console import Console
 
 from app.src.cli import output
+from app.src.jobs import JobOptions, Jobs, Run
+from connector.errors import RowRejected
 from tests.surface.conftest import Cli, environment
 
 ROWS = [
@@ -164,3 +167,22 @@ def test_lines_hold_the_records_and_tables_what_is_for_people(
         assert json.loads(capfdbinary.readouterr().out) == {"ok": True, "text": "a long text"}
         show("T", [shown], ("ok",))
         assert json.loads(capfdbinary.readouterr().out) == shown
+
+
+def _fails(run: Run) -> dict[str, int]:
+    raise RowRejected("a reason that is long enough to need several lines of a narrow terminal " * 2)
+
+
+@pytest.mark.covers("jobs list")
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_the_ids_of_jobs_can_be_copied_from_a_terminal(folder: Path, columns: str) -> None:
+    jobs = Jobs(folder / "vectors", JobOptions(2, (RowRejected,)))
+    ids = [jobs.start(name, _fails).id for name in ("a", "b")]
+    deadline = time.monotonic() + 20
+    while not all(jobs.get(number).over for number in ids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    jobs.close(2)
+    seen = on_a_terminal(folder, "jobs", "list", COLUMNS=columns)
+    assert all(number in seen for number in ids)
+    assert "owl-sap jobs show" in seen

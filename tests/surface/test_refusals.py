@@ -22,7 +22,16 @@ def test_a_stand_in_on_a_taken_port(cli: Cli) -> None:
         run = cli("emulator", "--port", port)
     assert (run.code, run.out) == (2, "")
     assert len(run.err.strip().splitlines()) == 1
-    assert port in run.err
+    assert f"127.0.0.1:{port} is in use; choose another with --port" in run.err
+
+
+@pytest.mark.covers("emulator", errors=True)
+def test_a_stand_in_whose_folder_is_a_file(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    run = cli("emulator", "--data", "taken")
+    assert (run.code, run.out) == (2, "")
+    assert "--data taken" in run.err
+    assert "choose a folder" in run.err
 
 
 @pytest.mark.covers("config show", errors=True)

@@ -137,9 +137,7 @@ def install(app: FastAPI, service: Service) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        # Our own validators' sentences, without pydantic's word before them.
-        told = [(fault["loc"], fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
-        faults = [{"where": _where(place), "what": what} for place, what in told]
+        faults = [{"where": _where(fault["loc"]), "what": _what(fault)} for fault in error.errors()]
         detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
         if "json" not in request.headers.get("content-type", "") and request.headers.get("content-length", "0") != "0":
             detail += "; send the header Content-Type: application/json"
@@ -170,6 +168,14 @@ def _param(faults: Sequence[Mapping[str, Any]]) -> str | None:
     """The field of the body that the first fault is about."""
     location: Sequence[Any] = faults[0]["loc"] if faults else ()
     return str(location[1]) if len(location) > 1 and location[0] == "body" else None
+
+
+def _what(fault: Mapping[str, Any]) -> str:
+    """pydantic puts the class of our own errors before their message; where JSON breaks off it says why in `ctx`."""
+    message, context = str(fault["msg"]), fault.get("ctx") or {}
+    if fault["type"] == "json_invalid":
+        return f"{message}: {context.get('error', 'not valid JSON')}"
+    return message.removeprefix("Value error, ")
 
 
 def _where(location: tuple[Any, ...]) -> str:

@@ -17,7 +17,7 @@ from app.src.jobs import State
 if TYPE_CHECKING:
     from app.src.jobs import Event, Job, Jobs
 
-_COLUMNS = ("id", "collection", "kind", "state", "progress", "created", "seconds", "error")
+_COLUMNS = ("id", "collection", "kind", "state", "progress", "created", "seconds")
 _POLL = 0.2
 _SETTLE_POLLS = 10
 
@@ -45,7 +45,11 @@ def list_(
     if json:
         output.write_json([job.as_dict() for job in found])
     else:
-        output.table("Jobs", [_row(job) for job in found], _COLUMNS, records=[job.as_dict() for job in found])
+        # Ids are copied and errors are sentences: so no value is folded, and why a job failed is for `jobs show`.
+        output.counts("Jobs", [_row(job) for job in found], _COLUMNS, records=[job.as_dict() for job in found])
+        failed = next((job for job in found if job.error), None)
+        if failed is not None and output.for_people():
+            output.say(f"what went wrong: owl-sap jobs show {failed.id}")
 
 
 @verb(jobs_app, "show")

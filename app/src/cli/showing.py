@@ -68,6 +68,8 @@ class _Shown:
     def sync(self, interrupted: Interrupted) -> None:
         reports = self.document["sync"]
         for name in self._demo.names:
+            if interrupted():
+                break
             with watched(name) as observer:
                 reports.append(self._demo.service.sync(name, None, observer, interrupted).as_dict())
         self._table("Synced", reports, _SYNC_COLUMNS)
