@@ -32,6 +32,10 @@ def not_supported(what: str) -> HanaError:
     return HanaError(7, f"feature not supported: {what} (by this stand-in)")
 
 
+def out_of_memory(detail: str) -> HanaError:
+    return HanaError(4, f"cannot allocate enough memory: {detail}")
+
+
 def authentication_failed() -> HanaError:
     return HanaError(10, "authentication failed")
 

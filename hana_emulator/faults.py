@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
+
+import regex
 
 from hana_emulator.errors import HanaError
 
@@ -45,6 +47,8 @@ _KEYS = {
 _REQUIRED = {Action.ERROR: ("code",), Action.DELAY: ("seconds",), Action.SLOW: ("bytes", "seconds")}
 _COMMON = ("match", "action", "skip", "count")
 _LONGEST_SECONDS = 3_600.0
+_SEARCH_SECONDS = 0.5
+_log = logging.getLogger(__name__)
 
 
 class FaultRefused(ValueError):
@@ -105,8 +109,8 @@ def _value(key: str, value: Any) -> Any:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key == "match":
         try:
-            re.compile(value)
-        except (re.error, TypeError) as error:
+            regex.compile(value)
+        except (regex.error, TypeError, RecursionError) as error:
             raise FaultRefused(f'"match" is no regular expression: {error}') from None
     elif key == "text" and not isinstance(value, str):
         raise FaultRefused('"text" must be a string')
@@ -130,12 +134,13 @@ def _value(key: str, value: Any) -> Any:
 class _Ordered:
     number: int
     fault: Fault
-    pattern: re.Pattern[str] = field(init=False)
+    pattern: regex.Pattern[str] = field(init=False)
     matches: int = 0
     hits: int = 0
+    too_slow: bool = False
 
     def __post_init__(self) -> None:
-        self.pattern = re.compile(self.fault.match, re.IGNORECASE | re.DOTALL)
+        self.pattern = regex.compile(self.fault.match, regex.IGNORECASE | regex.DOTALL)
 
     @property
     def spent(self) -> bool:
@@ -143,13 +148,24 @@ class _Ordered:
 
     def strikes(self, text: str) -> bool:
         """Counts a match, and says whether the fault happens now."""
-        if self.spent or self.pattern.search(text) is None:
+        if self.spent or not self._is_found(text):
             return False
         self.matches += 1
         if self.matches <= self.fault.skip:
             return False
         self.hits += 1
         return True
+
+    def _is_found(self, text: str) -> bool:
+        """A pattern that takes too long would stop every session: it is never tried again."""
+        if self.too_slow:
+            return False
+        try:
+            return self.pattern.search(text, timeout=_SEARCH_SECONDS) is not None
+        except TimeoutError:
+            self.too_slow = True
+            _log.warning("fault %d is taken off: its expression takes longer than %g s", self.number, _SEARCH_SECONDS)
+            return False
 
 
 class FaultList:

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 
+_PIECE = 1 << 20
 _HANDSHAKE_SECONDS = 10.0
 _LAST_WORDS_SECONDS = 0.5
 _RESET = struct.pack("ii", 1, 0)
@@ -37,15 +38,17 @@ class Line:
         secured.settimeout(None)
 
     def receive(self, size: int) -> bytes:
-        """Exactly that many bytes. Raises OSError when the client leaves before."""
-        data = bytearray(size)
-        view, filled = memoryview(data), 0
-        while filled < size:
-            count = self._socket.recv_into(view[filled:])
-            if not count:
+        """Exactly that many bytes. Raises OSError when the client leaves before. Memory is taken for what has come, not
+        for what a header promises."""
+        pieces: list[bytes] = []
+        missing = size
+        while missing:
+            piece = self._socket.recv(min(missing, _PIECE))
+            if not piece:
                 raise ConnectionResetError("the client closed the connection")
-            filled += count
-        return bytes(data)
+            pieces.append(piece)
+            missing -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)

@@ -26,9 +26,9 @@ VERSION = "4.00.000.00.1700000000 (stand-in)"
 DATA_FORMAT = 10
 _ID = struct.Struct("<q")
 _SIZE = struct.Struct("<i")
-_SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSION\s+'(\d+)'\s*;?\s*", re.IGNORECASE)
+_SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSION\s+'(\d{1,18})'[\s;]*", re.IGNORECASE)
 _FAULT_COMMAND = re.compile(
-    r"\s*ALTER\s+SYSTEM\s+(?:INJECT\s+FAULT\s+'((?:[^']|'')*)'|CLEAR\s+FAULTS)\s*;?\s*", re.IGNORECASE
+    r"\s*ALTER\s+SYSTEM\s+(?:INJECT\s+FAULT\s+'((?:[^']|'')*)'|CLEAR\s+FAULTS)[\s;]*", re.IGNORECASE
 )
 """A statement of this stand-in's own; HANA has nothing like it."""
 _log = logging.getLogger(__name__)
@@ -143,6 +143,9 @@ class Session:
     def close(self) -> None:
         """Rolls back what is open. The line belongs to the server."""
         connection, self._connection = self._connection, None
+        for results in self._results.values():
+            results.close()
+        self._results.clear()
         if connection is not None:
             connection.close()
 
@@ -417,7 +420,9 @@ class Session:
         return Reply(ReplyCode.FETCH, (page,))
 
     def _close_result(self, request: Request) -> Reply:
-        self._results.pop(request.part(PartKind.RESULTSETID).data, None)
+        results = self._results.pop(request.part(PartKind.RESULTSETID).data, None)
+        if results is not None:
+            results.close()
         return Reply(ReplyCode.CLOSECURSOR)
 
     def _drop_statement(self, request: Request) -> Reply:

@@ -272,6 +272,8 @@ class ParameterDecoder:
 
     def rows(self, data: bytes, count: int) -> list[ParameterRow]:
         """`count` rows in order. Raises ProtocolError for missing or left-over bytes, HanaError for bad values."""
+        if not self._decoders and count != 1:
+            raise ProtocolError(f"{count} parameter rows for a statement without parameters")
         rows: list[ParameterRow] = []
         position = 0
         try:

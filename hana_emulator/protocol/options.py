@@ -55,6 +55,8 @@ def _decode(data: bytes, position: int, code: int) -> tuple[Option, int]:
         raise ProtocolError(f"option of unknown type {code}")
     (length,) = _LENGTH.unpack_from(data, position)
     start = position + _LENGTH.size
+    if not 0 <= length <= len(data) - start:
+        raise ProtocolError("an option ends after its part")
     raw = data[start : start + length]
     text = raw.decode("latin-1" if code == _BSTRING else "utf-8")
     return text, start + length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -193,3 +193,8 @@ class ResultSet:
         self._waiting = tuple(islice(self._rows, 1))
         self.exhausted = not self._waiting
         return b"".join(pieces), len(pieces)
+
+    def close(self) -> None:
+        """Let go of what the rows are read from, without waiting for the garbage collector."""
+        if isinstance(self._rows, Generator):
+            self._rows.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Protocol
 
 from hana_emulator.errors import HanaError
 from hana_emulator.sql.reader import Name, TokenReader
+
+_CONNECTION_ID = re.compile(r"[0-9]{1,18}")
 
 READ_COMMITTED = "READ COMMITTED"
 ISOLATION_LEVELS = (READ_COMMITTED, "REPEATABLE READ", "SERIALIZABLE")
@@ -120,7 +123,7 @@ def _set_lock_timeout(reader: TokenReader) -> Control:
 
 def _cancel(reader: TokenReader) -> Control:
     text = reader.string()
-    if not text.isdigit():
+    if not _CONNECTION_ID.fullmatch(text):
         raise HanaError(1093, "invalid connection id in ALTER SYSTEM CANCEL SESSION")
     return lambda session: session.cancel_session(int(text))
 

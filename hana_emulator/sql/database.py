@@ -19,7 +19,9 @@ from hana_emulator.sql import (
     accountviews,
     conversions,
     explain,
+    failures,
     functions,
+    limits,
     objects,
     rights,
     sequence_definitions,
@@ -49,6 +51,8 @@ from hana_emulator.sql.writer import Writer
 LOCK_TIMEOUT_SECONDS = 10.0
 _FILE = "hana.sqlite"
 _PLANS = 2_000
+_LONGEST_KEPT = 100_000
+"""Plans of longer statements are not kept: they hold the text, and few come twice."""
 _PRAGMAS = (
     "PRAGMA page_size = 16384",
     "PRAGMA journal_mode = WAL",
@@ -74,6 +78,7 @@ class Database:
         self, path: Path | None, user: str, password: str, schema: str, *, lock_timeout: float = LOCK_TIMEOUT_SECONDS
     ) -> None:
         self.lock_timeout = lock_timeout
+        self.statement_memory = limits.STATEMENT_BYTES
         self.turn = threading.RLock()
         """Held by the session that runs a statement of a writing transaction, or parks another one's."""
         self.active: Writer | None = None
@@ -146,6 +151,8 @@ class Database:
         def report(error: HanaError) -> None:
             context.error = error
 
+        context.memory.limit = self.statement_memory
+        context.memory.watch(connection, report)
         conversions.register(connection, report)
         sysviews.register(connection)
         connection.create_function(
@@ -194,6 +201,10 @@ class Database:
             found = prepare(sql, catalog, schema)
         except RecursionError:
             raise syntax_error("the statement is nested too deeply") from None
+        except UnicodeError as error:
+            raise failures.translate(error, None) from None
+        if len(sql) > _LONGEST_KEPT:
+            return found
         with self._plans_lock:
             self._plans[key] = found
             while len(self._plans) > _PLANS:

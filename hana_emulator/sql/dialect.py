@@ -20,6 +20,9 @@ from hana_emulator.sql import clauses, grammar
 
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 """It logs the text of statements that it only half understands, literals and all."""
+_LONGEST_QUOTED = 40
+_STUMBLES = (TypeError, AttributeError, ValueError, LookupError)
+"""What sqlglot's parser raises here and there at text that is no SQL."""
 PARAMETER_PREFIX = "P__"
 _CLOCK_TOKENS = {
     TokenType.CURRENT_DATE,
@@ -111,10 +114,15 @@ def tokenize(sql: str) -> list[Token]:
     try:
         found = Hana.get_or_raise(Hana).tokenize(sql)
     except TokenError as error:
-        raise syntax_error(f"cannot read the statement: {error}") from None
+        raise syntax_error(f"cannot read the statement: {_unreadable(str(error))}") from None
     return [
         part for token in found if token.token_type is not TokenType.SEMICOLON for part in _single_words(token, sql)
     ]
+
+
+def _unreadable(message: str) -> str:
+    """sqlglot's message says what is missing and where, or else repeats the statement, values and all."""
+    return message if message.startswith("Missing ") and len(message) < 80 else "a string or a comment does not end"
 
 
 def _single_words(token: Token, sql: str) -> list[Token]:
@@ -168,6 +176,8 @@ def parse(sql: str) -> exp.Expr:
         raise _syntax_error(error, sql) from None
     except RecursionError:
         raise HanaError(257, "sql syntax error: nested too deeply") from None
+    except _STUMBLES:
+        raise syntax_error("the statement is not understood by this stand-in") from None
     if len(trees) != 1 or trees[0] is None:
         raise syntax_error("exactly one statement is expected")
     grammar.check(trees[0])
@@ -188,7 +198,7 @@ def _syntax_error(error: Exception, sql: str) -> HanaError:
     line, column = details[0].get("line") or 1, details[0].get("col") or 0
     position = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + column
     near = details[0].get("highlight") or ""
-    near = "'...'" if "'" in near else near
+    near = "'...'" if "'" in near else near[:_LONGEST_QUOTED]
     return syntax_error(f'incorrect syntax near "{near}": line {line} col {column} (at pos {position})', position)
 
 

@@ -43,6 +43,8 @@ _COMPARISONS: dict[type[exp.Expr], str] = {
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
 _EXTRACTED = {"DAY": "DAYOFMONTH"} | {part: part for part in ("YEAR", "MONTH", "HOUR", "MINUTE", "SECOND")}
 _CHECKED_BY_CAST = VECTORS | {TypeCode.TINYINT, TypeCode.SMALLINT, TypeCode.INTEGER, TypeCode.REAL}
+_LONGEST_NUMBER = 4_000
+"""Digits of a literal; Python converts no more than 4,300."""
 _DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
 
 
@@ -333,8 +335,7 @@ def _literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def text_literal(text: str) -> Bound:
-    sql = literal(text) if "\0" not in text else f"CAST(x'{text.encode().hex()}' AS TEXT)"
-    return Bound(sql, datatypes.nvarchar(utf16_length(text)), nullable=False, constant=True)
+    return Bound(literal(text), datatypes.nvarchar(utf16_length(text)), nullable=False, constant=True)
 
 
 def number_literal(text: str) -> Bound:
@@ -347,6 +348,8 @@ def number_literal(text: str) -> Bound:
         kind = HanaType(TypeCode.DECIMAL, max(1, len(digits) + len(fraction)), len(fraction))
         number = to_decimal(text, "a literal")
         return Bound(literal(f"{number or abs(number):f}"), kind, nullable=False, constant=True)
+    if len(text) > _LONGEST_NUMBER:
+        raise HanaError(314, "numeric overflow: a literal has too many digits")
     value = int(text)
     if -(2**31) <= value < 2**31:
         return Bound(text, INTEGER, nullable=False, constant=True)

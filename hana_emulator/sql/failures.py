@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 
-from hana_emulator.errors import HanaError, lock_wait_timeout, null_not_allowed, unique_violated
+from hana_emulator.errors import (
+    HanaError,
+    invalid_number,
+    lock_wait_timeout,
+    null_not_allowed,
+    out_of_memory,
+    unique_violated,
+)
 from hana_emulator.sql.names import decode, hana_identifier
 from hana_emulator.sql.schema_objects import SESSION_COLUMN
 
@@ -30,14 +37,14 @@ def rolled_back(error: HanaError) -> HanaError:
 def translate(error: Exception, reported: HanaError | None) -> HanaError:
     """`reported` is what a function of ours raised inside SQLite, which keeps no more than 'user-defined function'."""
     text = str(error)
-    if reported is not None and "user-defined" in text:
+    if reported is not None and ("user-defined" in text or (text == "interrupted" and reported.code == _NO_MEMORY)):
         return reported
     if isinstance(error, sqlite3.IntegrityError):
         return _integrity(text)
     if isinstance(error, UnicodeError):
         return HanaError(2, "general error: a string holds half of a surrogate pair, which this stand-in cannot store")
     if isinstance(error, MemoryError):
-        return HanaError(4, "cannot allocate enough memory: this stand-in has too little")
+        return out_of_memory("this stand-in has too little")
     if isinstance(error, OverflowError):
         return HanaError(314, "numeric overflow: a number does not fit 64 bits")
     for part, (code, message) in _OPERATIONAL.items():
@@ -48,8 +55,11 @@ def translate(error: Exception, reported: HanaError | None) -> HanaError:
     return HanaError(2, f"general error: {text} (in this stand-in's SQLite)")
 
 
+_NO_MEMORY = 4
+_TOO_LARGE = "column store error: the statement is too large for this stand-in"
 _OPERATIONAL = {
     "syntax error": (257, "sql syntax error: the statement is not understood by this stand-in"),
+    "incomplete input": (257, "sql syntax error: the statement ends too early"),
     "ESCAPE expression": (306, "invalid argument: ESCAPE takes one character"),
     "parser stack overflow": (257, "sql syntax error: the statement is nested too deeply for this stand-in"),
     "misuse of": (257, "sql syntax error: an aggregate or window function is not allowed here"),
@@ -58,6 +68,12 @@ _OPERATIONAL = {
     "no such column": (260, "invalid column name: the column was dropped meanwhile"),
     "integer overflow": (314, "numeric overflow in SUM"),
     "too many SQL variables": (257, "sql syntax error: too many parameters in one statement"),
+    "term out of range": (277, "invalid column number in ORDER BY or GROUP BY"),
+    "too many columns": (2048, f"{_TOO_LARGE}: too many columns"),
+    "tables in a join": (2048, f"{_TOO_LARGE}: it joins more than 64 tables"),
+    "too many terms": (2048, f"{_TOO_LARGE}: too many parts of UNION"),
+    "too many arguments": (2048, f"{_TOO_LARGE}: too many arguments of a function"),
+    "pattern too complex": (306, "invalid argument: the pattern of LIKE is too long"),
     "too large": (2048, "column store error: the statement or a value is too large for this stand-in"),
     "too big": (2048, "column store error: a value is too large for this stand-in"),
     "disk is full": (2048, "column store error: the disk of this stand-in is full"),
@@ -69,6 +85,8 @@ def _integrity(text: str) -> HanaError:
     if text.startswith(ERROR_MARK):
         code, _, message = text.removeprefix(ERROR_MARK).partition(":")
         return HanaError(int(code), message)
+    if text == "datatype mismatch":
+        return invalid_number("TOP, LIMIT and OFFSET take a whole number")
     kind, _, places = text.partition(" constraint failed: ")
     columns = [
         hana_identifier(decode(place.rsplit(".", 1)[-1]))

@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from hana_emulator.errors import HanaError
+from hana_emulator.errors import HanaError, out_of_memory
 from hana_emulator.seam import Storage
 from hana_emulator.sql.builtin import moments, numbers, texts
 from hana_emulator.sql.datatypes import nvarchar
+from hana_emulator.sql.limits import MemoryWatch
 from hana_emulator.sql.signatures import NAME, SCALARS, SIGNATURES, TEXT, TIME, Signature
 from hana_emulator.types import BIGINT, DATE, INTEGER, TIMESTAMP, HanaType
 
@@ -41,10 +42,12 @@ class Context:
     session_variables: dict[str, str] = field(default_factory=dict)
     current_numbers: dict[int, int] = field(default_factory=dict)
     """CURRVAL of each sequence, by its id."""
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
 
     def begin_statement(self) -> None:
         """Forget the last error and fix the time: HANA gives one CURRENT_TIMESTAMP to a whole statement."""
         self.error = None
+        self.memory.begin_statement()
         self.statement_time = self.clock()
 
     def now(self) -> moments.Moment:
@@ -131,6 +134,10 @@ def _as_hana_error(error: Exception) -> HanaError:
         return numbers.division_by_zero()
     if isinstance(error, ArithmeticError):
         return numbers.overflow("result out of range")
+    if isinstance(error, MemoryError):
+        return out_of_memory("a function of this stand-in takes too much")
+    if isinstance(error, RecursionError):
+        return HanaError(306, "invalid argument: a value is nested too deeply")
     if isinstance(error, TypeError):
         return HanaError(266, "inconsistent datatype: a function does not take arguments of this number or kind")
     return HanaError(2, f"general error: {type(error).__name__} in a function of the stand-in")

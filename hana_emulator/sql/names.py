@@ -48,7 +48,9 @@ def table_key(schema: str, table: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A string literal for SQLite."""
+    """A string for SQLite, whose statements end at a NUL."""
+    if "\0" in text:
+        return f"CAST(x'{text.encode().hex()}' AS TEXT)"
     return "'" + text.replace("'", "''") + "'"
 
 

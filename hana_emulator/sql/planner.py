@@ -10,7 +10,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
-from hana_emulator.sql import definitions, dialect, explain, locking, queries, search, writes
+from hana_emulator.sql import definitions, dialect, explain, limits, locking, queries, search, writes
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.control import Control, parse_control
 from hana_emulator.sql.expressions import unwrapped
@@ -56,6 +56,7 @@ class Prepared(Statement):
 
 def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
     """Raises HanaError 257 and whatever names and types bring up."""
+    limits.check_text(sql)
     tokens = dialect.tokenize(sql)
     if not tokens:
         raise syntax_error("the statement is empty")
@@ -126,6 +127,7 @@ class _Preparation:
         return sum(map(dialect.is_parameter, self.tokens))
 
     def run(self) -> Prepared:
+        limits.check_parameters(self.parameter_count)
         first = self.tokens[0]
         if is_word(first, "UPSERT") or is_word(first, "REPLACE"):
             return self._written(self._upsert())

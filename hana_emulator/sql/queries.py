@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,7 @@ from hana_emulator.sql.table_functions import bind_table_function
 from hana_emulator.types import DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
+_POSITION = re.compile("[0-9]{1,9}")
 _GONE = frozenset({259, 260, 313, 362})
 """What is raised where a table, a column, a sequence or a schema is no longer there."""
 _CONDITIONS = (exp.Predicate, exp.Connector, exp.Not)
@@ -202,8 +204,8 @@ def _order_key(binding: Binding, node: exp.Expr, parts: SelectParts) -> Bound:
 def _position(node: exp.Expr, columns: Sequence[Column]) -> int | None:
     if not isinstance(node, exp.Literal) or node.is_string:
         return None
-    if not node.this.isdigit() or not 1 <= int(node.this) <= len(columns):
-        raise HanaError(277, f"invalid column number in ORDER BY: {node.this}")
+    if not _POSITION.fullmatch(node.this) or not 1 <= int(node.this) <= len(columns):
+        raise HanaError(277, f"invalid column number in ORDER BY: {node.this[:20]}")
     return int(node.this)
 
 
@@ -273,6 +275,7 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
     name, schema = identifier(node.this), identifier(node.args.get("db"))
     common = None if schema else scope.common_table(name)
     if common is not None:
+        binding.count(common.sources)
         source = _numbered(binding, alias or name, "", common.columns)
         scope.sources.append(source)
         return f"{common.alias} AS {source.alias}"
@@ -357,9 +360,10 @@ def _bind_with(binding: Binding, scope: Scope, node: exp.Expr) -> str:
         return ""
     entries = []
     for entry in clause.expressions:
+        before = binding.sources
         query = binding.bind_query(binding, entry.this, scope)
         columns = _renamed(entry.args["alias"].args.get("columns") or [], query.columns)
-        common = CommonTable(binding.alias("w"), columns)
+        common = CommonTable(binding.alias("w"), columns, binding.sources - before)
         scope.common[identifier(entry.args["alias"].this)] = common
         entries.append(f"{common.alias} AS ({query.sql})")
     return f"WITH {', '.join(entries)} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sqlglot.tokenizer_core import Token, TokenType
@@ -9,6 +10,10 @@ from sqlglot.tokenizer_core import Token, TokenType
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql.datatypes import type_named
 from hana_emulator.types import HanaType
+
+_LONGEST_QUOTED = 40
+_STRINGS = (TokenType.STRING, TokenType.NATIONAL_STRING)
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,38}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ class TokenReader:
         token = self.current
         if token is None:
             return syntax_error(f"{expected} expected at the end of the statement", len(self.sql))
-        return syntax_error(f'incorrect syntax near "{token.text}": {expected} expected', token.start + 1)
+        near = "'...'" if token.token_type in _STRINGS else token.text[:_LONGEST_QUOTED]
+        return syntax_error(f'incorrect syntax near "{near}": {expected} expected', token.start + 1)
 
     def peek(self, *words: str) -> bool:
         """Whether these unquoted words (or signs) come next."""
@@ -79,7 +85,7 @@ class TokenReader:
 
     def string(self) -> str:
         token = self.current
-        if token is None or token.token_type not in (TokenType.STRING, TokenType.NATIONAL_STRING):
+        if token is None or token.token_type not in _STRINGS:
             raise self.error("a string")
         self.index += 1
         return str(token.text)
@@ -87,7 +93,7 @@ class TokenReader:
     def number(self) -> int:
         negative = self.take("-")
         token = self.current
-        if token is None or token.token_type is not TokenType.NUMBER or not token.text.isdigit():
+        if token is None or token.token_type is not TokenType.NUMBER or not _WHOLE_NUMBER.fullmatch(token.text):
             raise self.error("a whole number")
         self.index += 1
         return -int(token.text) if negative else int(token.text)

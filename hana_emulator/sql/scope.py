@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hana_emulator.errors import HanaError, invalid_column
+from hana_emulator.sql import limits
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.rights import Touch
 from hana_emulator.types import DEFAULT_PARAMETER, Column, HanaType, Parameter
@@ -79,6 +80,8 @@ class CommonTable:
 
     alias: str
     columns: tuple[Column, ...]
+    sources: int = 1
+    """How many tables, views and subqueries it reads, with those of the entries that it reads."""
 
 
 @dataclass(slots=True)
@@ -158,9 +161,18 @@ class Binding:
     touches: set[Touch] = field(default_factory=set)
     """What the statement needs privileges for; a view is one thing, whatever it reads."""
     view_depth: int = 0
+    sources: int = 0
+    """How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them anew."""
     _aliases: int = 0
 
+    def count(self, sources: int) -> None:
+        """Raises HanaError 2048 for too many."""
+        self.sources += sources
+        limits.check_sources(self.sources)
+
     def alias(self, prefix: str = "t") -> str:
+        """A name of its own for a source."""
+        self.count(1)
         self._aliases += 1
         return f"{prefix}{self._aliases}"
 

@@ -96,7 +96,10 @@ _READ = {
 
 @lru_cache(maxsize=128)
 def _reader(model: str) -> re.Pattern[str]:
-    return re.compile("".join(_patterns(model)))
+    try:
+        return re.compile("".join(_patterns(model)))
+    except re.error:
+        raise HanaError(306, "invalid format model: it names one part twice, or too many") from None
 
 
 def _patterns(model: str) -> Iterator[str]:

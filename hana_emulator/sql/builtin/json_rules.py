@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from hana_emulator.errors import HanaError
+from hana_emulator.sql.limits import check_built
 
 from . import json_path
 from .json_path import JsonFault
@@ -124,13 +125,17 @@ def rows_of(converter: Callable[[int, int, int], Convert]) -> Callable[..., str 
         if text is None or path is None:
             return None
         top = level(plain(path), columns)
+        rows, length = list[list[Any]](), 0
         try:
-            rows = list(top.rows(json_path.document(text)))
+            for row in top.rows(json_path.document(text)):
+                rows.append([row.get(place) for place in range(width)])
+                length += sum(len(value) if isinstance(value, str) else 8 for value in rows[-1])
+                check_built(length)
         except JsonFault:
             if strict:
                 raise HanaError(8, "invalid argument: JSON_TABLE: no JSON, or nothing at the path") from None
             rows = []
-        return json.dumps([[row.get(place) for place in range(width)] for row in rows])
+        return json.dumps(rows)
 
     return call
 

@@ -6,16 +6,21 @@ HANA's are PCRE; `regex` is close to it and knows POSIX classes such as [[:digit
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import regex
 
-from hana_emulator.errors import HanaError
+from hana_emulator.errors import HanaError, out_of_memory
+from hana_emulator.sql.limits import check_built
 
 from . import numbers
 from .texts import plain
 
-_SECONDS = 5.0
+_SECONDS = 1.0
+"""Of computing time for one text: a search cannot be cancelled, but others go on meanwhile."""
+_LONGEST_PATTERN = 5_000
+_MOST_MATCHES = 1_000_000
 _FLAGS = {"i": regex.IGNORECASE, "m": regex.MULTILINE, "s": regex.DOTALL, "x": regex.VERBOSE}
 _BACKREFERENCE = regex.compile(r"\\(\d)")
 
@@ -26,6 +31,8 @@ def _fault(detail: str) -> HanaError:
 
 @lru_cache(maxsize=128)
 def _compiled(pattern: str, flags: str) -> regex.Pattern[str]:
+    if len(pattern) > _LONGEST_PATTERN:
+        raise _fault(f"a regular expression has {_LONGEST_PATTERN} characters at most")
     options = regex.VERSION0
     for flag in flags:
         if flag not in _FLAGS:
@@ -33,7 +40,7 @@ def _compiled(pattern: str, flags: str) -> regex.Pattern[str]:
         options |= _FLAGS[flag]
     try:
         return regex.compile(pattern, options)
-    except (regex.error, RecursionError, OverflowError):
+    except (regex.error, RecursionError, OverflowError, MemoryError):
         raise _fault("the regular expression cannot be read") from None
 
 
@@ -42,10 +49,14 @@ def _matches(pattern: Any, flags: Any, text: str, start: Any = 1) -> list[regex.
     first = int(numbers.number(start))
     if first < 1:
         raise _fault("a regular expression starts at character 1 or later")
+    matches = _compiled(plain(pattern), plain(flags)).finditer(text, first - 1, timeout=_SECONDS)
     try:
-        return list(_compiled(plain(pattern), plain(flags)).finditer(text, first - 1, timeout=_SECONDS))
+        found = list(islice(matches, _MOST_MATCHES + 1))
     except TimeoutError:
         raise _fault(f"the regular expression takes longer than {_SECONDS:g} s") from None
+    if len(found) > _MOST_MATCHES:
+        raise out_of_memory(f"a regular expression has more than {_MOST_MATCHES} matches")
+    return found
 
 
 def _chosen(found: list[regex.Match[str]], occurrence: Any, group: Any) -> tuple[regex.Match[str], int] | None:
@@ -90,9 +101,11 @@ def replace(pattern: Any, flags: Any, text: Any, replacement: Any, start: Any, o
     found = _matches(pattern, flags, subject, start)
     if number < 0:
         raise _fault("OCCURRENCE counts from 1")
-    pieces, position = [], 0
+    pieces, position, length = list[str](), 0, len(subject)
     for match in found if not number else found[number - 1 : number]:
-        pieces += [subject[position : match.start()], _filled(plain(replacement), match)]
+        inserted = _filled(plain(replacement), match)
+        check_built(length := length + len(inserted))
+        pieces += [subject[position : match.start()], inserted]
         position = match.end()
     return "".join([*pieces, subject[position:]])
 

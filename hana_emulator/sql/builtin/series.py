@@ -12,8 +12,8 @@ from hana_emulator.errors import HanaError
 
 from . import moments, numbers
 
-MOST = 1_000_000
-"""More rows than this are refused: they are made at once."""
+MOST = 100_000
+"""More rows than this are refused: they are made at once, in a second or two that nobody can cancel."""
 _INTERVAL = re.compile(r"INTERVAL\s+(?P<count>-?\d+)\s+(?P<unit>YEAR|MONTH|DAY|HOUR|MINUTE|SECOND)S?", re.IGNORECASE)
 _SECONDS = {"DAY": 86_400, "HOUR": 3_600, "MINUTE": 60, "SECOND": 1}
 

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from hana_emulator.errors import HanaError
+from hana_emulator.sql.limits import check_built
 from hana_emulator.types import MAX_LENGTH
 
 from . import numbers
@@ -121,8 +122,12 @@ def _padding(pattern: str, count: int) -> str:
 
 
 def replace(value: Any, old: Any, new: Any) -> str:
-    text, searched = plain(value), plain(old)
-    return text.replace(searched, plain(new)) if searched else text
+    text, searched, inserted = plain(value), plain(old), plain(new)
+    if not searched:
+        return text
+    if len(inserted) > len(searched):
+        check_built(len(text) + text.count(searched) * (len(inserted) - len(searched)))
+    return text.replace(searched, inserted)
 
 
 def locate(haystack: Any, needle: Any, start: Any = 1, occurrence: Any = 1) -> int:

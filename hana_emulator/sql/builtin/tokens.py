@@ -19,7 +19,10 @@ def is_injection_safe(text: Any, most: Any = 1) -> int:
     """1 when the text is `most` tokens or fewer and holds no comment and no unfinished quotes, 0 otherwise."""
     written, limit = plain(text), int(numbers.number(most))
     position = count = 0
-    while written[position:].strip():
+    end = len(written.rstrip())
+    while position < end:
+        if count > limit:
+            return 0
         match = _TOKEN.match(written, position)
         if match is None or _COMMENT.match(written, match.start() + len(match[0]) - len(match[0].lstrip())):
             return 0

@@ -1,0 +1,95 @@
+"""How much one statement may take: text, sources, memory, the length of a value. Beyond that it ends in a clean error,
+for one statement must never hold up the others or end the process. Knows no SQL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hana_emulator.errors import HanaError, out_of_memory
+
+LONGEST_STATEMENT = 64 << 20
+LONGEST_CODE = 1_000_000
+"""Characters of a statement outside strings and comments: reading them takes some seconds, in Python."""
+MOST_SOURCES = 1_000
+"""Tables, views and subqueries of a statement, those within views and WITH entries counted each time they are read."""
+MOST_PARAMETERS = 32_767
+LONGEST_VALUE = 256 << 20
+"""Bytes; as much as one packet may bring."""
+LONGEST_BUILT = 32 << 20
+"""Characters that one function may make out of shorter ones, as REPLACE does: it cannot be cancelled meanwhile."""
+STATEMENT_BYTES = 2 << 30
+"""By how much the process may grow while a statement runs (HANA's statement_memory_limit is much the same)."""
+
+_CHECK_EVERY = 100_000
+"""Steps of SQLite's machine between two looks at the memory: some milliseconds."""
+_LITERAL = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_STATM = Path("/proc/self/statm")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def check_text(sql: str) -> None:
+    """Raises HanaError 2048 for a statement that would take too long to read."""
+    if len(sql) <= LONGEST_CODE:
+        return
+    if len(sql) > LONGEST_STATEMENT:
+        raise _too_large(f"{len(sql)} characters, {LONGEST_STATEMENT} at most")
+    code = len(sql) - sum(match.end() - match.start() for match in _LITERAL.finditer(sql))
+    if code > LONGEST_CODE:
+        raise _too_large(f"{code} characters outside strings, {LONGEST_CODE} at most")
+
+
+def check_parameters(count: int) -> None:
+    """Raises HanaError 2048. SQLite's time grows with the square of their number."""
+    if count > MOST_PARAMETERS:
+        raise _too_large(f"{count} parameters, {MOST_PARAMETERS} at most")
+
+
+def check_sources(count: int) -> None:
+    """Raises HanaError 2048. Views of views of views grow exponentially."""
+    if count > MOST_SOURCES:
+        raise _too_large(f"more than {MOST_SOURCES} tables, with those of its views and WITH entries")
+
+
+def check_built(length: int) -> None:
+    """Raises HanaError 4 for a value that a function would make too long; call it before making it."""
+    if length > LONGEST_BUILT:
+        raise out_of_memory(f"a function would make a value of {length} characters, {LONGEST_BUILT} at most")
+
+
+def _too_large(detail: str) -> HanaError:
+    return HanaError(2048, f"column store error: the statement is too large for this stand-in: {detail}")
+
+
+@dataclass(slots=True)
+class MemoryWatch:
+    """Ends a session's statement when the process grows by more than `limit` bytes while it runs, whoever is to blame.
+    Where there is no /proc, nothing is watched."""
+
+    limit: int = STATEMENT_BYTES
+    _start: int | None = None
+
+    def begin_statement(self) -> None:
+        """Short statements are over before anybody looks, so the first look is the start."""
+        self._start = None
+
+    def watch(self, connection: sqlite3.Connection, report: Callable[[HanaError], None]) -> None:
+        """SQLite then says 'interrupted'; `report` hears why."""
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+
+        def is_too_much() -> int:
+            size = int(_STATM.read_bytes().split()[1]) * _PAGE
+            if self._start is None:
+                self._start = size
+            if size - self._start <= self.limit:
+                return 0
+            report(out_of_memory(f"the statement takes more than {self.limit >> 20} MB"))
+            return 1
+
+        if _STATM.exists():
+            connection.set_progress_handler(is_too_much, _CHECK_EVERY)
