@@ -227,12 +227,17 @@ def _words(reader: TokenReader, stop: str) -> str:
     return " ".join(words)
 
 
+def _names(reader: TokenReader) -> list[str]:
+    names = [reader.identifier()]
+    while reader.take(","):
+        names.append(reader.identifier())
+    return names
+
+
 def _grant(reader: TokenReader) -> Definition:
     clause = _clause(reader, "TO")
     reader.expect("TO")
-    grantees = [reader.identifier()]
-    while reader.take(","):
-        grantees.append(reader.identifier())
+    grantees = _names(reader)
     grantable = reader.take("WITH", "GRANT", "OPTION") or reader.take("WITH", "ADMIN", "OPTION")
 
     def run(bench: Workbench) -> None:
@@ -285,9 +290,7 @@ def _take_grant(bench: Workbench, grantee: str, given: _Given) -> list[tuple[int
 def _revoke(reader: TokenReader) -> Definition:
     clause = _clause(reader, "FROM")
     reader.expect("FROM")
-    grantees = [reader.identifier()]
-    while reader.take(","):
-        grantees.append(reader.identifier())
+    grantees = _names(reader)
 
     def run(bench: Workbench) -> None:
         for given, touch in clause.given(bench, False):

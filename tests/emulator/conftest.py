@@ -18,6 +18,14 @@ def database() -> Iterator[Database]:
 
 
 @pytest.fixture
+def patient() -> Iterator[Database]:
+    """A database where waits are bounded by the tests, not by the lock timeout."""
+    opened = open_database(lock_timeout=30.0)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
 def sql(database: Database) -> Sql:
     return Sql(database.connect(USER))
 

@@ -67,3 +67,8 @@ class Sql:
         except HanaError as error:
             return error.code
         raise AssertionError("the statement raised nothing")
+
+
+def transacting(database: Database) -> Sql:
+    """A new session that commits when told to."""
+    return Sql(database.connect(USER), autocommit=False)

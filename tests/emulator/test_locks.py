@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +11,14 @@ import pytest
 from hana_emulator.errors import HanaError
 from hana_emulator.sql.database import Database
 from tests.emulator.background import Background
-from tests.emulator.sql_session import USER, Sql, open_database, vector
+from tests.emulator.sql_session import USER, Sql, open_database, transacting, vector
 
 START = [(1, "one", 10), (2, "two", 20), (3, "three", 30)]
 
 
 @pytest.fixture
-def database() -> Iterator[Database]:
-    """Waits are bounded by the tests, not by the lock timeout."""
-    opened = open_database(lock_timeout=30.0)
-    yield opened
-    opened.close()
-
-
-def session(database: Database) -> Sql:
-    return Sql(database.connect(USER), autocommit=False)
-
-
-@pytest.fixture
-def a(database: Database) -> Sql:
-    sql = session(database)
+def a(patient: Database) -> Sql:
+    sql = transacting(patient)
     sql.run("CREATE TABLE T (K INTEGER PRIMARY KEY, N NVARCHAR(9), Q INTEGER UNIQUE)")
     sql.many("INSERT INTO T VALUES (?, ?, ?)", START)
     sql.session.commit()
@@ -38,13 +26,13 @@ def a(database: Database) -> Sql:
 
 
 @pytest.fixture
-def b(a: Sql, database: Database) -> Sql:
-    return session(database)
+def b(a: Sql, patient: Database) -> Sql:
+    return transacting(patient)
 
 
 @pytest.fixture
-def c(a: Sql, database: Database) -> Sql:
-    return session(database)
+def c(a: Sql, patient: Database) -> Sql:
+    return transacting(patient)
 
 
 def content(sql: Sql) -> list[tuple[object, ...]]:
@@ -319,11 +307,11 @@ def test_search_sees_ones_own_vectors_and_nobody_elses(a: Sql, b: Sql) -> None:
     assert [row[0] for row in b.rows(text)] == [1, 2]
 
 
-def test_triggers_that_keep_constraints_rest_while_rows_are_put_back(a: Sql, b: Sql, database: Database) -> None:
+def test_triggers_that_keep_constraints_rest_while_rows_are_put_back(a: Sql, b: Sql, patient: Database) -> None:
     a.run("CREATE TABLE LOG (INSERTED INTEGER)")
     a.run("INSERT INTO LOG VALUES (0)")
     commit(a)
-    connection = database.open_connection(a.session.context)
+    connection = patient.open_connection(a.session.context)
     insert = """AFTER INSERT ON "~S.T" WHEN owl_enforcing() BEGIN UPDATE "~S.LOG" SET INSERTED = INSERTED + 1; END"""
     connection.execute(f"CREATE TRIGGER follow {insert}")
     connection.close()
@@ -334,12 +322,12 @@ def test_triggers_that_keep_constraints_rest_while_rows_are_put_back(a: Sql, b: 
     assert b.column("SELECT INSERTED FROM LOG") == [1]
 
 
-def test_a_transaction_that_cannot_be_put_back_is_rolled_back(a: Sql, b: Sql, database: Database) -> None:
+def test_a_transaction_that_cannot_be_put_back_is_rolled_back(a: Sql, b: Sql, patient: Database) -> None:
     """A row that came from nowhere, behind the locks' back, takes the key meanwhile."""
     a.run("INSERT INTO T VALUES (4, 'a', 40)")
     update(b, 1, "b")
     commit(b)
-    foreign = database.open_connection(b.session.context)
+    foreign = patient.open_connection(b.session.context)
     foreign.execute("INSERT INTO \"~S.T\" VALUES (4, 'x', 44)")
     foreign.close()
     with pytest.raises(HanaError) as caught:
@@ -359,7 +347,7 @@ def test_a_folder_of_an_older_stand_in_gets_its_triggers(tmp_path: Path) -> None
     connection.close()
     first.close()
     second = open_database(tmp_path, lock_timeout=0.0)
-    a, b = session(second), session(second)
+    a, b = transacting(second), transacting(second)
     a.run("DELETE FROM T WHERE K = 1")
     assert b.code("DELETE FROM T WHERE K = 1") == 131
     second.close()

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from hana_emulator.sql.database import Database
 from tests.emulator.background import Background
-from tests.emulator.sql_session import USER, Sql, open_database
+from tests.emulator.sql_session import Sql, transacting
 
 
 @pytest.fixture
-def database() -> Iterator[Database]:
-    opened = open_database(lock_timeout=30.0)
-    yield opened
-    opened.close()
-
-
-def session(database: Database) -> Sql:
-    return Sql(database.connect(USER), autocommit=False)
-
-
-@pytest.fixture
-def a(database: Database) -> Sql:
-    sql = session(database)
+def a(patient: Database) -> Sql:
+    sql = transacting(patient)
     sql.run("CREATE TABLE P (K INTEGER PRIMARY KEY, N NVARCHAR(9))")
     sql.run("CREATE TABLE C (I INTEGER PRIMARY KEY, K INTEGER REFERENCES P ON UPDATE CASCADE ON DELETE CASCADE)")
     sql.run("CREATE TABLE R (I INTEGER PRIMARY KEY, K INTEGER REFERENCES P, CHECK (I < 100))")
@@ -36,8 +23,8 @@ def a(database: Database) -> Sql:
 
 
 @pytest.fixture
-def b(a: Sql, database: Database) -> Sql:
-    return session(database)
+def b(a: Sql, patient: Database) -> Sql:
+    return transacting(patient)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
