@@ -1,4 +1,4 @@
-"""Rules about the shape of the code that no linter knows: sizes, empty packages, the README's map of the tree."""
+"""Rules about the shape of the code that no linter knows: sizes, empty packages, the map of the tree in docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_tests_are_no_packages() -> None:
 MAP_LINE = re.compile(r"^(?P<indent> *)(?P<name>[\w.@-]+/?)(?: +\S.*)?$")
 
 
-def readme_map() -> set[str]:
-    """Paths named in the README's first block that begins with `connector/`, folders with a trailing slash."""
-    blocks = re.findall(r"^```text\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
+def module_map() -> set[str]:
+    """Paths named in the first block of docs/architecture.md that begins with `connector/`, folders with a trailing slash."""
+    blocks = re.findall(r"^```text\n(.*?)^```", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.S | re.M)
     block = next(block for block in blocks if block.startswith("connector/"))
     paths: set[str] = set()
     folders: list[tuple[int, str]] = []
@@ -77,15 +77,15 @@ def readme_map() -> set[str]:
     return paths
 
 
-def test_readme_map_names_only_what_is_there() -> None:
-    assert {path for path in readme_map() if not (ROOT / path).exists()} == set()
+def test_module_map_names_only_what_is_there() -> None:
+    assert {path for path in module_map() if not (ROOT / path).exists()} == set()
 
 
 @pytest.mark.parametrize("folder", ["connector", "app/src", "app/src/core"])
-def test_readme_map_is_complete(folder: str) -> None:
+def test_module_map_is_complete(folder: str) -> None:
     here = {
         f"{folder}/{path.name}" + ("/" if path.is_dir() else "")
         for path in (ROOT / folder).iterdir()
         if path.name != "__pycache__" and path.name != "__init__.py" and (path.is_dir() or path.suffix == ".py")
     }
-    assert here - readme_map() == set()
+    assert here - module_map() == set()
