@@ -11,12 +11,13 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.document import content_hash
+from connector.document import content_hash, fold
 from connector.model import Chunk, Document, StoredChunk
 
 _KEY = np.dtype("S16")
 _HASH_BYTES = 32
-_TEXT, _META, _VECTOR = slice(0, 12), slice(12, 24), slice(24, 32)
+_NO_ROW = 0
+_TEXT, _META, _ROW, _VECTOR = slice(0, 8), slice(8, 16), slice(16, 24), slice(24, 32)
 
 
 def id_digest(document_id: str) -> bytes:
@@ -29,6 +30,8 @@ class Difference(Enum):
 
     NEW = "new"
     SAME = "same"
+    ROW = "row"
+    """As rendered nothing differs, but the row was read as something else: only the hash is written anew."""
     METADATA = "metadata"
     """Text, chunking and model are as stored; only the metadata differ: nothing to embed."""
     CHANGED = "changed"
@@ -47,6 +50,7 @@ class StoredIndex:
         self._hashes = np.ascontiguousarray(hashes[order]).tobytes()
         self._keys, first = np.unique(keys, return_index=True)
         self._first = np.append(first, len(keys)).astype(np.int64)
+        self._rows = self._row_digests()
         self.seen: NDArray[np.bool_] = np.zeros(len(self._keys), dtype=np.bool_)
 
     def __len__(self) -> int:
@@ -61,8 +65,32 @@ class StoredIndex:
         found = np.minimum(np.searchsorted(self._keys, digests), len(self._keys) - 1).astype(np.int64)
         return np.where(self._keys[found] == digests, found, np.int64(-1))
 
+    def _row_digests(self) -> NDArray[np.uint64]:
+        """By document; a torn or doubled one gets a value that no row has reason to equal."""
+        if not len(self._keys):
+            return np.empty(0, np.uint64)
+        words = np.frombuffer(self._hashes, dtype="<u8").reshape(-1, 4)[:, 2]
+        counts = np.diff(self._first)
+        starts = self._first[:-1]
+        places = np.arange(len(words)) - np.repeat(starts, counts)
+        intact = (self._numbers == places) & (words == np.repeat(words[starts], counts))
+        whole = np.logical_and.reduceat(intact, starts)
+        folds = (counts - 1).astype(np.uint64) * np.uint64(fold(2))
+        return np.where(whole, words[starts] ^ folds, np.uint64(_NO_ROW)).astype(np.uint64)
+
+    def same_rows(self, positions: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
+        """For each row digest whether the document at that position was written from such a row, and is whole."""
+        if not len(self._keys) or not len(positions):
+            return np.zeros(len(positions), dtype=np.bool_)
+        given = np.frombuffer(b"".join(digests), dtype="<u8")
+        same: NDArray[np.bool_] = (positions >= 0) & (self._rows[positions] == given) & (given != _NO_ROW)
+        return same
+
     def mark_seen(self, positions: NDArray[np.int64]) -> None:
         self.seen[positions[positions >= 0]] = True
+
+    def mark_unseen(self, position: int) -> None:
+        self.seen[position] = False
 
     def unseen(self, ids: Sequence[str]) -> list[str]:
         """Those of `ids` that are in the index and were not marked."""
@@ -73,7 +101,7 @@ class StoredIndex:
         """`position` as `positions` gave it. Chunk numbers that are not 0, 1, 2 ... once each count as changed."""
         if position < 0:
             return Difference.NEW
-        metadata_same = True
+        metadata_same, row_same = True, True
         for number, stored in enumerate(self._stored(position)):
             if stored is None:
                 return Difference.CHANGED
@@ -81,10 +109,13 @@ class StoredIndex:
             if stored[_TEXT] != expected[_TEXT]:
                 return Difference.CHANGED
             metadata_same = metadata_same and stored[_META] == expected[_META]
-        return Difference.SAME if metadata_same else Difference.METADATA
+            row_same = row_same and stored[_ROW] == expected[_ROW]
+        if not metadata_same:
+            return Difference.METADATA
+        return Difference.SAME if row_same else Difference.ROW
 
     def metadata_chunks(self, document: Document, position: int) -> list[Chunk]:
-        """The chunks of a METADATA difference: new metadata and hash, the stored vector's digest kept, no text."""
+        """The chunks of a METADATA or ROW difference: new metadata and hash, the vector's digest kept, no text."""
         total = self._total(position)
         return [
             Chunk(

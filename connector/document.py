@@ -41,6 +41,8 @@ LARGEST_METADATA = 100_000
 """Bytes of one row's metadata as JSON: filters and hits are no place for documents."""
 _UNREADABLE = VECTOR_TYPES | {"BLOB", "ST_GEOMETRY", "ST_POINT", "ARRAY"}
 _DIGEST = 16
+RENDERING = 1
+"""Raised whenever the same row would be rendered differently by a later version of this code."""
 
 
 # --------------------------------------------------------------------------------------------------------- identity
@@ -172,11 +174,25 @@ def _safe_bytes(text: str) -> bytes:
 def content_hash(document: Document, number: int, total: int) -> bytes:
     """24 bytes for chunk `number` of `total`; with `vector_digest` behind them they are the 32 that a store keeps.
 
-    The first 12 cover text, chunking, model and the total (a missing last chunk shows as a difference), the other 12
-    the metadata: a change there leaves the first ones alone.
+    Three times 8: text, chunking, model and the total (a missing last chunk shows as a difference); the metadata, so
+    that a change there leaves the first ones alone; the row as it was read, the same for every chunk. They are compared
+    within one document only, so 8 bytes are enough.
     """
-    of_text = _hash(document.text_digest + struct.pack("<II", number, total), 12)
-    return of_text + _hash(document.meta_digest + struct.pack("<I", number), 12)
+    of_text = _hash(document.text_digest + struct.pack("<II", number, total), 8)
+    of_meta = _hash(document.meta_digest + struct.pack("<I", number), 8)
+    return of_text + of_meta + _folded(document.row_digest, total)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _folded(row_digest: bytes, total: int) -> bytes:
+    return (int.from_bytes(row_digest, "little") ^ fold(total)).to_bytes(8, "little")
+
+
+def fold(total: int) -> int:
+    """What the number of chunks does to a stored row digest; nothing for a single chunk. 64 bits."""
+    return ((total - 1) * _GOLDEN) & 0xFFFFFFFFFFFFFFFF
 
 
 def vector_digest(vector: NDArray[np.float32]) -> bytes:
@@ -251,9 +267,22 @@ class Renderer:
         settings = f"{self.max_tokens} {self.overlap}".encode()
         for part in (settings, _safe_bytes(embedder.fingerprint)):
             self._text_hash.update(struct.pack("<Q", len(part)) + part)
+        self._row_hash = blake2b(digest_size=8)
+        shape = repr((spec.template, self.query.key, self.query.columns, self.metadata_names, RENDERING))
+        self._row_hash.update(self._text_hash.digest() + _safe_bytes(shape))
 
     def _columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.template.columns, *self.metadata_names)))
+
+    def row_digest(self, row: Row) -> bytes:
+        """8 bytes of the row as it was read and of everything that decides how it is rendered: while they are as
+        stored, so is the document. Costs less than rendering."""
+        digest = self._row_hash.copy()
+        if row.token is None:
+            digest.update(repr(tuple(row.values.values())).encode("utf-8", "surrogatepass"))
+        else:
+            digest.update(b"\0" + row.token)
+        return digest.digest()
 
     def document(self, row: Row) -> Document:
         """Raises RowRejected, naming the column, for a value that cannot be shown or a key too long for an id."""
@@ -261,7 +290,8 @@ class Renderer:
         metadata = self._scalars(row.values)
         digest = self._text_hash.copy()
         digest.update(text.encode())
-        return Document(document_id(row.key), text, metadata, digest.digest(), self._meta_digest(metadata))
+        meta_digest = self._meta_digest(metadata)
+        return Document(document_id(row.key), text, metadata, digest.digest(), meta_digest, self.row_digest(row))
 
     def chunks(self, document: Document) -> list[Chunk]:
         return self.chunks_of([document])[0]

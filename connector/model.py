@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,22 @@ class ChunkSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeSpec:
+    """How changes of the source are found. Seconds: `delay` keeps away from rows whose transactions may still be open,
+    `reconcile` is the longest time between two full comparisons, which every method needs for what it cannot see."""
+
+    method: Literal["full", "watermark", "log", "rowid"] = "full"
+    column: str | None = None
+    """watermark: the timestamp (or rising number) that every change sets."""
+    delay: float = 30.0
+    reconcile: float = 86_400.0
+    hash: Literal["client", "server"] = "client"
+    """full: `server` lets HANA hash the rows, so that unchanged ones move only key and hash."""
+    log: TableRef | None = None
+    """log: the table that triggers fill; None: named after the collection, beside the source."""
+
+
+@dataclass(frozen=True, slots=True)
 class CollectionSpec:
     """One collection as the operator configured it: which rows, as which text, with which metadata."""
 
@@ -91,6 +107,7 @@ class CollectionSpec:
     """The operator's own SQL condition, trusted."""
     metadata: tuple[str, ...] = ()
     chunk: ChunkSpec = ChunkSpec()
+    changes: ChangeSpec = ChangeSpec()
 
 
 # ------------------------------------------------------------------------------------------- what the catalogue says
@@ -127,10 +144,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One source row: its key and the columns that template and metadata need, by column name."""
+    """One source row: its key and the columns that template and metadata need, by column name.
+
+    `token` stands for the row's content where the database says what changed (a hash, a row id); None: the values do.
+    """
 
     key: Key
     values: Mapping[str, Value]
+    token: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +159,8 @@ class Document:
     """A rendered row.
 
     `id` is the canonical JSON array of the key values (never two keys with one id). `text` is "" for an empty row.
-    `text_digest` (16 bytes) covers text, chunking and model; `meta_digest` (16 bytes) covers the metadata.
+    `text_digest` (16 bytes) covers text, chunking and model; `meta_digest` (16 bytes) covers the metadata;
+    `row_digest` (8 bytes) what the row was read as: while that is the same, nothing need be rendered to compare.
     """
 
     id: str
@@ -146,6 +168,7 @@ class Document:
     metadata: Mapping[str, Scalar]
     text_digest: bytes
     meta_digest: bytes
+    row_digest: bytes = bytes(8)
 
     @property
     def empty(self) -> bool:
@@ -198,7 +221,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the last complete run left behind. Correctness never rests on it; it makes differences cheaper to find."""
+    """What earlier runs left behind. Correctness never rests on it; it makes differences cheaper to find."""
 
     last_sync: datetime | None = None
     """UTC, by the store's clock; None: no run has completed yet."""
@@ -206,6 +229,14 @@ class Checkpoint:
     empty: int = 0
     key: tuple[str, ...] = ()
     """Names of the key columns, so that hits can name them while the source is away."""
+    source: str = ""
+    """The table that was read."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Type by name of the columns that were used; a change of them pauses the collection."""
+    last_full: datetime | None = None
+    """When the last complete comparison began, UTC, by the source's clock."""
+    mark: Mapping[str, Any] | None = None
+    """How far a method other than full has come, in its own words, as JSON. Never ahead of what is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +268,8 @@ class ChangeSet:
     released: list[str] = field(default_factory=list)
     """Ids whose quarantine entry, if any, goes away."""
     checkpoint: Checkpoint | None = None
+    partial: bool = False
+    """The checkpoint is of a run still under way: the time of the last sync stays as it was."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -263,6 +296,7 @@ class CollectionStatus:
     last_sync: datetime | None
     key: tuple[str, ...] = ()
     """Names of the key columns, as the last complete run read them."""
+    checkpoint: Checkpoint = Checkpoint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +340,10 @@ class Source(Protocol):
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         """The rows that exist among `keys`, any order."""
+        ...
+
+    def now(self) -> datetime:
+        """UTC, by the clock of the database."""
         ...
 
 
@@ -365,6 +403,10 @@ class VectorStore(Protocol):
 
     def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
         """All our chunks (foreign rows excluded), page by page, in no particular order."""
+        ...
+
+    def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
+        """Our chunks of these documents, in no particular order."""
         ...
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.apply import StageClock, VectorCache
+from connector.clock import StageClock
 from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, quarantine_id
+from connector.embedding import VectorCache
 from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import CollectionSpec, Document, Embedder, Observer, Row, Source, VectorStore
 from connector.stores.records import ModelStamp
@@ -152,7 +153,7 @@ class _Pass:
             counted.empty += 1
             return False
         match self._index.compare(document, position):
-            case Difference.SAME:
+            case Difference.SAME | Difference.ROW:
                 counted.unchanged += 1
             case Difference.METADATA:
                 counted.changed += 1

@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from connector.apply import DocumentWriter, StageClock, Target
+from connector.apply import DocumentWriter, Target
+from connector.clock import StageClock
 from connector.document import Renderer, parse_id, quarantine_id
 from connector.errors import RowRejected, UnknownKey
 from connector.model import (
@@ -25,7 +26,8 @@ from connector.model import (
     Value,
     VectorStore,
 )
-from connector.sync import Ends, SyncOptions, Watch, own
+from connector.reconcile import Ends, SyncOptions, Watch
+from connector.sync import own
 
 Wanted = Mapping[str, Any] | Sequence[Any]
 """A key as people and programs name it: values by column (not necessarily all), or all values in key order."""

@@ -5,6 +5,7 @@ Knows nothing of texts, documents or vectors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 from connector import catalog
@@ -18,7 +19,7 @@ from connector.errors import (
     UnknownColumn,
     UnknownTable,
 )
-from connector.hana import HanaPool, Rows, quote
+from connector.hana import HanaPool, Rows, quote, utc_now
 from connector.model import Key, Query, Row, Table, TableRef
 
 LOOKUP_SIZES = (1, 8, 64)
@@ -39,6 +40,9 @@ class HanaSource:
 
     def describe(self, ref: TableRef) -> Table:
         return catalog.describe(self._pool, ref)
+
+    def now(self) -> datetime:
+        return utc_now(self._pool)
 
     def count(self, query: Query) -> int:
         """Rows that `pages` would give now."""

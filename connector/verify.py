@@ -12,7 +12,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from connector.apply import DocumentWriter, StageClock, Target
+from connector.apply import DocumentWriter, Target
+from connector.clock import StageClock
 from connector.difference import id_digest
 from connector.document import Renderer, content_hash, metadata_json, quarantine_id, vector_digest
 from connector.errors import RowRejected, TextsNotEmbeddable
@@ -27,15 +28,13 @@ from connector.model import (
     StoredRecord,
     VectorStore,
 )
-from connector.sync import Ends, SyncOptions, Watch, own
+from connector.reconcile import FREE_DELETES, Ends, SyncOptions, Watch
+from connector.sync import own
 
 NORM_TOLERANCE = 1e-3
 COSINE_FLOOR = 0.999
 """A sampled vector embedded again must be at least this near to the stored one (fp16 against fp32 stays above it)."""
 SAMPLE = 32
-FREE_DELETES = 10
-"""So many orphans a repair deletes whatever their share; above it the brake of `sync` holds here too, because a
-condition mistyped in the configuration makes orphans of rows that are all well."""
 
 
 @dataclass(slots=True)
@@ -301,7 +300,7 @@ def _stale(document: Document, chunks: Sequence[Chunk], records: Sequence[_Recor
 
 def _matches(document: Document, chunk: Chunk, total: int, record: _Record) -> bool:
     return (
-        record.content_hash[:24] == content_hash(document, chunk.number, total)
+        record.content_hash[:16] == content_hash(document, chunk.number, total)[:16]  # behind it: how the row was read
         and len(record.content_hash) == 32
         and record.text == _digest(chunk.text)
         and record.metadata == _digest(metadata_json(chunk.metadata))

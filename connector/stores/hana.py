@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from connector import catalog
+from connector import catalog, failpoints
 from connector.errors import (
     ConfigurationError,
     DatabaseError,
@@ -45,6 +45,8 @@ from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
 
 STORED_PAGE = 10_000
+LOOKUP_SIZES = (1, 8, 64, 512)
+"""Ids per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
 RECORDS_PAGE = 1_000
 VECTORS_PAGE = 500
 INDEX_FROM = 10_000
@@ -270,7 +272,9 @@ class HanaStore:
             writer.write(session)
             if changes.checkpoint is not None:
                 checkpoint = records.checkpoint_text(changes.checkpoint)
-                session.execute(self._sql.set_checkpoint(), (checkpoint, lease.collection, lease.epoch))
+                sql = self._sql.set_mark() if changes.partial else self._sql.set_checkpoint()
+                session.execute(sql, (checkpoint, lease.collection, lease.epoch))
+                failpoints.reach("mid_checkpoint")
 
         self._pool.in_transaction(write, doing=f"writing to collection {lease.collection!r}")
 
@@ -286,10 +290,20 @@ class HanaStore:
 
     def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
         for rows in self._pages(collection, VectorSql.stored, STORED_PAGE):
-            yield [
-                StoredChunk(id_, key, -1 if number is None else number, bytes(digest or b""))
-                for id_, key, number, digest in rows
-            ]
+            yield [_stored(row) for row in rows]
+
+    def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
+        table = self._known(collection).table
+        found: list[StoredChunk] = []
+        start = 0
+        while start < len(ids):
+            size = next((n for n in LOOKUP_SIZES if n >= len(ids) - start), LOOKUP_SIZES[-1])
+            some = [*ids[start : start + size]]
+            some += [some[-1]] * (size - len(some))
+            rows = self._pool.read(table.stored_of(size), some, doing=f"reading collection {collection!r}")
+            found += [_stored(row) for row in rows]
+            start += size
+        return found
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
         dimension = self._known(collection).stamp.dimension
@@ -331,6 +345,7 @@ class HanaStore:
             quarantined=self._pool.read(self._sql.count_quarantine(), (collection,))[0][0],
             last_sync=found.checkpoint.last_sync,
             key=found.checkpoint.key,
+            checkpoint=found.checkpoint,
         )
 
     def _counts(self, found: _Collection) -> tuple[int, int, int]:
@@ -441,6 +456,11 @@ def _hit(row: Sequence[Any]) -> Hit:
     )
 
 
+def _stored(row: Sequence[Any]) -> StoredChunk:
+    id_, key, number, digest = row
+    return StoredChunk(id_, key, -1 if number is None else number, bytes(digest or b""))
+
+
 def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
     id_, key, number, digest, model, text, meta, vector = row
     return StoredRecord(
@@ -479,6 +499,7 @@ class _Writer:
     def write(self, session: Session) -> None:
         table = self._collection.table
         session.execute_many(table.delete(), self._deleted, doing="removing what is replaced")
+        failpoints.reach("mid_upsert")
         session.execute_many(table.insert(), self._rows, doing="writing vectors")
         session.execute_many(table.update_metadata(), self._metadata, doing="replacing metadata")
         self._write_quarantine(session)

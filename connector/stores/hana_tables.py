@@ -20,7 +20,7 @@ FIND_INDEXES = "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME
 _STATE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) PRIMARY KEY, "TABLE_NAME" NVARCHAR(127) NOT NULL, "GENERATION" INTEGER NOT NULL,
 "MODEL_ID" NVARCHAR(200) NOT NULL, "FINGERPRINT" NVARCHAR(200) NOT NULL, "DIMENSION" INTEGER NOT NULL,
-"META_NAMES" NCLOB, "CHECKPOINT" NVARCHAR(1000), "LAST_SYNC" TIMESTAMP, "LEASE_OWNER" NVARCHAR(200),
+"META_NAMES" NCLOB, "CHECKPOINT" NVARCHAR(5000), "LAST_SYNC" TIMESTAMP, "LEASE_OWNER" NVARCHAR(200),
 "LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP)"""
 _QUARANTINE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) NOT NULL, "SRC_KEY" NVARCHAR(2000) NOT NULL, "STAGE" NVARCHAR(100) NOT NULL,
@@ -114,6 +114,9 @@ class StateSql:
             'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
         )
 
+    def set_mark(self) -> str:
+        return f'UPDATE {self.state} SET "CHECKPOINT" = ? WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+
     def read_quarantine(self) -> str:
         return (
             f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN" FROM {self.quarantine} '
@@ -187,6 +190,12 @@ class VectorSql:
         return (
             f'SELECT "ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH" FROM {self.table} '
             'WHERE "SRC_KEY" IS NOT NULL AND "ID" > ? ORDER BY "ID" LIMIT ?'
+        )
+
+    def stored_of(self, count: int) -> str:
+        return (
+            f'SELECT "ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH" FROM {self.table} '
+            f'WHERE "SRC_KEY" IN ({", ".join("?" * count)})'
         )
 
     def records(self) -> str:

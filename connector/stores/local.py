@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from connector import failpoints
 from connector.errors import RowRejected, UnknownCollection
 from connector.model import (
     ChangeSet,
@@ -36,7 +37,7 @@ from connector.model import (
 )
 from connector.stores import filter_sql, filters, local_keywords, records
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
-from connector.stores.local_records import Records
+from connector.stores.local_records import IN_LIMIT, Records
 from connector.stores.local_schema import SCHEMA
 from connector.stores.local_search import CollectionIndex, Search
 from connector.stores.records import ModelStamp
@@ -205,6 +206,17 @@ class LocalStore:
         for rows in self._pages(collection, sql):
             yield [StoredChunk(*row) for row in rows]
 
+    def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
+        found: list[StoredChunk] = []
+        with self._file.read() as db:
+            id_ = _known(db, collection).id
+            for start in range(0, len(ids), IN_LIMIT):
+                some = ids[start : start + IN_LIMIT]
+                places = ", ".join("?" * len(some))
+                sql = f"SELECT id, document, number, hash FROM records WHERE collection = ? AND document IN ({places})"  # noqa: S608
+                found += [StoredChunk(*row) for row in db.execute(sql, (id_, *some))]
+        return found
+
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
         sql = (
             "SELECT r.id, r.document, r.number, r.hash, r.model, r.text, r.meta, v.vector "
@@ -261,6 +273,7 @@ class LocalStore:
             quarantined=quarantined,
             last_sync=found.checkpoint.last_sync,
             key=found.checkpoint.key,
+            checkpoint=found.checkpoint,
         )
 
     # -------------------------------------------------------------------------------------------------- searching
@@ -389,14 +402,16 @@ class _Writer:
     def apply(self, changes: ChangeSet) -> None:
         vectors = records.checked_vectors(changes, self._collection.stamp.dimension)
         self._delete([*changes.deleted, *(chunk.id for chunk in changes.chunks)])
+        failpoints.reach("mid_upsert")
         self._insert(changes.chunks, vectors)
         self._replace_metadata(changes.metadata_only)
         self._quarantine(changes.quarantined, changes.released)
         if changes.checkpoint is not None:
             self._db.execute(
-                "UPDATE collections SET checkpoint = ?, last_sync = ? WHERE id = ?",
-                (records.checkpoint_text(changes.checkpoint), self._now, self._collection.id),
+                "UPDATE collections SET checkpoint = ?, last_sync = CASE WHEN ? THEN last_sync ELSE ? END WHERE id = ?",
+                (records.checkpoint_text(changes.checkpoint), changes.partial, self._now, self._collection.id),
             )
+            failpoints.reach("mid_checkpoint")
 
     def _delete(self, documents: Sequence[str]) -> None:
         """Triggers remove the vectors and leave tombstones."""

@@ -117,22 +117,40 @@ def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
     return np.frombuffer(raw, dtype="<f4", offset=4).astype(np.float32)
 
 
-CHECKPOINT_LENGTH = 1000
+CHECKPOINT_LENGTH = 5000
 """Characters: the column of the state table."""
 
 
 def checkpoint_text(checkpoint: Checkpoint) -> str:
-    """Without its time: that is the store's clock's. Names of key columns that do not fit are left out."""
-    counts = {"rows_read": checkpoint.rows_read, "empty": checkpoint.empty}
-    text = json.dumps(counts | {"key": checkpoint.key})
-    return text if len(text) <= CHECKPOINT_LENGTH else json.dumps(counts)
+    """Without the time of the last sync: that is the store's clock's. What does not fit is left out, the least
+    important first: types of columns, then names of key columns."""
+    values: dict[str, Any] = {"rows_read": checkpoint.rows_read, "empty": checkpoint.empty, "source": checkpoint.source}
+    if checkpoint.last_full is not None:
+        values["last_full"] = checkpoint.last_full.isoformat()
+    if checkpoint.mark is not None:
+        values["mark"] = dict(checkpoint.mark)
+    for name, more in (("key", list(checkpoint.key)), ("columns", dict(checkpoint.columns))):
+        text = json.dumps(values | {name: more}, ensure_ascii=False)
+        if len(text) <= CHECKPOINT_LENGTH:
+            values[name] = more
+    return json.dumps(values, ensure_ascii=False)
 
 
 def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
     if not text:
         return Checkpoint()
     values = json.loads(text)
-    return Checkpoint(last_sync, int(values["rows_read"]), int(values["empty"]), tuple(values.get("key", ())))
+    last_full = values.get("last_full")
+    return Checkpoint(
+        last_sync=last_sync,
+        rows_read=int(values["rows_read"]),
+        empty=int(values["empty"]),
+        key=tuple(values.get("key", ())),
+        source=values.get("source", ""),
+        columns=values.get("columns", {}),
+        last_full=None if last_full is None else datetime.fromisoformat(last_full),
+        mark=values.get("mark"),
+    )
 
 
 def in_utc(moment: datetime | None) -> datetime | None:

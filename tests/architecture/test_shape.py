@@ -1,4 +1,4 @@
-"""Rules about the shape of the code that no linter knows: sizes, empty packages, the map of the tree in docs/architecture.md."""
+"""Rules about the shape of the code that no linter knows: sizes, empty packages, the map of the tree."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ MAP_LINE = re.compile(r"^(?P<indent> *)(?P<name>[\w.@-]+/?)(?: +\S.*)?$")
 
 
 def module_map() -> set[str]:
-    """Paths named in the first block of docs/architecture.md that begins with `connector/`, folders with a trailing slash."""
-    blocks = re.findall(r"^```text\n(.*?)^```", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.S | re.M)
+    """Paths named in the first block of docs/architecture.md from `connector/` on, folders with a trailing slash."""
+    blocks = re.findall(
+        r"^```text\n(.*?)^```", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.S | re.M
+    )
     block = next(block for block in blocks if block.startswith("connector/"))
     paths: set[str] = set()
     folders: list[tuple[int, str]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 
@@ -39,6 +40,9 @@ class MemorySource:
     def describe(self, ref: TableRef) -> Table:
         assert ref == MATERIALS
         return self.table
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
 
     def count(self, query: Query) -> int:
         return len(self.data)

@@ -159,22 +159,24 @@ def test_mapped_names_are_words_and_distinct(columns):
 DOCUMENT = Document("[1]", "text", {"A": 1}, b"t" * 16, b"m" * 16)
 
 
-def test_a_content_hash_has_a_half_for_text_and_one_for_metadata():
+def test_a_content_hash_has_a_third_for_text_for_metadata_and_for_the_row():
     base = content_hash(DOCUMENT, 0, 2)
     assert len(base) == 24
     assert len(base + vector_digest(np.ones(3, np.float32))) == 32
-    metadata = content_hash(replace(DOCUMENT, meta_digest=b"x" * 16), 0, 2)
-    assert metadata[:12] == base[:12]
-    assert metadata[12:] != base[12:]
-    text = content_hash(replace(DOCUMENT, text_digest=b"x" * 16), 0, 2)
-    assert text[:12] != base[:12]
-    assert text[12:] == base[12:]
+    changed = {"text_digest": b"x" * 16, "meta_digest": b"x" * 16, "row_digest": b"x" * 8}
+    for third, (name, value) in enumerate(changed.items()):
+        other = content_hash(replace(DOCUMENT, **{name: value}), 0, 2)
+        same = [base[at : at + 8] == other[at : at + 8] for at in (0, 8, 16)]
+        assert same == [at != third for at in range(3)]
 
 
 def test_a_missing_last_chunk_shows_and_chunks_differ():
-    assert content_hash(DOCUMENT, 0, 2)[:12] != content_hash(DOCUMENT, 0, 1)[:12]
-    assert content_hash(DOCUMENT, 0, 2)[:12] != content_hash(DOCUMENT, 1, 2)[:12]
-    assert content_hash(DOCUMENT, 0, 2)[12:] != content_hash(DOCUMENT, 1, 2)[12:]
+    of_two, of_one, second = (content_hash(DOCUMENT, *which) for which in ((0, 2), (0, 1), (1, 2)))
+    assert of_two[:8] != of_one[:8]
+    assert of_two[:8] != second[:8]
+    assert of_two[8:16] != second[8:16]
+    assert of_two[16:] != of_one[16:], "the row's part shows a lost chunk without rendering"
+    assert of_two[16:] == second[16:]
 
 
 def test_a_vector_digest_is_of_the_bytes():

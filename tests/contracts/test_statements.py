@@ -19,7 +19,7 @@ from connector import catalog
 from connector.errors import ConnectorError, StatementFailed
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, utc_now
 from connector.introspection import introspect
-from connector.model import ChangeSet, CollectionSpec, QuarantinedRow, Query, TableRef
+from connector.model import ChangeSet, Checkpoint, CollectionSpec, QuarantinedRow, Query, TableRef
 from connector.source import HanaSource
 from connector.stores import hana_tables
 from connector.stores.hana import HanaStore
@@ -105,6 +105,8 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     sync(spec, ends, options)
     with store.lease(spec.name, "test", 5) as lease:
         store.apply(lease, ChangeSet(quarantined=[QuarantinedRow("[1]", "embed", "for the test")]))
+        store.apply(lease, ChangeSet(checkpoint=Checkpoint(mark={"at": 1}), partial=True))
+    store.stored_of(spec.name, ['["0",2]', '["1",3]'])
     verify(spec, ends, repair=True)
     for condition in FILTERS:
         store.search(spec.name, embedder.embed_query("text 3"), 3, condition)

@@ -153,7 +153,7 @@ def ids(store: VectorStore, name: str, where: dict[str, Any] | None = None, k: i
 def test_the_checkpoint_carries_the_key_columns_unless_they_are_too_long(store, name):
     write(store, name, ChangeSet(checkpoint=Checkpoint(rows_read=3, empty=1, key=("MANDT", "/BIC/X"))))
     assert (status(store, name).key, status(store, name).empty) == (("MANDT", "/BIC/X"), 1)
-    write(store, name, ChangeSet(checkpoint=Checkpoint(rows_read=3, empty=2, key=("X" * 127,) * 9)))
+    write(store, name, ChangeSet(checkpoint=Checkpoint(rows_read=3, empty=2, key=("X" * 127,) * 40)))
     assert (status(store, name).key, status(store, name).empty) == ((), 2)
 
 

@@ -1,0 +1,46 @@
+"""What a way to find changes gives to a run: batches of rows, and where the next run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from connector.model import Key, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows as they were read, in order.
+
+    `lazy`: the rows carry key and token only; those whose token is not the stored one have still to be read.
+    `gone`: keys that the source no longer has. `mark`: what the checkpoint may say once this batch and all before it
+    are stored; None: nothing new. `done` is called after that has been committed.
+    """
+
+    rows: Sequence[Row]
+    lazy: bool = False
+    gone: Sequence[Key] = ()
+    mark: Mapping[str, Any] | None = None
+    done: Callable[[], None] | None = None
+
+
+class Feed(Protocol):
+    """One pass over changes, for one run."""
+
+    complete: bool
+    """Gives every live row: what it does not give is gone."""
+    trusts_tokens: bool
+    """A row with the stored token is unchanged. False in a comparison that shall prove the tokens."""
+
+    def total(self) -> int:
+        """Rows to expect, for progress; 0 when nobody can tell."""
+        ...
+
+    def batches(self) -> Iterator[Batch]:
+        """May be called once."""
+        ...
+
+    def mark(self) -> Mapping[str, Any] | None:
+        """Where the next run goes on, once all batches were given and stored."""
+        ...

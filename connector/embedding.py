@@ -1,0 +1,99 @@
+"""Texts of chunks in, vectors out: each distinct text once, those the engine refuses left out. Knows the protocols of
+`model.py` only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.clock import StageClock
+from connector.errors import TextsNotEmbeddable
+from connector.model import Embedder
+
+Vector = NDArray[np.float32]
+
+
+class VectorCache:
+    """The vectors of the texts last embedded, by text; bounded in bytes, oldest out first."""
+
+    def __init__(self, max_bytes: int = 64 << 20) -> None:
+        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._bytes = 0
+
+    @staticmethod
+    def key(text: str) -> bytes:
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def get(self, key: bytes) -> Vector | None:
+        return self._vectors.get(key)
+
+    def put(self, key: bytes, vector: Vector) -> None:
+        self._vectors[key] = vector
+        self._bytes += vector.nbytes
+        while self._bytes > self._max_bytes:
+            _, oldest = self._vectors.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+
+@dataclass(slots=True)
+class Embedded:
+    """`vectors` by `VectorCache.key` of the text; a text the engine refuses is missing."""
+
+    vectors: dict[bytes, Vector] = field(default_factory=dict)
+    embedded_texts: int = 0
+    reused_texts: int = 0
+    tokens: int = 0
+
+
+class TextEmbedder:
+    """One per run: the cache of vectors lives as long as it does."""
+
+    def __init__(self, embedder: Embedder, clock: StageClock) -> None:
+        self._embedder = embedder
+        self._clock = clock
+        self._cache = VectorCache()
+
+    def __call__(self, texts: Sequence[str]) -> Embedded:
+        """Infrastructure errors are raised."""
+        known: dict[bytes, Vector] = {}
+        fresh: dict[bytes, str] = {}
+        for text in texts:
+            key = VectorCache.key(text)
+            cached = self._cache.get(key)
+            if cached is not None:
+                known[key] = cached
+            else:
+                fresh.setdefault(key, text)
+        tokens = self._count(fresh)
+        embedded = self._embed(fresh)
+        for key, vector in embedded.items():
+            self._cache.put(key, vector)
+        return Embedded(known | embedded, len(embedded), len(texts) - len(fresh), tokens)
+
+    def _count(self, fresh: dict[bytes, str]) -> int:
+        if not fresh:
+            return 0
+        with self._clock("tokenize", len(fresh)):
+            return sum(self._embedder.count_tokens(list(fresh.values())))
+
+    def _embed(self, fresh: dict[bytes, str]) -> dict[bytes, Vector]:
+        if not fresh:
+            return {}
+        with self._clock("embed", len(fresh)):
+            while fresh:
+                try:
+                    return dict(zip(fresh, self._embedder.embed_documents(list(fresh.values())), strict=True))
+                except TextsNotEmbeddable as error:
+                    bad = set(error.indices)
+                    good = {key: text for i, (key, text) in enumerate(fresh.items()) if i not in bad}
+                    if len(good) == len(fresh):
+                        raise
+                    fresh = good
+        return {}

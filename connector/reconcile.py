@@ -1,0 +1,414 @@
+"""One run over what a feed gives: what the source says should be there against what the store holds. A crash at any
+instruction is healed by the next run. Knows no SQL, no engine, no clock but the source's and the store's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector import failpoints, schema
+from connector.apply import DocumentWriter, Target, Written
+from connector.changes.feed import Batch, Feed
+from connector.clock import STAGES, StageClock
+from connector.difference import Difference, StoredIndex
+from connector.document import Renderer, document_id, quarantine_id
+from connector.errors import RowRejected
+from connector.model import (
+    ChangeSet,
+    Checkpoint,
+    Document,
+    Embedder,
+    Lease,
+    Observer,
+    QuarantinedRow,
+    Row,
+    Source,
+    Table,
+    VectorStore,
+)
+from connector.pipeline import Pipeline, Work, read_ahead
+
+FREE_DELETES = 10
+"""So many rows may lose their vectors, because they turned blank or in a repair, whatever their share."""
+Stop = Callable[[], bool]
+"""Asked between pages; True: end early, keeping what is done."""
+
+
+def never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who looks on at a run, and who may end it early."""
+
+    observer: Observer | None = None
+    stop: Stop = never
+
+    def event(self, name: str) -> None:
+        if self.observer is not None:
+            self.observer.event(name)
+
+    def progress(self, done: int, total: int) -> None:
+        if self.observer is not None:
+            self.observer.progress(done, max(done, total))
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOptions:
+    """`max_deletes`: the largest share of the stored documents that one run may delete. `lease_wait` in seconds.
+
+    `window` is how many changed documents are collected before they are embedded together: a large window gives the
+    engine batches of like lengths. `full`: compare everything, whatever the change method. `accept_schema`: go on
+    although the type of a column in use is another one than at the last sync.
+    """
+
+    page_rows: int = 1000
+    max_deletes: float = 0.2
+    full: bool = False
+    owner: str = "sync"
+    lease_wait: float = 60.0
+    window: int = 1000
+    accept_schema: bool = False
+
+
+@dataclass(slots=True)
+class SyncReport:
+    """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` beside it.
+
+    `paused` is None or a reason: `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing
+    was). `stopped`: the run was asked to end early, so nothing was deleted and the checkpoint stayed. `complete`: every
+    row was compared. `stages`: seconds busy.
+    """
+
+    collection: str
+    read: int = 0
+    upserted: int = 0
+    unchanged: int = 0
+    empty: int = 0
+    quarantined: int = 0
+    superseded: int = 0
+    deleted: int = 0
+    paused: str | None = None
+    stopped: bool = False
+    complete: bool = True
+    to_delete: int = 0
+    embedded_texts: int = 0
+    reused_texts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    rows_per_second: float = 0.0
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    notes: list[str] = field(default_factory=list)
+    """What a person should know and no count says."""
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The two ends of a sync and what stands between them."""
+
+    source: Source
+    store: VectorStore
+    embedder: Embedder
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was known when the run began: the checkpoint it builds on, the types of the columns in use, and the source's
+    time."""
+
+    checkpoint: Checkpoint
+    columns: Mapping[str, str]
+    began: datetime
+
+
+class Reconciler:
+    """One pass over a feed under one lease."""
+
+    def __init__(self, ends: Ends, renderer: Renderer, lease: Lease, options: SyncOptions, watch: Watch) -> None:
+        self._ends = ends
+        self._renderer = renderer
+        self._lease = lease
+        self._options = options
+        self._watch = watch
+        self._clock = StageClock(watch.observer)
+        writer = DocumentWriter(Target(ends.store, lease), ends.embedder, renderer, self._clock)
+        self._pipeline = Pipeline(writer, self._count)
+        self._report = SyncReport(lease.collection, stages=self._clock.seconds)
+        self._pending: dict[str, Document] = {}
+        self._extra = ChangeSet()
+        self._mark: Mapping[str, Any] | None = None
+        self._done: list[Callable[[], None]] = []
+        self._moved: set[str] = set()
+        """Ids that this run has changed already, when the store was asked for one batch at a time."""
+        self._emptied = 0
+
+    def __call__(self, feed: Feed, before: Before) -> SyncReport:
+        start = time.perf_counter()
+        self._feed, self._before = feed, before
+        self._report.complete = feed.complete
+        self._quarantined = {row.id for row in self._ends.store.quarantine(self._lease.collection)}
+        self._whole = StoredIndex(self._ends.store.stored(self._lease.collection)) if feed.complete else None
+        try:
+            self._read(feed)
+            self._flush()
+            self._pipeline.finish()
+            if not self._report.stopped:
+                self._finish()
+        finally:
+            self._pipeline.close()
+        return self._timed(time.perf_counter() - start)
+
+    def _read(self, feed: Feed) -> None:
+        total = feed.total()
+        for batch in self._batches(feed):
+            failpoints.reach("after_read")
+            self._batch(batch)
+            failpoints.reach("after_render")
+            if len(self._pending) + _size(self._extra) >= self._options.window:
+                self._flush()
+            self._watch.progress(self._report.read, total)
+            if self._watch.stop():
+                self._report.stopped = True
+                return
+
+    def _batches(self, feed: Feed) -> Iterator[Batch]:
+        batches = read_ahead(feed.batches())
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self._clock.add("read", time.perf_counter() - start, len(batch.rows) if batch else 0)
+            if batch is None:
+                return
+            yield batch
+
+    # -------------------------------------------------------------------------------------- rows that are there
+
+    def _batch(self, batch: Batch) -> None:
+        self._report.read += len(batch.rows)
+        with self._clock("render", len(batch.rows)):
+            rows = self._by_id(batch.rows)
+            index = self._index([*rows, *map(document_id, batch.gone)])
+            positions = index.positions(list(rows))
+            index.mark_seen(positions)
+            changed = self._changed(rows, index, positions)
+        if batch.lazy and changed:
+            changed = self._loaded(changed)
+        with self._clock("render", len(changed)):
+            for document, position in self._documents(changed, index):
+                self._sort(document, position, index)
+            for key in batch.gone:
+                self._gone(document_id(key), index)
+        if batch.mark is not None:
+            self._mark = batch.mark
+        if batch.done is not None:
+            self._done.append(batch.done)
+
+    def _index(self, ids: Sequence[str]) -> StoredIndex:
+        """The whole store's, or that of what it holds of these documents."""
+        if self._whole is not None:
+            return self._whole
+        return StoredIndex([self._ends.store.stored_of(self._lease.collection, list(dict.fromkeys(ids)))])
+
+    def _by_id(self, rows: Sequence[Row]) -> dict[str, Row]:
+        """The last version of a key that came twice. Keys that cannot be ids go to quarantine."""
+        found: dict[str, Row] = {}
+        for row in rows:
+            try:
+                id_ = document_id(row.key)
+            except RowRejected as error:
+                self._reject(quarantine_id(row.key), str(error))
+                continue
+            self._report.superseded += id_ in found
+            found[id_] = row
+        return found
+
+    def _changed(self, rows: Mapping[str, Row], index: StoredIndex, positions: NDArray[np.int64]) -> dict[str, Row]:
+        """Those that were stored from another content; of the others nothing need be rendered."""
+        if not self._feed.trusts_tokens:
+            return dict(rows)
+        same = index.same_rows(positions, [self._renderer.row_digest(row) for row in rows.values()])
+        changed: dict[str, Row] = {}
+        for (id_, row), unchanged in zip(rows.items(), same.tolist(), strict=True):
+            if unchanged and id_ not in self._moved and id_ not in self._pending:
+                self._report.unchanged += 1
+                self._release(id_)
+            else:
+                changed[id_] = row
+        return changed
+
+    def _loaded(self, rows: Mapping[str, Row]) -> dict[str, Row]:
+        """The rows behind keys and tokens. One that is gone meanwhile counts as superseded."""
+        tokens = {id_: row.token for id_, row in rows.items()}
+        with self._clock("read", len(rows)):
+            found = self._ends.source.rows(self._renderer.query, [row.key for row in rows.values()])
+        loaded = {id_: replace(row, token=tokens[id_]) for row in found if (id_ := document_id(row.key)) in tokens}
+        self._report.superseded += len(rows) - len(loaded)
+        return loaded
+
+    def _documents(self, rows: Mapping[str, Row], index: StoredIndex) -> Iterator[tuple[Document, int]]:
+        """Rendered, with their positions. Rows that cannot be rendered go to quarantine."""
+        positions = index.positions(list(rows)).tolist()
+        for row, position in zip(rows.values(), positions, strict=True):
+            try:
+                yield self._renderer.document(row), position
+            except RowRejected as error:
+                self._reject(quarantine_id(row.key), str(error))
+
+    def _sort(self, document: Document, position: int, index: StoredIndex) -> None:
+        self._report.superseded += self._pending.pop(document.id, None) is not None
+        if document.empty:
+            self._empty(document.id, position, index)
+            return
+        difference = Difference.CHANGED if document.id in self._moved else index.compare(document, position)
+        match difference:
+            case Difference.SAME | Difference.ROW:
+                self._report.unchanged += 1
+                if difference is Difference.ROW:
+                    self._extra.metadata_only += index.metadata_chunks(document, position)
+                self._release(document.id)
+            case Difference.METADATA:
+                self._report.upserted += 1
+                self._extra.metadata_only += index.metadata_chunks(document, position)
+                self._move(document.id)
+                self._release(document.id)
+            case Difference.NEW | Difference.CHANGED:
+                self._quarantined.discard(document.id)  # released once written; until then its attempts count on
+                self._pending[document.id] = document
+
+    def _empty(self, id_: str, position: int, index: StoredIndex) -> None:
+        """Of an empty row nothing is kept."""
+        self._report.empty += 1
+        if self._whole is not None:
+            if position >= 0:
+                self._emptied += 1
+                index.mark_unseen(position)  # removed at the end, where the brake is
+        elif position >= 0 or id_ in self._moved:
+            self._extra.deleted.append(id_)
+            self._move(id_)
+        self._release(id_)
+
+    def _gone(self, id_: str, index: StoredIndex) -> None:
+        """The feed says that the source no longer has it."""
+        was_pending = self._pending.pop(id_, None) is not None
+        self._report.superseded += was_pending
+        if id_ in self._moved or int(index.positions([id_])[0]) >= 0:
+            self._extra.deleted.append(id_)
+            self._report.deleted += 1
+            self._move(id_)
+        self._release(id_)
+
+    def _move(self, id_: str) -> None:
+        if self._whole is None:
+            self._moved.add(id_)
+
+    def _release(self, id_: str) -> None:
+        if id_ in self._quarantined:
+            self._quarantined.discard(id_)
+            self._extra.released.append(id_)
+
+    def _reject(self, id_: str, reason: str) -> None:
+        self._report.quarantined += 1
+        self._quarantined.discard(id_)
+        if self._whole is not None:
+            self._whole.mark_seen(self._whole.positions([id_]))
+        self._extra.quarantined.append(QuarantinedRow(id_, "render", reason))
+        self._extra.deleted.append(id_)
+        self._move(id_)
+
+    def _flush(self) -> None:
+        pending, self._pending = list(self._pending.values()), {}
+        extra, self._extra = self._extra, ChangeSet()
+        mark, self._mark = self._mark, None
+        done, self._done = self._done, []
+        closing = None if mark is None else ChangeSet(checkpoint=self._checkpoint(mark), partial=True)
+        for document in pending:
+            self._move(document.id)
+        if pending or extra or closing or done:
+            self._pipeline.put(Work(pending, extra, closing, done))
+
+    def _count(self, written: Written) -> None:
+        report = self._report
+        report.upserted += len(written.upserted)
+        report.quarantined += len(written.quarantined)
+        report.embedded_texts += written.embedded_texts
+        report.reused_texts += written.reused_texts
+        report.tokens += written.tokens
+
+    # ---------------------------------------------------------------------------------------- rows that are gone
+
+    def _finish(self) -> None:
+        """Only after a feed that came to its end: delete what the source no longer has, and move the checkpoint."""
+        released: list[str] = []
+        if self._whole is not None:
+            self._delete_unseen(self._whole)
+            released = sorted(self._quarantined)
+        failpoints.reach("before_checkpoint")
+        changes = ChangeSet(released=released, checkpoint=self._checkpoint(self._feed.mark()))
+        with self._clock("apply"):
+            self._ends.store.apply(self._lease, changes)
+        failpoints.reach("after_checkpoint")
+
+    def _checkpoint(self, mark: Mapping[str, Any] | None) -> Checkpoint:
+        report, old = self._report, self._before.checkpoint
+        complete = self._feed.complete and not report.stopped
+        return Checkpoint(
+            rows_read=report.read if complete else old.rows_read,
+            empty=report.empty if complete else old.empty,
+            key=self._renderer.key,
+            source=str(self._renderer.query.table),
+            columns=self._before.columns,
+            last_full=self._before.began if complete else old.last_full,
+            mark=mark,
+        )
+
+    def _delete_unseen(self, index: StoredIndex) -> None:
+        unseen = int((~index.seen).sum())
+        limit = self._options.max_deletes * len(index)
+        self._report.to_delete = unseen - self._emptied
+        if self._report.to_delete > limit or self._emptied > max(FREE_DELETES, limit):
+            self._report.paused = "max_deletes"
+            return
+        if not unseen:
+            return
+        for ids in _paged(self._unseen_ids(index), self._options.page_rows):
+            with self._clock("apply", len(ids)):
+                self._ends.store.apply(self._lease, ChangeSet(deleted=ids))
+            failpoints.reach("mid_delete")
+        self._report.deleted += self._report.to_delete
+
+    def _unseen_ids(self, index: StoredIndex) -> list[str]:
+        """The index holds digests only, so the ids come from the store once more."""
+        unseen: dict[str, None] = {}
+        for page in self._ends.store.stored(self._lease.collection):
+            unseen.update(dict.fromkeys(index.unseen([chunk.id for chunk in page])))
+        return list(unseen)
+
+    def _timed(self, seconds: float) -> SyncReport:
+        self._report.seconds = round(seconds, 3)
+        self._report.rows_per_second = round(self._report.read / seconds, 1) if seconds else 0.0
+        self._report.stages = {name: round(busy, 3) for name, busy in self._clock.seconds.items()}
+        return self._report
+
+
+def types_in_use(renderer: Renderer, table: Table) -> dict[str, str]:
+    query = renderer.query
+    return schema.used(table, dict.fromkeys((*query.key, *query.columns)))
+
+
+def _size(changes: ChangeSet) -> int:
+    return len(changes.metadata_only) + len(changes.deleted) + len(changes.quarantined) + len(changes.released)
+
+
+def _paged(ids: Sequence[str], size: int) -> Iterable[list[str]]:
+    return (list(ids[start : start + size]) for start in range(0, len(ids), size))
