@@ -362,13 +362,14 @@ class Reconciler:
     def _checkpoint(self, mark: Mapping[str, Any] | None) -> Checkpoint:
         report, old = self._report, self._before.checkpoint
         complete = self._feed.complete and not report.stopped
+        last_full = self._before.began if complete else old.last_full
         return Checkpoint(
             rows_read=report.read if complete else old.rows_read,
             empty=report.empty if complete else old.empty,
             key=self._renderer.key,
             source=str(self._renderer.query.table),
             columns=self._before.columns,
-            last_full=self._before.began if complete else old.last_full,
+            last_full=None if report.paused else last_full,  # what was held back is looked at again by the next run
             mark=mark,
         )
 
