@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, authentication_failed, not_supported, syntax_error
 from hana_emulator.faults import COMMIT, CONNECT, FETCH, ROLLBACK, Action, Fault, FaultList, FaultRefused
 from hana_emulator.line import Line
-from hana_emulator.protocol import authentication, cesu8, clientinfo, lobs, metadata, packet, replies
+from hana_emulator.protocol import authentication, clientinfo, lobs, metadata, packet, replies
 from hana_emulator.protocol.codes import MessageType, PartAttribute, PartKind, ProtocolError, ReplyCode, TransactionFlag
 from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
 from hana_emulator.protocol.options import Option, option_part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from hana_emulator.protocol import cesu8
+from hana_emulator import cesu8
 from hana_emulator.protocol.codes import ProtocolError
 from hana_emulator.protocol.packet import Part
 

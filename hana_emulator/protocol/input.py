@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, invalid_number
-from hana_emulator.protocol import cesu8, decimals, temporal
+from hana_emulator.protocol import decimals, temporal
 from hana_emulator.protocol.codes import LobOption, ProtocolError
 from hana_emulator.protocol.lobs import LobInput
 from hana_emulator.seam import Storage

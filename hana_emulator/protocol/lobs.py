@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hana_emulator import cesu8
 from hana_emulator.errors import HanaError
-from hana_emulator.protocol import cesu8
 from hana_emulator.protocol.codes import LobOption, PartKind, ProtocolError
 from hana_emulator.protocol.packet import Part
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from hana_emulator.protocol import cesu8
+from hana_emulator import cesu8
 from hana_emulator.protocol.codes import PartKind
 from hana_emulator.protocol.decimals import FLOATING_SCALE, LONGEST_MANTISSA, fixed_scale
 from hana_emulator.protocol.packet import Part

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from hana_emulator import cesu8
 from hana_emulator.errors import HanaError
-from hana_emulator.protocol import cesu8, decimals, temporal
+from hana_emulator.protocol import decimals, temporal
 from hana_emulator.protocol.codes import LobOption
 from hana_emulator.protocol.lobs import INLINE, LobStore, LobValue
 from hana_emulator.protocol.metadata import wire_code

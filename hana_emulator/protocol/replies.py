@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from hana_emulator import cesu8
 from hana_emulator.errors import HanaError
-from hana_emulator.protocol import cesu8
 from hana_emulator.protocol.codes import PartAttribute, PartKind, TransactionFlag
 from hana_emulator.protocol.options import option_part
 from hana_emulator.protocol.output import ResultSet

@@ -5,6 +5,7 @@ SQLite alters little; most changes make the table anew and carry the rows over.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import constraints, dialect
+from hana_emulator.sql import constraints, dialect, row_ids
 from hana_emulator.sql.catalog import Relation, TableColumn
 from hana_emulator.sql.names import encode, hana_identifier, quoted, quoted_table, table_key
 from hana_emulator.sql.reader import Name, TokenReader
@@ -71,7 +72,7 @@ def _add(bench: Workbench, relation: Relation, draft: TableDraft) -> None:
     changed = with_draft(relation, draft)
     if changed != relation:
         values = {c.name: default_of(bench.binding(), c) or "NULL" for c in draft.columns if not c.identity}
-        _rebuild(bench, relation, changed, values)
+        rebuild(bench, relation, changed, values)
         bench.refresh()
     references, checks = attach(bench, changed, draft.references, draft.checks)
     constraints.check_rows(bench, bench.catalog.by_id(relation.id), references, checks)
@@ -102,7 +103,7 @@ def _drop_keys(bench: Workbench, relation: Relation, names: Sequence[str]) -> No
         if key.name in names:
             _refuse_referenced(bench, relation, key.columns)
     kept = tuple(key for key in relation.constraints if key.name not in names)
-    _rebuild(bench, relation, replace(relation, constraints=kept), {})
+    rebuild(bench, relation, replace(relation, constraints=kept), {})
 
 
 def _refuse_referenced(bench: Workbench, relation: Relation, columns: Sequence[str]) -> None:
@@ -134,7 +135,7 @@ def _drop_columns(bench: Workbench, relation: Relation, names: Sequence[str]) ->
             raise HanaError(351, f"column is referenced in a multi-column constraint: {', '.join(columns)}")
     _drop_lone_users(bench, relation, names)
     keys = tuple(key for key in relation.constraints if not set(key.columns) & set(names))
-    _rebuild(bench, relation, replace(relation, columns=kept, constraints=keys), {})
+    rebuild(bench, relation, replace(relation, columns=kept, constraints=keys), {})
 
 
 def _drop_lone_users(bench: Workbench, relation: Relation, names: Sequence[str]) -> None:
@@ -176,7 +177,7 @@ def _alter_columns(bench: Workbench, relation: Relation, draft: TableDraft) -> N
         values[column.name] = stored(Bound(quoted(column.name), old.type), new)
     changed = replace(relation, columns=tuple(columns.values()))
     _check_constraints(bench, changed)
-    _rebuild(bench, relation, changed, values)
+    rebuild(bench, relation, changed, values)
 
 
 def _check_constraints(bench: Workbench, changed: Relation) -> None:
@@ -191,7 +192,7 @@ def _check_constraints(bench: Workbench, changed: Relation) -> None:
             constraints.check_reference(child, changed, reference)
 
 
-def _rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str, str]) -> None:
+def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str, str]) -> None:
     """Make the table anew as `new` and carry the rows over; `values` gives the SQLite text of columns that do not stay
     as they are. Raises HanaError 301 when the rows do not keep a new key."""
     connection, passing = bench.connection, '"owl rebuilt"'
@@ -204,6 +205,8 @@ def _rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str
     targets, sources = _carried(carried, values)
     if new.is_shared_by_sessions:
         targets, sources = [*targets, SESSION_COLUMN], [*sources, SESSION_COLUMN]
+    if new.next_row_id and has_row_ids(connection, old):
+        targets, sources = [*targets, row_ids.COLUMN], [*sources, row_ids.COLUMN]
     sequence = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (old.table_key,)).fetchone()
     connection.execute(sqlite_table(new, passing))
     connection.execute(
@@ -220,6 +223,20 @@ def _rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str
     for name, text in indexes:
         if name in kept:
             connection.execute(text)
+
+
+def has_row_ids(connection: sqlite3.Connection, relation: Relation) -> bool:
+    """Not so for tables of data folders that were written before there was `"$rowid$"`."""
+    text = "SELECT 1 FROM pragma_table_info(?) WHERE name = ?"
+    return connection.execute(text, (relation.table_key, row_ids.COLUMN.strip('"'))).fetchone() is not None
+
+
+def add_row_ids(bench: Workbench) -> None:
+    """Give the tables of such a folder their ids."""
+    for relation in list(bench.catalog.relations.values()):
+        if relation.next_row_id and not has_row_ids(bench.connection, relation):
+            with constraints.lifted(bench, relation):
+                rebuild(bench, relation, relation, {})
 
 
 def _carried(columns: Sequence[TableColumn], values: Mapping[str, str]) -> tuple[list[str], list[str]]:

@@ -26,6 +26,7 @@ from hana_emulator.types import (
     TypeCode,
 )
 
+_BYTES = BINARIES | {TypeCode.BLOB}
 _NILADIC = frozenset(
     {
         "CURRENT_CONNECTION",
@@ -81,6 +82,8 @@ def by_signature(name: str, arguments: Sequence[Bound]) -> Bound:
 def _argument(argument: Bound, declared: HanaType | None) -> str:
     """An argument as the Python function wants it; what the type system knows and SQLite does not is settled here."""
     kind = argument.type
+    if kind is not None and declared is not None and declared.code in BINARIES and kind.code not in _BYTES:
+        raise HanaError(266, f"inconsistent datatype: a binary is wanted, not {kind.name}; use TO_BINARY()")
     if kind is None or kind.code in BINARIES | VECTORS | LOBS:
         return argument.sql
     if declared is None:
@@ -139,7 +142,7 @@ def _concat(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bo
     if len(arguments) != 2:
         raise wrong_arguments("CONCAT")
     bounds = expressions.bind_all(binding, scope, arguments)
-    return expressions.concatenated([text_of(bound) for bound in bounds])
+    return expressions.concatenated(bounds)
 
 
 def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hana_emulator.errors import HanaError, invalid_schema, invalid_table
-from hana_emulator.sql import rights, schema_objects
+from hana_emulator.sql import rights, row_ids, schema_objects
 from hana_emulator.sql.names import hana_identifier, quoted_table, table_key
 from hana_emulator.sql.rights import Rights
 from hana_emulator.sql.schema_objects import GLOBAL, LOCAL, Check, Reference, SchemaObjects, Temporary, temporary_schema
@@ -93,6 +93,7 @@ class Relation:
     references: tuple[Reference, ...] = ()
     checks: tuple[Check, ...] = ()
     temporary: Temporary | None = None
+    store: str = "COLUMN"
 
     @property
     def is_view(self) -> bool:
@@ -125,6 +126,18 @@ class Relation:
     def is_shared_by_sessions(self) -> bool:
         """Whether it is a global temporary table, whose every row belongs to one session."""
         return self.temporary is not None and self.temporary.scope == GLOBAL
+
+    @property
+    def next_row_id(self) -> str:
+        """The SQLite text that gives a new `"$rowid$"`; '' for what has none: views, row tables, temporary tables."""
+        if self.store != "COLUMN" or self.is_view or self.temporary is not None:
+            return ""
+        return f"{row_ids.FUNCTION}({self.id})"
+
+    @property
+    def row_id_renewal(self) -> list[str]:
+        """What every UPDATE sets besides its own columns: a changed row is a new version, with a new id."""
+        return [f"{row_ids.COLUMN} = {self.next_row_id}"] if self.next_row_id else []
 
     @property
     def sqlite_name(self) -> str:
@@ -261,8 +274,8 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
     constraints = _load_constraints(connection)
     objects = schema_objects.load(connection)
     relations = {}
-    for number, schema, name, definition, definition_schema in connection.execute(
-        "SELECT id, schema, name, definition, definition_schema FROM owl_relations"
+    for number, schema, name, store, definition, definition_schema in connection.execute(
+        "SELECT id, schema, name, store, definition, definition_schema FROM owl_relations"
     ):
         temporary = objects.temporary.get(number)
         relations[schema, name] = Relation(
@@ -276,6 +289,7 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
             references=objects.references.get(number, ()),
             checks=objects.checks.get(number, ()),
             temporary=temporary,
+            store=store,
         )
     return Catalog(
         version=version,
@@ -313,7 +327,7 @@ def _load_indexes(connection: sqlite3.Connection) -> dict[tuple[str, str], Index
     return found
 
 
-def add_relation(connection: sqlite3.Connection, relation: Relation, store: str, comment: str | None) -> int:
+def add_relation(connection: sqlite3.Connection, relation: Relation, comment: str | None) -> int:
     """Write a new table or view with all that belongs to it; returns its id. The caller made sure the name is free."""
     cursor = connection.execute(
         "INSERT INTO owl_relations(schema, name, kind, store, comment, definition, definition_schema, created)"
@@ -322,7 +336,7 @@ def add_relation(connection: sqlite3.Connection, relation: Relation, store: str,
             relation.stored_schema,
             relation.name,
             "VIEW" if relation.is_view else "TABLE",
-            store,
+            relation.store,
             comment,
             relation.definition,
             relation.definition_schema,

@@ -62,7 +62,9 @@ def _converted(sql: str, source: HanaType, target: HanaType) -> str:
         return _moment(sql, source, code)
     if code in BINARIES or code is TypeCode.BLOB:
         return (
-            f"CAST({sql} AS BLOB)" if is_text(source) else _same_family(sql, source, BINARIES | {TypeCode.BLOB}, target)
+            f"hana_to_binary({sql})"
+            if is_text(source)
+            else _same_family(sql, source, BINARIES | {TypeCode.BLOB}, target)
         )
     return _vector(sql, source, target)
 

@@ -216,7 +216,7 @@ def _missing(parent: Relation, keys: Sequence[str], own: Sequence[str], row: str
 
 
 def _update(child: Relation, changes: Sequence[str], condition: str) -> str:
-    return f"UPDATE {child.sqlite_name} SET {', '.join(changes)} WHERE {condition}"
+    return f"UPDATE {child.sqlite_name} SET {', '.join([*changes, *child.row_id_renewal])} WHERE {condition}"
 
 
 def _defaults(bench: Workbench, child: Relation, reference: Reference) -> list[str]:

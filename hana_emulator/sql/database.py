@@ -17,6 +17,7 @@ from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql import (
     accounts,
     accountviews,
+    alterations,
     conversions,
     explain,
     failures,
@@ -44,8 +45,10 @@ from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locks import LockTable
 from hana_emulator.sql.logins import LoginBook
 from hana_emulator.sql.planner import Prepared, prepare
+from hana_emulator.sql.row_ids import RowIds
 from hana_emulator.sql.session import Session
 from hana_emulator.sql.vectors import VectorCache
+from hana_emulator.sql.workbench import Workbench
 from hana_emulator.sql.writer import Writer
 
 LOCK_TIMEOUT_SECONDS = 10.0
@@ -99,6 +102,7 @@ class Database:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._guard = _only_process(self.folder)
         self.numbers = sequences.Numbers(self.folder)
+        self.row_ids = RowIds(self.folder)
         self._user, self._schema = user.upper(), schema
         self._plans: OrderedDict[tuple[str, str, int, int], Prepared] = OrderedDict()
         self._plans_lock = threading.Lock()
@@ -123,6 +127,7 @@ class Database:
                 objects.add_schema(connection, schema, self._user)
             temporary.sweep_all(connection, known)
             explain.create_storage(connection, known)
+            alterations.add_row_ids(Workbench(connection, known, self._schema, self._user))
             rights.record_owner(connection, self._user)
             connection.execute("COMMIT")
             catalog = catalogue.load(connection, 1)
@@ -160,6 +165,7 @@ class Database:
         )
         connection.create_function(accountviews.MONITOR_FUNCTION, 1, lambda name: self.monitors[name]())
         sequences.register(connection, context, self.numbers)
+        self.row_ids.register(connection)
         return connection
 
     def connect(self, user: str) -> Session:
@@ -181,6 +187,7 @@ class Database:
             session.cancel()
             session.close()
         self.numbers.close()
+        self.row_ids.close()
         self._guard.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -219,9 +226,11 @@ class Database:
         for table in tables:
             self._versions[table] = self._versions.get(table, 0) + 1
 
-    def publish(self, catalog: Catalog) -> None:
+    def publish(self, catalog: Catalog, truncated: Iterable[int] = ()) -> None:
         """A new catalogue; rows may have changed with it. Call with `commit_lock`, right after COMMIT."""
         self.catalog = catalog
+        for number in truncated:
+            self.row_ids.restart(number)
         self._epoch += 1
         self._shapes.clear()
 

@@ -266,16 +266,22 @@ def _negative(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def _concatenation(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    sides = [coercion.text_of(side) for side in bind_pair(binding, scope, node.this, node.expression)]
-    return concatenated(sides)
+    return concatenated(bind_pair(binding, scope, node.this, node.expression))
 
 
-def concatenated(parts: Sequence[Bound]) -> Bound:
+def concatenated(sides: Sequence[Bound]) -> Bound:
+    """Binaries with binaries give a binary, anything else a text."""
+    length = sum(side.type.length if side.type else 0 for side in sides)
+    nullable, constant = any(side.nullable for side in sides), all(side.constant for side in sides)
+    if all(side.type is not None and side.type.code in BINARIES for side in sides):
+        joined = " || ".join(side.sql for side in sides)
+        kind = HanaType(TypeCode.VARBINARY, min(length, datatypes.MAX_NVARCHAR))
+        return Bound(f"CAST({joined} AS BLOB)", kind, nullable, constant=constant)
+    parts = [coercion.text_of(side) for side in sides]
     lob = next((part.type for part in parts if coercion.is_character_lob(part)), None)
     length = sum(part.type.length if part.type else 0 for part in parts)
-    kind = lob or datatypes.nvarchar(length or DEFAULT_PARAMETER.length)
     sql = "(" + " || ".join(part.sql for part in parts) + ")"
-    return Bound(sql, kind, any(p.nullable for p in parts), constant=all(p.constant for p in parts))
+    return Bound(sql, lob or datatypes.nvarchar(length or DEFAULT_PARAMETER.length), nullable, constant=constant)
 
 
 def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql import aggregates, dialect, expressions, sysviews
+from hana_emulator.sql import aggregates, dialect, expressions, row_ids, sysviews
 from hana_emulator.sql.catalog import Relation
 from hana_emulator.sql.coercion import coerce, refuse_lob, sort_key
 from hana_emulator.sql.datatypes import unify
@@ -20,7 +20,7 @@ from hana_emulator.sql.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.scope import Binding, Bound, BoundQuery, CommonTable, Scope, Source, SourceColumn
 from hana_emulator.sql.system_view import SystemView
 from hana_emulator.sql.table_functions import bind_table_function
-from hana_emulator.types import DEFAULT_PARAMETER, INTEGER, Column
+from hana_emulator.types import BIGINT, DEFAULT_PARAMETER, INTEGER, Column
 
 _MAX_VIEW_DEPTH = 16
 _POSITION = re.compile("[0-9]{1,9}")
@@ -168,7 +168,7 @@ def _check_grouping(node: exp.Select, parts: SelectParts) -> None:
     pending: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
     if node.args.get("having") is not None:
         pending.append(node.args["having"].this)
-    own = {entry.read(source.alias) for source in parts.scope.sources for entry in source.columns}
+    own = {entry.read(source.alias) for source in parts.scope.sources for entry in source.readable}
     while pending:
         current = pending.pop()
         text = parts.scope.trace.get(id(current))
@@ -296,7 +296,10 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
 def add_table(binding: Binding, scope: Scope, relation: Relation, alias: str = "", *, whole: bool = False) -> str:
     """`whole`: also the rows that a global temporary table has for other sessions, as a write must name the table."""
     columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
-    source = Source(binding.alias(), alias or relation.name, "" if alias else relation.schema, columns)
+    row_id = None
+    if relation.next_row_id:
+        row_id = SourceColumn(Column(row_ids.NAME, BIGINT, False, relation.name, relation.schema), row_ids.COLUMN)
+    source = Source(binding.alias(), alias or relation.name, "" if alias else relation.schema, columns, row_id)
     scope.sources.append(source)
     if relation.is_shared_by_sessions and not whole:
         return f"(SELECT * FROM {relation.sqlite_name} AS g WHERE {own_rows('g')}) AS {source.alias}"

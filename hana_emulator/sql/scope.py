@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hana_emulator.errors import HanaError, invalid_column
-from hana_emulator.sql import limits
+from hana_emulator.sql import limits, row_ids
 from hana_emulator.sql.catalog import Catalog
 from hana_emulator.sql.rights import Touch
 from hana_emulator.types import DEFAULT_PARAMETER, Column, HanaType, Parameter
@@ -49,6 +49,9 @@ class SourceColumn:
         whole = f"{alias}.{self.sql}"
         return whole if self.place is None else f"json_extract({whole}, '$[{self.place}]')"
 
+    def optional(self) -> SourceColumn:
+        return replace(self, column=replace(self.column, nullable=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -58,20 +61,29 @@ class Source:
     name: str
     schema: str
     columns: tuple[SourceColumn, ...]
+    row_id: SourceColumn | None = None
+    """The pseudo-column `"$rowid$"`, which `*` does not stand for."""
 
     def find(self, name: str) -> SourceColumn | None:
         found = [entry for entry in self.columns if entry.column.name == name]
         if len(found) > 1:
             raise HanaError(268, f"column ambiguously defined: {name}")
+        if not found and self.row_id is not None and name == row_ids.NAME:
+            return self.row_id
         return found[0] if found else None
+
+    @property
+    def readable(self) -> tuple[SourceColumn, ...]:
+        """All that can be named."""
+        return self.columns if self.row_id is None else (*self.columns, self.row_id)
 
     def answers_to(self, table: str, schema: str) -> bool:
         return self.name == table and (not schema or self.schema == schema)
 
     def outer(self) -> Source:
         """The same with every column nullable: the optional side of an outer join."""
-        columns = tuple(replace(entry, column=replace(entry.column, nullable=True)) for entry in self.columns)
-        return replace(self, columns=columns)
+        columns = tuple(entry.optional() for entry in self.columns)
+        return replace(self, columns=columns, row_id=self.row_id.optional() if self.row_id is not None else None)
 
 
 @dataclass(frozen=True, slots=True)

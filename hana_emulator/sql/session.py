@@ -393,7 +393,7 @@ class Session:
             changed |= catalogue.reindexed(before, following) | catalogue.referred_anew(before, following)
             self._database.locks.check_unused(changed)
             install_triggers(connection)
-            self._writer.commit_with(transaction, lambda: self._database.publish(following))
+            self._writer.commit_with(transaction, lambda: self._database.publish(following, bench.truncated))
 
         self._writer.run(self._connection, attempt, autocommit=False, patience=patience)
 

@@ -275,9 +275,9 @@ def _define_binaries() -> None:
     _define("BINTOHEX BINTONHEX", texts.binary_to_hex, (None,), TEXT)
     _define("HEXTOBIN", texts.hex_to_binary, (TEXT,), VARBINARY)
     _define("BINTOSTR BINTONSTR", texts.binary_to_text, (None,), TEXT)
-    _define("STRTOBIN", lambda text, _codepage="UTF-8": texts.to_binary(text), (TEXT, TEXT), VARBINARY, required=1)
-    _define("HASH_SHA256", texts.hash_sha256, (None,), VARBINARY.sized(32), variadic=True)
-    _define("HASH_MD5", texts.hash_md5, (None,), VARBINARY.sized(16), variadic=True)
+    _define("STRTOBIN", texts.encoded, (TEXT, TEXT), VARBINARY, required=1)
+    _define("HASH_SHA256", texts.hash_sha256, (VARBINARY,), VARBINARY.sized(32), variadic=True)
+    _define("HASH_MD5", texts.hash_md5, (VARBINARY,), VARBINARY.sized(16), variadic=True)
     _define("SYSUUID NEWUID", conversion.sysuuid, (), VARBINARY.sized(16), pure=False)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
 from functools import lru_cache
 
+from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, invalid_number, value_too_large
 from hana_emulator.seam import Storage
 from hana_emulator.sql.builtin.numbers import bounded, digits
@@ -182,7 +183,7 @@ def _binary(kind: HanaType, column: str) -> Convert:
     limit = kind.length
 
     def convert(value: Storage) -> Storage:
-        data = value if type(value) is bytes else as_text(value).encode()
+        data = value if type(value) is bytes else cesu8.encode(as_text(value))
         if limit and len(data) > limit:
             raise value_too_large(f"{column} takes at most {limit} bytes")
         return data

@@ -113,6 +113,17 @@ _M_TABLES = _view(
 )
 
 
+_M_CS_TABLES = _view(
+    "FROM owl_visible r WHERE r.kind = 'TABLE' AND r.store = 'COLUMN' AND r.temporary IS NOT 'LOCAL'",
+    SCHEMA_NAME=(_NAME, "r.schema"),
+    TABLE_NAME=(_NAME, "r.name"),
+    PART_ID=(INTEGER, "0"),
+    RECORD_COUNT=(BIGINT, "owl_record_count(r.schema, r.name)"),
+    LOADED=(nvarchar(10), "'FULL'"),
+)
+"""One part for each column table: none is partitioned here."""
+
+
 def _views_view() -> SystemView:
     return _view(
         "FROM owl_visible r WHERE r.kind = 'VIEW'",
@@ -175,6 +186,7 @@ _VIEWS: dict[str, SystemView] = {
     "DUMMY": _view("", DUMMY=(nvarchar(1), "'X'")),
     "TABLES": _TABLES,
     "M_TABLES": _M_TABLES,
+    "M_CS_TABLES": _M_CS_TABLES,
     "VIEWS": _views_view(),
     "TABLE_COLUMNS": _columns_view("TABLE", "TABLE"),
     "VIEW_COLUMNS": _columns_view("VIEW", "VIEW"),

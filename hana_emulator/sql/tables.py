@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import constraints, dialect, queries, schema_objects, views
+from hana_emulator.sql import constraints, dialect, queries, row_ids, schema_objects, views
 from hana_emulator.sql.catalog import Constraint, Relation, TableColumn
 from hana_emulator.sql.names import hana_identifier, quoted
 from hana_emulator.sql.reader import Name, TokenReader
@@ -36,7 +36,7 @@ class _Kind:
             )
         session = bench.catalog.session if self.scope == LOCAL else 0
         temporary = Temporary(self.scope, session, schema) if self.scope else None
-        return Relation(0, schema, table, (), temporary=temporary)
+        return Relation(0, schema, table, (), temporary=temporary, store=self.store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ def _create(bench: Workbench, creation: _Creation, draft: TableDraft) -> Relatio
     relation = with_draft(empty, draft)
     for column in relation.columns:
         default_of(bench.binding(), column)
-    bench.connection.execute(sqlite_table(relation, relation.sqlite_name))
-    number = catalogue.add_relation(bench.connection, relation, creation.kind.store, creation.comment)
+    number = catalogue.add_relation(bench.connection, relation, creation.comment)
     relation = replace(relation, id=number)
+    bench.connection.execute(sqlite_table(relation, relation.sqlite_name))
     if draft.identity_start > 1:
         begin_identity(bench.connection, relation, draft.identity_start)
     constraints.create_keys(bench.connection, relation)
@@ -158,6 +158,8 @@ def sqlite_table(relation: Relation, name: str) -> str:
     pieces = [_sqlite_column(column) for column in relation.columns]
     if relation.is_shared_by_sessions:
         pieces.append(f"{SESSION_COLUMN} DEFAULT (hana_current_connection())")
+    if relation.next_row_id:
+        pieces.append(f"{row_ids.COLUMN} DEFAULT ({relation.next_row_id})")
     return f"CREATE TABLE {name} ({', '.join(pieces)})"
 
 
@@ -288,6 +290,8 @@ def _truncate(reader: TokenReader) -> Definition:
         own = f" WHERE {queries.own_rows(relation.sqlite_name)}" if relation.is_shared_by_sessions else ""
         with constraints.lifted(bench, relation):
             bench.connection.execute(f"DELETE FROM {relation.sqlite_name}{own}")
+        if relation.next_row_id:
+            bench.truncated.append(relation.id)
 
     return run
 

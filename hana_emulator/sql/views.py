@@ -70,8 +70,8 @@ def _add_view(bench: Workbench, name: Name, replacing: bool, draft: _ViewDraft) 
     )
     if known is not None:
         drop(bench, known)
-    relation = Relation(0, schema, view, columns, draft.text, bench.schema)
-    catalogue.add_relation(bench.connection, relation, "ROW", draft.comment)
+    relation = Relation(0, schema, view, columns, draft.text, bench.schema, store="ROW")
+    catalogue.add_relation(bench.connection, relation, draft.comment)
 
 
 def _drop_view(reader: TokenReader) -> Definition:

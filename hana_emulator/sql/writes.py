@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.seam import FunctionCode, StorageRow
-from hana_emulator.sql import dialect, expressions, queries, sequences
+from hana_emulator.sql import dialect, expressions, queries, row_ids, sequences
 from hana_emulator.sql.catalog import Relation, TableColumn, writable
 from hana_emulator.sql.coercion import coerce
 from hana_emulator.sql.datatypes import is_floating, is_text
@@ -245,6 +245,7 @@ def _on_conflict(relation: Relation, columns: Sequence[TableColumn]) -> str:
             7, f"feature not supported: UPSERT WITH PRIMARY KEY into {relation.name}, which has no primary key"
         )
     names = [quoted(column.name) for column in columns if column.name not in key] or [quoted(key[0])]
+    names += [row_ids.COLUMN] if relation.next_row_id else []
     changes = ", ".join(f"{name} = excluded.{name}" for name in names)
     columns_sql = [SESSION_COLUMN] if relation.is_shared_by_sessions else []
     columns_sql += [quoted(name) for name in key]
@@ -259,7 +260,8 @@ def _upsert_where(binding: Binding, node: exp.Insert, where: exp.Expr, plan: Wri
     scope = Scope()
     table = queries.add_table(binding, scope, target.relation, whole=True)
     pairs = zip(columns, values.expressions[0].expressions, strict=True)
-    changes = ", ".join(f"{quoted(column.name)} = {target.value(scope, value, column)}" for column, value in pairs)
+    changed = [f"{quoted(column.name)} = {target.value(scope, value, column)}" for column, value in pairs]
+    changes = ", ".join([*changed, *target.relation.row_id_renewal])
     condition = expressions.condition(binding, scope, where)
     update = f"UPDATE {table} SET {changes} WHERE {_own_rows(target, scope, condition)}"
     return replace(plan, steps=[step(update)], fallback=plan.steps[0], one_row=False)
@@ -292,7 +294,7 @@ def _changes(target: _Target, scope: Scope, nodes: Sequence[exp.Expr]) -> str:
         if column.identity == "ALWAYS":
             raise HanaError(396, f"{column.name} is GENERATED ALWAYS AS IDENTITY and takes no value")
         changes.append(f"{quoted(column.name)} = {target.value(scope, node.expression, column)}")
-    return ", ".join(changes)
+    return ", ".join([*changes, *target.relation.row_id_renewal])
 
 
 def _where(target: _Target, scope: Scope, node: exp.Expr) -> str:

@@ -93,7 +93,8 @@ def agree(sql: Sql) -> None:
     for relation in catalog.relations.values():
         if not relation.is_view:
             names = [row[1] for row in connection.execute(f"PRAGMA table_info({relation.sqlite_name})")]
-            assert len(names) == len(relation.columns) + relation.is_shared_by_sessions
+            hidden = relation.is_shared_by_sessions + bool(relation.next_row_id)
+            assert len(names) == len(relation.columns) + hidden
             sql.rows(f"SELECT * FROM {relation.schema}.{relation.name}")
     tables = {relation.id: relation for relation in catalog.relations.values()}
     triggers = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'")]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hana_emulator.protocol import authentication, cesu8, packet
+from hana_emulator import cesu8
+from hana_emulator.protocol import authentication, packet
 from hana_emulator.protocol.codes import PartAttribute, PartKind, ProtocolError
 from hana_emulator.protocol.options import option_part, parse_options
 from hana_emulator.protocol.packet import Part, Reply

@@ -6,8 +6,9 @@ import struct
 
 import pytest
 
+from hana_emulator import cesu8
 from hana_emulator.errors import HanaError
-from hana_emulator.protocol import cesu8, lobs
+from hana_emulator.protocol import lobs
 from hana_emulator.protocol.codes import PartKind, ProtocolError
 from hana_emulator.protocol.lobs import INLINE, LobStore, LobValue
 from hana_emulator.protocol.output import field_encoder

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import atheris
 
 with atheris.instrument_imports(include=["hana_emulator"]):
+    from hana_emulator import cesu8
     from hana_emulator.errors import HanaError
-    from hana_emulator.protocol import authentication, cesu8, clientinfo, lobs, options, packet
+    from hana_emulator.protocol import authentication, clientinfo, lobs, options, packet
     from hana_emulator.protocol.codes import PartKind, ProtocolError
     from hana_emulator.protocol.input import ParameterDecoder
     from hana_emulator.protocol.output import row_encoder

@@ -6,6 +6,7 @@ import hashlib
 import re
 from typing import Any
 
+from hana_emulator import cesu8
 from hana_emulator.errors import HanaError
 from hana_emulator.sql.limits import check_built
 from hana_emulator.types import MAX_LENGTH
@@ -208,13 +209,20 @@ def escape_double_quotes(value: Any) -> str:
 
 
 def to_binary(value: Any) -> bytes:
-    """Text becomes its UTF-8 bytes. HANA itself uses CESU-8, which differs beyond U+FFFF only."""
-    return value if isinstance(value, bytes) else plain(value).encode()
+    """Text becomes its CESU-8 bytes, as HANA keeps it: other than UTF-8 beyond U+FFFF."""
+    return value if isinstance(value, bytes) else cesu8.encode(plain(value))
+
+
+def encoded(value: Any, codepage: Any = "UTF-8") -> bytes:
+    """STRTOBIN names the encoding itself."""
+    if plain(codepage).upper() not in ("UTF-8", "UTF8"):
+        raise HanaError(306, "invalid argument: this stand-in knows the code page UTF-8 only")
+    return plain(value).encode()
 
 
 def binary_to_text(value: Any) -> str:
     try:
-        return to_binary(value).decode()
+        return cesu8.decode(to_binary(value))
     except UnicodeDecodeError:
         raise HanaError(306, "invalid argument: the bytes are no UTF-8 text") from None
 
@@ -231,10 +239,10 @@ def hex_to_binary(value: Any) -> bytes:
 
 
 def hash_sha256(*values: Any) -> bytes:
-    """SHA-256 over the concatenated bytes. HANA hashes a string's CESU-8 form, so an emoji hashes differently there."""
+    """SHA-256 over the concatenated bytes."""
     return hashlib.sha256(b"".join(map(to_binary, values))).digest()
 
 
 def hash_md5(*values: Any) -> bytes:
-    """MD5 over the concatenated bytes; see `hash_sha256` about strings."""
+    """MD5 over the concatenated bytes."""
     return hashlib.md5(b"".join(map(to_binary, values)), usedforsecurity=False).digest()

@@ -1,0 +1,64 @@
+"""The ids behind `"$rowid$"`: one rising counter for each column table, which no rollback, deletion or restart gives back.
+
+Every such table has a hidden column that takes the next id by default; statements that change a row give it a new one.
+Only TRUNCATE begins anew. Source: Qlik Replicate, SAP HANA source, limitations of "$rowid$"; SAP does not document it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+NAME = "$rowid$"
+"""The pseudo-column as statements write it, quoted; unquoted it would be upper-cased and mean nothing."""
+COLUMN = '"^0rowid"'
+"""The hidden column, ready to stand in SQLite text; encoded names never have a digit behind ^."""
+FUNCTION = "owl_next_row_id"
+_FILE = "row-ids.sqlite"
+_RESERVED = 10_000
+"""Ids that are written down as used at once, so that a killed stand-in gives none of them again."""
+
+
+class RowIds:
+    """Used by one thread at a time: whoever has the turn to write."""
+
+    def __init__(self, folder: Path) -> None:
+        self._connection = sqlite3.connect(folder / _FILE, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = OFF")
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS ids(relation INTEGER PRIMARY KEY, unused INTEGER NOT NULL)"
+        )
+        self._last: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
+
+    def register(self, connection: sqlite3.Connection) -> None:
+        connection.create_function(FUNCTION, 1, self.next)
+
+    def next(self, relation: int) -> int:
+        """The next id for the table with this number in the catalogue, from 1."""
+        last = self._last.get(relation)
+        if last is None:
+            found = self._connection.execute("SELECT unused FROM ids WHERE relation = ?", (relation,)).fetchone()
+            last = (found[0] if found is not None else 1) - 1
+            self._limits[relation] = last
+        number = last + 1
+        if number > self._limits[relation]:
+            self._limits[relation] = last + _RESERVED
+            self._keep(relation, last + _RESERVED + 1)
+        self._last[relation] = number
+        return number
+
+    def restart(self, relation: int) -> None:
+        """The table has been emptied by TRUNCATE: begin at 1 again."""
+        self._last.pop(relation, None)
+        self._keep(relation, 1)
+
+    def _keep(self, relation: int, unused: int) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO ids VALUES (?, ?)", (relation, unused))
+
+    def close(self) -> None:
+        """Gives back what was reserved and not used."""
+        for relation, last in self._last.items():
+            self._keep(relation, last + 1)
+        self._connection.close()
