@@ -1,4 +1,5 @@
-"""CESU-8, the text encoding of the protocol and of HANA's strings as bytes: UTF-8, but each character above U+FFFF as two 3-byte surrogates."""
+"""CESU-8, the text encoding of the protocol and of HANA's strings as bytes: UTF-8, but each character
+above U+FFFF as two 3-byte surrogates."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from sqlglot.tokenizer_core import Token, TokenType
 
@@ -17,6 +18,7 @@ from hana_emulator.sql import constraints, dialect, row_ids
 from hana_emulator.sql.catalog import Relation, TableColumn
 from hana_emulator.sql.names import encode, hana_identifier, quoted, quoted_table, table_key
 from hana_emulator.sql.reader import Name, TokenReader
+from hana_emulator.sql.rights import touch
 from hana_emulator.sql.schema_objects import SESSION_COLUMN
 from hana_emulator.sql.scope import Bound
 from hana_emulator.sql.table_drafts import TableDraft, table_body, table_constraint
@@ -57,6 +59,10 @@ def _alteration(reader: TokenReader) -> Alteration:
     if reader.take("ALTER"):
         draft = table_body(reader)
         return lambda bench, relation: _alter_columns(bench, relation, draft)
+    for word in ("ENABLE", "DISABLE"):
+        if reader.take(word, "TRIGGER"):
+            label = "" if reader.at_end else reader.identifier()
+            return partial(_switch_triggers, enabled=word == "ENABLE", name=label)
     raise not_supported("ALTER TABLE other than ADD, DROP and ALTER of columns and constraints")
 
 
@@ -151,6 +157,17 @@ def _drop_lone_users(bench: Workbench, relation: Relation, names: Sequence[str])
             raise HanaError(351, f"column is referenced in a multi-column constraint: {check.name}")
         values = (relation.id, check.name)
         bench.connection.execute("DELETE FROM owl_checks WHERE relation = ? AND name = ?", values)
+
+
+# --- triggers ---------------------------------------------------------------------------------------------------------
+
+
+def _switch_triggers(bench: Workbench, relation: Relation, *, enabled: bool, name: str) -> None:
+    """All triggers of the table, or one of them. Raises HanaError 445."""
+    bench.touches.add(touch("ALTER", relation))
+    text = "UPDATE owl_triggers SET enabled = ? WHERE relation = ? AND ? IN ('', name)"
+    if not bench.connection.execute(text, (enabled, relation.id, name)).rowcount and name:
+        raise HanaError(445, f"invalid trigger name: {hana_identifier(name)}")
 
 
 # --- changing ---------------------------------------------------------------------------------------------------------

@@ -170,6 +170,8 @@ class Catalog:
     objects: SchemaObjects = field(default_factory=SchemaObjects)
     session: int = 0
     """Whose local temporary tables are found."""
+    fired: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By the SQLite key of a table: the other tables into which its triggers may insert, by whatever detour."""
 
     def seen_by(self, session: int) -> Catalog:
         return replace(self, session=session)
@@ -257,6 +259,14 @@ def referred_anew(before: Catalog, after: Catalog) -> set[str]:
     }
 
 
+def triggered_anew(before: Catalog, after: Catalog) -> set[str]:
+    """The tables, by SQLite name, that have got or lost a trigger."""
+    was, now = ({(one.id, one.enabled): one for one in each.objects.triggers.values()} for each in (before, after))
+    tables = {relation.id: relation.table_key for relation in before.relations.values()}
+    differing = [(was.get(key) or now[key]).relation for key in was.keys() ^ now.keys()]
+    return {tables[number] for number in differing if number in tables}
+
+
 def create_storage(connection: sqlite3.Connection) -> None:
     connection.executescript(_SCHEMA + schema_objects.STORAGE)
     rights.create_storage(connection)
@@ -291,7 +301,7 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
             temporary=temporary,
             store=store,
         )
-    return Catalog(
+    found = Catalog(
         version=version,
         schemas=frozenset(name for (name,) in connection.execute("SELECT name FROM owl_schemas")),
         relations=MappingProxyType(relations),
@@ -300,6 +310,31 @@ def load(connection: sqlite3.Connection, version: int) -> Catalog:
         rights=rights.load(connection),
         objects=objects,
     )
+    return replace(found, fired=MappingProxyType(_fired(found))) if objects.triggers else found
+
+
+def _fired(catalog: Catalog) -> dict[str, tuple[str, ...]]:
+    """From table to table, along triggers and along foreign keys, whose actions fire triggers too."""
+    tables = {relation.id: relation for relation in catalog.relations.values()}
+    following: dict[int, set[int]] = {}
+    inserted: dict[int, set[int]] = {}
+    for trigger in catalog.objects.triggers.values():
+        following.setdefault(trigger.relation, set()).update(number for number, _ in trigger.writes)
+        inserted.setdefault(trigger.relation, set()).update(number for number, inserts in trigger.writes if inserts)
+    for relation in tables.values():
+        for reference in relation.references:
+            following.setdefault(reference.parent, set()).add(relation.id)
+    found = {}
+    for start in following:
+        reached, pending = {start}, [start]
+        while pending:
+            more = following.get(pending.pop(), set()) - reached
+            reached |= more
+            pending += more
+        targets = {number for table in reached for number in inserted.get(table, ())}
+        if targets and start in tables:
+            found[tables[start].table_key] = tuple(sorted(tables[n].table_key for n in targets if n in tables))
+    return found
 
 
 def _load_constraints(connection: sqlite3.Connection) -> dict[int, list[Constraint]]:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from hana_emulator.sql import accounts, alterations, objects, sequence_definitions, synonyms, tables, views
+from hana_emulator.sql import (
+    accounts,
+    alterations,
+    objects,
+    sequence_definitions,
+    synonyms,
+    tables,
+    triggers,
+    views,
+)
 from hana_emulator.sql.reader import TokenReader
 from hana_emulator.sql.workbench import Definition, Workbench
 
@@ -14,6 +23,7 @@ _PARSERS = {
     **synonyms.PARSERS,
     **objects.PARSERS,
     **accounts.PARSERS,
+    **triggers.PARSERS,
 }
 
 
@@ -23,15 +33,17 @@ def parse(reader: TokenReader) -> Definition | None:
         if reader.take(*words):
             definition = parser(reader)
             reader.end()
-            return _and_views(definition)
+            return _and_dependents(definition)
     return None
 
 
-def _and_views(definition: Definition) -> Definition:
-    """Any change of structure may break a view or mend one."""
+def _and_dependents(definition: Definition) -> Definition:
+    """Any change of structure may break a view or a trigger, or mend one. No trigger is there while it is made."""
 
     def run(bench: Workbench) -> None:
+        triggers.lift(bench)
         definition(bench)
         views.note_validity(bench)
+        triggers.install(bench)
 
     return run

@@ -109,14 +109,17 @@ class Hana(Dialect):
             return self.expression(Score(this=term, expressions=columns))
 
 
-def tokenize(sql: str) -> list[Token]:
-    """The tokens of `sql`, one per word, without semicolons. Raises HanaError 257."""
+def tokenize(sql: str, *, semicolons: bool = False) -> list[Token]:
+    """The tokens of `sql`, one per word, without semicolons unless they are asked for. Raises HanaError 257."""
     try:
         found = Hana.get_or_raise(Hana).tokenize(sql)
     except TokenError as error:
         raise syntax_error(f"cannot read the statement: {_unreadable(str(error))}") from None
     return [
-        part for token in found if token.token_type is not TokenType.SEMICOLON for part in _single_words(token, sql)
+        part
+        for token in found
+        if semicolons or token.token_type is not TokenType.SEMICOLON
+        for part in _single_words(token, sql)
     ]
 
 

@@ -61,6 +61,7 @@ _OPERATIONAL = {
     "syntax error": (257, "sql syntax error: the statement is not understood by this stand-in"),
     "incomplete input": (257, "sql syntax error: the statement ends too early"),
     "ESCAPE expression": (306, "invalid argument: ESCAPE takes one character"),
+    "levels of trigger recursion": (465, "Cannot execute trigger: triggers fire each other without end"),
     "parser stack overflow": (257, "sql syntax error: the statement is nested too deeply for this stand-in"),
     "misuse of": (257, "sql syntax error: an aggregate or window function is not allowed here"),
     "interrupted": (139, "current operation cancelled by request and transaction rolled back"),

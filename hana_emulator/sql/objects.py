@@ -171,9 +171,12 @@ def _drop_schema(reader: TokenReader) -> Definition:
 
 
 def holds_objects(catalog: Catalog, schema: str) -> bool:
-    """Whether tables, views, sequences or synonyms are in the schema."""
-    named = (*catalog.objects.sequences, *catalog.objects.synonyms)
+    """Whether tables, views, sequences, synonyms or triggers are in the schema."""
+    named = (*catalog.objects.sequences, *catalog.objects.synonyms, *catalog.objects.triggers)
     return any(one.schema == schema for one in catalog.relations.values()) or any(at == schema for at, _ in named)
+
+
+_NAMED_BY_SCHEMA = (("owl_sequences", "schema"), ("owl_synonyms", "schema"), ("owl_triggers", "schema"))
 
 
 def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
@@ -186,7 +189,7 @@ def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
             else:
                 drop_table(bench, relation)
         for schema in schemas:
-            for table, column in (("owl_sequences", "schema"), ("owl_synonyms", "schema"), ("owl_schemas", "name")):
+            for table, column in (*_NAMED_BY_SCHEMA, ("owl_schemas", "name")):
                 bench.connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (schema,))
 
 

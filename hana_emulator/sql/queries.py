@@ -299,11 +299,12 @@ def add_table(binding: Binding, scope: Scope, relation: Relation, alias: str = "
     row_id = None
     if relation.next_row_id:
         row_id = SourceColumn(Column(row_ids.NAME, BIGINT, False, relation.name, relation.schema), row_ids.COLUMN)
-    source = Source(binding.alias(), alias or relation.name, "" if alias else relation.schema, columns, row_id)
+    own = relation.sqlite_name if whole and binding.outer is not None else binding.alias()
+    source = Source(own, alias or relation.name, "" if alias else relation.schema, columns, row_id)
     scope.sources.append(source)
     if relation.is_shared_by_sessions and not whole:
         return f"(SELECT * FROM {relation.sqlite_name} AS g WHERE {own_rows('g')}) AS {source.alias}"
-    return f"{relation.sqlite_name} AS {source.alias}"
+    return own if own == relation.sqlite_name else f"{relation.sqlite_name} AS {own}"
 
 
 def own_rows(alias: str) -> str:

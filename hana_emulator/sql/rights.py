@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 PUBLIC = "PUBLIC"
 """The role that everybody has."""
-OBJECT_PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "ALTER", "DROP", "INDEX", "REFERENCES", "EXECUTE")
+OBJECT_PRIVILEGES = (
+    *("SELECT", "INSERT", "UPDATE", "DELETE", "ALTER", "DROP", "INDEX", "TRIGGER", "REFERENCES", "EXECUTE"),
+)
 SCHEMA_PRIVILEGES = (*OBJECT_PRIVILEGES, "CREATE ANY")
 SYSTEM_PRIVILEGES = ("CATALOG READ", "CREATE SCHEMA", "DATA ADMIN", "ROLE ADMIN", "SESSION ADMIN", "USER ADMIN")
 CHANGING = ("INSERT", "UPDATE", "DELETE")
@@ -222,6 +224,7 @@ def _needed(before: Catalog, after: Catalog) -> Iterable[Touch]:
             yield touch("INDEX", was[index.relation])
     yield from _needed_for_sequences(before, after)
     yield from _needed_for_synonyms(before, after)
+    yield from _needed_for_triggers(before, after)
 
 
 def _needed_for_sequences(before: Catalog, after: Catalog) -> Iterable[Touch]:
@@ -231,6 +234,17 @@ def _needed_for_sequences(before: Catalog, after: Catalog) -> Iterable[Touch]:
     for number, one in was.items():
         if now.get(number) != one:
             yield Touch("ALTER" if number in now else "DROP", one.schema, one.name, owner=owners.get(number, ""))
+
+
+def _needed_for_triggers(before: Catalog, after: Catalog) -> Iterable[Touch]:
+    """TRIGGER on the table is asked for by the definition itself. With its table a trigger goes of itself."""
+    was, now = ({one.id: one for one in catalog.objects.triggers.values()} for catalog in (before, after))
+    tables = {relation.id for relation in after.relations.values()}
+    yield from (Touch("CREATE ANY", now[number].schema) for number in now.keys() - was.keys())
+    for number in was.keys() - now.keys():
+        one = was[number]
+        if one.relation in tables:
+            yield Touch("DROP", one.schema, one.name, owner=one.owner)
 
 
 def _needed_for_synonyms(before: Catalog, after: Catalog) -> Iterable[Touch]:

@@ -1,4 +1,4 @@
-"""The ids behind `"$rowid$"`: one rising counter for each column table, which no rollback, deletion or restart gives back.
+"""The ids behind `"$rowid$"`: a rising counter for each column table. No rollback, deletion or restart gives one back.
 
 Every such table has a hidden column that takes the next id by default; statements that change a row give it a new one.
 Only TRUNCATE begins anew. Source: Qlik Replicate, SAP HANA source, limitations of "$rowid$"; SAP does not document it.

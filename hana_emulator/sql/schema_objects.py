@@ -1,9 +1,10 @@
-"""What the catalogue knows beside tables and views: referential and check constraints, sequences, synonyms, and which
-tables are temporary. Rows in the SQLite file and their immutable form in memory; knows no SQL of HANA's.
+"""What the catalogue knows beside tables and views: referential and check constraints, sequences, synonyms, triggers,
+and which tables are temporary. Rows in the SQLite file and their immutable form in memory; knows no SQL of HANA's.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,15 @@ CREATE TABLE IF NOT EXISTS owl_synonyms(
   owner TEXT NOT NULL, created TEXT NOT NULL, PRIMARY KEY(schema, name));
 CREATE TABLE IF NOT EXISTS owl_invalid_views(
   relation INTEGER PRIMARY KEY REFERENCES owl_relations(id) ON DELETE CASCADE);
+CREATE TABLE IF NOT EXISTS owl_triggers(
+  id INTEGER PRIMARY KEY AUTOINCREMENT, schema TEXT NOT NULL, name TEXT NOT NULL,
+  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, timing TEXT NOT NULL, events TEXT NOT NULL,
+  columns TEXT NOT NULL, new_row TEXT NOT NULL, old_row TEXT NOT NULL, body TEXT NOT NULL, definition TEXT NOT NULL,
+  definition_schema TEXT NOT NULL, owner TEXT NOT NULL, enabled INTEGER NOT NULL DEFAULT 1,
+  valid INTEGER NOT NULL DEFAULT 1, created TEXT NOT NULL, UNIQUE(schema, name));
+CREATE TABLE IF NOT EXISTS owl_trigger_writes(
+  trigger INTEGER NOT NULL REFERENCES owl_triggers(id) ON DELETE CASCADE, written INTEGER NOT NULL,
+  inserts INTEGER NOT NULL);
 DROP VIEW IF EXISTS owl_visible;
 CREATE VIEW owl_visible AS
   SELECT r.id, COALESCE(t.schema, r.schema) AS schema, r.name, r.kind, r.store, r.comment, r.definition,
@@ -93,6 +103,30 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
+class Trigger:
+    """A trigger as written. `events` are INSERT, UPDATE, DELETE; `columns` what stands after UPDATE OF; `new_row` and
+    `old_row` the names that the body has for the two forms of the row, '' for none. `body` stands between BEGIN and
+    END and is read with `definition_schema` as current schema."""
+
+    id: int
+    schema: str
+    name: str
+    relation: int
+    timing: str
+    events: tuple[str, ...]
+    columns: tuple[str, ...]
+    new_row: str
+    old_row: str
+    body: str
+    definition: str
+    definition_schema: str
+    owner: str
+    enabled: bool = True
+    writes: tuple[tuple[int, bool], ...] = ()
+    """The tables that its body writes, each with whether it inserts there; found out when it is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
 class SchemaObjects:
     """Everything of this module at one state of the catalogue; constraints and temporaries by relation id."""
 
@@ -101,6 +135,7 @@ class SchemaObjects:
     temporary: Mapping[int, Temporary] = field(default_factory=lambda: MappingProxyType({}))
     sequences: Mapping[tuple[str, str], Sequence] = field(default_factory=lambda: MappingProxyType({}))
     synonyms: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    triggers: Mapping[tuple[str, str], Trigger] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def temporary_schema(session: int, schema: str) -> str:
@@ -126,6 +161,7 @@ def load(connection: sqlite3.Connection) -> SchemaObjects:
             }
         ),
         sequences=MappingProxyType(_load_sequences(connection)),
+        triggers=MappingProxyType(_load_triggers(connection)),
         synonyms=MappingProxyType(
             {
                 (schema, name): (object_schema, object_name)
@@ -159,6 +195,61 @@ def _load_sequences(connection: sqlite3.Connection) -> dict[tuple[str, str], Seq
             version,
         )
     return found
+
+
+def _load_triggers(connection: sqlite3.Connection) -> dict[tuple[str, str], Trigger]:
+    written: dict[int, tuple[tuple[int, bool], ...]] = {}
+    for trigger, relation, inserts in connection.execute("SELECT trigger, written, inserts FROM owl_trigger_writes"):
+        written[trigger] = (*written.get(trigger, ()), (relation, bool(inserts)))
+    found = {}
+    for number, schema, name, relation, timing, events, columns, *rest in connection.execute(
+        "SELECT id, schema, name, relation, timing, events, columns, new_row, old_row, body, definition,"
+        " definition_schema, owner, enabled FROM owl_triggers ORDER BY id"
+    ):
+        new_row, old_row, body, definition, definition_schema, owner, enabled = rest
+        found[schema, name] = Trigger(
+            number,
+            schema,
+            name,
+            relation,
+            timing,
+            tuple(events.split(",")),
+            tuple(json.loads(columns)),
+            new_row,
+            old_row,
+            body,
+            definition,
+            definition_schema,
+            owner,
+            bool(enabled),
+            written.get(number, ()),
+        )
+    return found
+
+
+def put_trigger(connection: sqlite3.Connection, trigger: Trigger) -> int:
+    """A new trigger; returns its number."""
+    cursor = connection.execute(
+        "INSERT INTO owl_triggers(schema, name, relation, timing, events, columns, new_row, old_row, body, definition,"
+        " definition_schema, owner, created)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
+        (
+            *(trigger.schema, trigger.name, trigger.relation, trigger.timing),
+            *(",".join(trigger.events), json.dumps(trigger.columns), trigger.new_row, trigger.old_row),
+            *(trigger.body, trigger.definition, trigger.definition_schema, trigger.owner),
+        ),
+    )
+    return cursor.lastrowid or 0
+
+
+def put_writes(connection: sqlite3.Connection, trigger: int, writes: Mapping[int, bool], *, valid: bool) -> None:
+    """What a trigger writes, as it has been compiled, or that it cannot be."""
+    connection.execute("UPDATE owl_triggers SET valid = ? WHERE id = ?", (valid, trigger))
+    connection.execute("DELETE FROM owl_trigger_writes WHERE trigger = ?", (trigger,))
+    connection.executemany(
+        "INSERT INTO owl_trigger_writes VALUES (?,?,?)",
+        [(trigger, relation, inserts) for relation, inserts in writes.items()],
+    )
 
 
 def _load_references(connection: sqlite3.Connection) -> dict[int, tuple[Reference, ...]]:

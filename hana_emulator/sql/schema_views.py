@@ -1,10 +1,10 @@
-"""SYS views of constraints, sequences, synonyms and temporary tables."""
+"""SYS views of constraints, sequences, synonyms, triggers and temporary tables."""
 
 from __future__ import annotations
 
 from hana_emulator.sql.datatypes import nvarchar
 from hana_emulator.sql.system_view import SystemView, view
-from hana_emulator.types import BIGINT, INTEGER, TIMESTAMP
+from hana_emulator.types import BIGINT, INTEGER, NCLOB, TIMESTAMP
 
 _FLAG = nvarchar(5)
 _NAME = nvarchar(256)
@@ -88,10 +88,28 @@ _TEMPORARY_TABLES = view(
 )
 """HANA lists those of other connections too; here a session sees its own."""
 
+_TRIGGERS = view(
+    "FROM owl_triggers g JOIN owl_visible r ON r.id = g.relation",
+    SCHEMA_NAME=(_NAME, "g.schema"),
+    TRIGGER_NAME=(_NAME, "g.name"),
+    TRIGGER_OID=(BIGINT, "g.id"),
+    OWNER_NAME=(_NAME, "g.owner"),
+    SUBJECT_TABLE_SCHEMA=(_NAME, "r.schema"),
+    SUBJECT_TABLE_NAME=(_NAME, "r.name"),
+    TRIGGER_ACTION_TIME=(nvarchar(16), "g.timing"),
+    TRIGGER_EVENT=(nvarchar(32), "replace(g.events, ',', ' OR ')"),
+    TRIGGERED_ACTION_LEVEL=(nvarchar(16), "'ROW'"),
+    DEFINITION=(NCLOB, "g.definition"),
+    IS_VALID=(_FLAG, _flag("g.valid")),
+    IS_ENABLED=(_FLAG, _flag("g.enabled")),
+    CREATE_TIME=(TIMESTAMP, "g.created"),
+)
+
 VIEWS: dict[str, SystemView] = {
     "CONSTRAINTS": _CONSTRAINTS,
     "REFERENTIAL_CONSTRAINTS": _REFERENTIAL_CONSTRAINTS,
     "SEQUENCES": _SEQUENCES,
     "SYNONYMS": _SYNONYMS,
+    "TRIGGERS": _TRIGGERS,
     "M_TEMPORARY_TABLES": _TEMPORARY_TABLES,
 }

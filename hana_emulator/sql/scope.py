@@ -63,6 +63,8 @@ class Source:
     columns: tuple[SourceColumn, ...]
     row_id: SourceColumn | None = None
     """The pseudo-column `"$rowid$"`, which `*` does not stand for."""
+    qualified: bool = False
+    """Whether its columns are found only with its name before them, as those of a trigger's rows are."""
 
     def find(self, name: str) -> SourceColumn | None:
         found = [entry for entry in self.columns if entry.column.name == name]
@@ -133,7 +135,7 @@ class Scope:
     def _local(self, name: str, table: str, schema: str) -> Bound | None:
         found: list[tuple[Source, SourceColumn]] = []
         for source in self.sources:
-            if table and not source.answers_to(table, schema):
+            if (table or source.qualified) and not source.answers_to(table, schema):
                 continue
             entry = source.find(name)
             if entry is not None:
@@ -173,6 +175,8 @@ class Binding:
     touches: set[Touch] = field(default_factory=set)
     """What the statement needs privileges for; a view is one thing, whatever it reads."""
     view_depth: int = 0
+    outer: Scope | None = None
+    """In the body of a trigger: the rows it is fired for. SQLite then wants the tables written without an alias."""
     sources: int = 0
     """How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them anew."""
     _aliases: int = 0

@@ -391,6 +391,7 @@ class Session:
             before.rights.require(self.context.user, bench.touches)
             rights.require_change(self.context.user, before, following)
             changed |= catalogue.reindexed(before, following) | catalogue.referred_anew(before, following)
+            changed |= catalogue.triggered_anew(before, following)
             self._database.locks.check_unused(changed)
             install_triggers(connection)
             self._writer.commit_with(transaction, lambda: self._database.publish(following, bench.truncated))

@@ -207,24 +207,25 @@ class Writer:
         locks = self._database.locks
         locks.check_open(table)
         connection = transaction.connection
-        start: int | None = None
-        if inserts:
-            transaction.mark(table)
+        fired = self._database.catalog.fired.get(table, ())
+        starts: dict[str, int] = {}
+        for name in {table, *fired} if inserts else fired:
+            transaction.mark(name)
             if locks.any_claims:
-                start = changes.highest(connection, self._database.shape(connection, table))
+                starts[name] = changes.highest(connection, self._database.shape(connection, name))
         try:
             with transaction.statement() as touched:
                 result = action()
-                self._check(connection, {table: set(), **touched}, table, start)
+                self._check(connection, {name: set() for name in (table, *fired)} | touched, starts)
         except (sqlite3.IntegrityError, HanaError) as error:
-            self._ask_holders(transaction, table, action, error)
+            for name in {table, *fired}:
+                self._ask_holders(transaction, name, action, error)
             raise
         return result
 
-    def _check(
-        self, connection: sqlite3.Connection, touched: dict[str, set[int]], table: str, start: int | None
-    ) -> None:
-        """Raises Blocked when the statement has touched what others have locked, or refers to it by a foreign key."""
+    def _check(self, connection: sqlite3.Connection, touched: dict[str, set[int]], starts: dict[str, int]) -> None:
+        """Raises Blocked when the statement has touched what others have locked, or refers to it by a foreign key.
+        `starts`: above which rowids a table has rows that the statement has inserted."""
         locks = self._database.locks
         for name, rowids in touched.items():
             shape = self._database.shape(connection, name)
@@ -233,8 +234,8 @@ class Writer:
                 continue
             locks.check_rows(name, rowids)
             written = list(changes.rows_at(connection, shape, rowids).values())
-            if name == table and start is not None:
-                written += changes.rows_above(connection, shape, start).values()
+            if name in starts:
+                written += changes.rows_above(connection, shape, starts[name]).values()
             locks.check_keys(name, shape.keys_of(written))
             for parent in parents:
                 parent_shape = self._database.shape(connection, parent.table)

@@ -192,7 +192,7 @@ def _insert_values(target: _Target, columns: Sequence[TableColumn], node: exp.Va
     values = node.expressions[0]
     nodes = values.expressions if isinstance(values, exp.Tuple) else [values]
     _check_count(len(nodes), len(columns))
-    scope = Scope()
+    scope = Scope(target.binding.outer)
     sqls = [target.value(scope, value, column) for value, column in zip(nodes, columns, strict=True)]
     if scope.aggregates:
         raise HanaError(275, "aggregate function not allowed in VALUES")
@@ -216,7 +216,7 @@ def _defaults(target: _Target, given: Sequence[TableColumn]) -> tuple[list[str],
 
 
 def _insert_query(target: _Target, columns: Sequence[TableColumn], node: exp.Expr) -> tuple[list[str], str]:
-    query = queries.bind_query(target.binding, node, None)
+    query = queries.bind_query(target.binding, node, target.binding.outer)
     _check_count(len(query.columns), len(columns))
     sqls = [
         stored(Bound(f"c{index}", result.type), column)
@@ -279,7 +279,7 @@ def bind_update(binding: Binding, node: exp.Update) -> WritePlan:
 def _written(binding: Binding, node: exp.Expr, *, deleting: bool = False) -> tuple[_Target, Scope, str]:
     relation = written_table(binding, node, deleting=deleting)
     alias = node.args.get("alias")
-    scope = Scope()
+    scope = Scope(binding.outer)
     name = identifier(alias.this) if alias is not None else ""
     table = queries.add_table(binding, scope, relation, name, whole=True)
     return _Target(binding, relation), scope, table
