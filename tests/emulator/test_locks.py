@@ -328,7 +328,7 @@ def test_a_transaction_that_cannot_be_put_back_is_rolled_back(a: Sql, b: Sql, pa
     update(b, 1, "b")
     commit(b)
     foreign = patient.open_connection(b.session.context)
-    foreign.execute("INSERT INTO \"~S.T\" (K, A, N) VALUES (4, 'x', 44)")
+    foreign.execute("INSERT INTO \"~S.T\" (K, N, Q) VALUES (4, 'x', 44)")
     foreign.close()
     with pytest.raises(HanaError) as caught:
         update(a, 2, "a")
