@@ -16,6 +16,10 @@ from connector.hana import ConnectionOptions, load_driver
 T = TypeVar("T")
 _PIECES = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/|[^'"\-/;]+|.""", re.DOTALL)
 _OPENED = ("'", '"')
+_LEFT_OUT = ("--", "/*")
+_TRIGGER = re.compile(r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TRIGGER\b", re.IGNORECASE)
+_BLOCKS = re.compile(r"\b(?:END\s+IF|END|BEGIN|CASE|IF)\b")
+"""What opens and closes a block in the body of a trigger."""
 _TABLES = (
     "SELECT TABLE_NAME AS NAME, 'TABLE' AS KIND, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = CURRENT_SCHEMA "
     "UNION ALL SELECT VIEW_NAME, 'VIEW', COMMENTS FROM SYS.VIEWS WHERE SCHEMA_NAME = CURRENT_SCHEMA ORDER BY NAME"
@@ -27,20 +31,31 @@ _COLUMNS = (
 
 
 def split(text: str) -> tuple[list[str], str]:
-    """The statements of `text` that a `;` ends, outside quotes and comments, and what is left after the last one."""
-    found, start = [], 0
+    """The statements of `text` that a `;` ends, outside quotes, comments and the bodies of triggers, and what is left
+    after the last one."""
+    found, start, code = [], 0, ""
     for piece in _PIECES.finditer(text):
         if piece.group() in _OPENED or (text.startswith("/*", piece.start()) and len(piece.group()) == 1):
             break
-        if piece.group() == ";":
+        if piece.group() == ";" and not _is_in_body(code):
             found.append(text[start : piece.start()].strip())
-            start = piece.end()
+            start, code = piece.end(), ""
+        else:
+            code += " " if piece.group()[:2] in _LEFT_OUT or piece.group()[0] in _OPENED else piece.group()
     return [statement for statement in found if not is_blank(statement)], text[start:]
+
+
+def _is_in_body(code: str) -> bool:
+    """Whether a `;` after `code`, a statement so far without its quotes and comments, is inside a trigger."""
+    if not _TRIGGER.match(code):
+        return False
+    words = _BLOCKS.findall(code.upper())
+    return 2 * sum(word.startswith("END") for word in words) < len(words)
 
 
 def is_blank(text: str) -> bool:
     """Nothing but white space and comments?"""
-    return all(piece[:2] in ("--", "/*") or piece.isspace() for piece in _PIECES.findall(text))
+    return all(piece[:2] in _LEFT_OUT or piece.isspace() for piece in _PIECES.findall(text))
 
 
 class StatementRefused(Exception):

@@ -1,4 +1,4 @@
-"""What change capture asks of the stand-in, through the real hdbcli: triggers and their log, `"$rowid$"`, hashes in SQL,
+"""What change capture asks of the stand-in, through the real hdbcli: triggers and their log, `"$rowid$"`, hashes,
 late commits, and changes of structure under prepared statements."""
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def test_hashes_are_of_cesu_8(connection: Any, text: str, name: str) -> None:
     run(connection, "INSERT INTO T VALUES (1, ?, NULL)", text)
     ((stored, bound, binary),) = rows(
         connection,
-        f"SELECT HASH_{name.upper()}(TO_BINARY(V)), HASH_{name.upper()}(TO_BINARY(TO_NVARCHAR(?))), TO_BINARY(V) FROM T",
+        "SELECT {0}(TO_BINARY(V)), {0}(TO_BINARY(TO_NVARCHAR(?))), TO_BINARY(V) FROM T".format(f"HASH_{name.upper()}"),
         text,
     )
     assert bytes(binary) == data
@@ -206,7 +206,8 @@ def test_windows_that_cut_a_table_into_ranges(connection: Any) -> None:
         cursor.executemany("INSERT INTO T VALUES (?, 'x', NULL)", [(key,) for key in range(10, 0, -1)])
     ranges = rows(
         connection,
-        "SELECT N, MIN(K), MAX(K), COUNT(*) FROM (SELECT K, NTILE(3) OVER (ORDER BY K) AS N FROM T) GROUP BY N ORDER BY N",
+        "SELECT N, MIN(K), MAX(K), COUNT(*) FROM (SELECT K, NTILE(3) OVER (ORDER BY K) AS N FROM T)"
+        " GROUP BY N ORDER BY N",
     )
     assert ranges == [(1, 1, 4, 4), (2, 5, 7, 3), (3, 8, 10, 3)]
     assert rows(

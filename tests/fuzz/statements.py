@@ -39,6 +39,8 @@ SEEDS = (
     "CREATE GLOBAL TEMPORARY TABLE N5 (A INTEGER)",
     "EXPLAIN PLAN SET STATEMENT_NAME = 'x' FOR SELECT A FROM T",
     "GRANT SELECT, INSERT ON SCHEMA S TO PUBLIC",
+    "CREATE TRIGGER N6 AFTER INSERT OR UPDATE OF A ON T REFERENCING NEW ROW n FOR EACH ROW BEGIN"
+    " IF :n.A > 1 THEN INSERT INTO U (A) VALUES (:n.A); ELSE DELETE FROM U WHERE A = :n.A; END IF; END",
     "LOCK TABLE T IN EXCLUSIVE MODE NOWAIT",
     "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
 )
@@ -61,7 +63,7 @@ def optional(part: Text) -> Text:
     return st.one_of(st.just(""), part)
 
 
-columns = one("A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "T.A", "X.A", "NOSUCH", '"a b"')
+columns = one("A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "T.A", "X.A", "NOSUCH", '"a b"', '"$rowid$"')
 tables = one("T", "U", "V", "#L", "DUMMY", "S.T", "SYS.TABLES", "NOSUCH")
 names = one("N1", "N2", '"n""3"', "T", "U", "V", "#N4", "S.N5", "Q", "NOSUCH.N6")
 types = one(
@@ -196,6 +198,21 @@ column_parts = form(
 _constraints = one(
     "PRIMARY KEY (A)", "CONSTRAINT Z UNIQUE (A, B)", "FOREIGN KEY (A) REFERENCES T (A) ON DELETE CASCADE"
 )
+_row_values = one(
+    ":n.A", ":n.B", ":o.A", ":o.NOSUCH", ":n", "A", "1", "Q.NEXTVAL", "CURRENT_UTCTIMESTAMP", ":n.D || :n.B"
+)
+_row_writes = st.one_of(
+    form("INSERT INTO {} (A, B) VALUES ({}, {})", one("U", "T", "N1"), _row_values, _row_values),
+    form("INSERT INTO {} (A) SELECT {} FROM {}", one("U", "T", "N1"), _row_values, tables),
+    form("UPDATE {} SET B = {} WHERE A = {}", one("U", "T"), _row_values, _row_values),
+    form("DELETE FROM {} WHERE A = {}", one("U", "T", "#L"), _row_values),
+    writes,
+)
+trigger_statements: Text = st.one_of(
+    _row_writes,
+    form("IF {} = {} THEN {}; ELSEIF {} THEN {}; ELSE {}; END IF", _row_values, _row_values, _row_writes, conditions,
+         _row_writes, _row_writes),
+)  # fmt: skip
 definitions = st.one_of(
     form("CREATE {}TABLE {} ({})", one("", "COLUMN ", "ROW ", "GLOBAL TEMPORARY ", "LOCAL TEMPORARY "), names,
          joined(st.one_of(column_parts, column_parts, _constraints))),
@@ -208,11 +225,16 @@ definitions = st.one_of(
     form("CREATE SEQUENCE {} START WITH {} INCREMENT BY {} {}", names, literals, literals, one("", "CYCLE")),
     form("ALTER SEQUENCE {} RESTART WITH {}", names, literals),
     form("CREATE {}SYNONYM {} FOR {}", one("", "PUBLIC "), names, names),
+    form("CREATE {}TRIGGER {} {} {} ON {} {} FOR EACH ROW BEGIN {}; END", one("", "OR REPLACE "), names,
+         one("AFTER", "BEFORE"), one("INSERT", "UPDATE", "DELETE", "UPDATE OF A, B", "INSERT OR UPDATE"),
+         one("T", "U", "N1", "V"), one("", "REFERENCING NEW ROW n", "REFERENCING OLD ROW AS o, NEW AS n"),
+         joined(trigger_statements, "; ")),
+    form("ALTER TABLE {} {} TRIGGER {}", one("T", "U"), one("ENABLE", "DISABLE"), st.one_of(st.just(""), names)),
     form("ALTER TABLE {} {} ({})", names, one("ADD", "ALTER", "DROP"), joined(st.one_of(column_parts, columns))),
     form("ALTER TABLE {} {} {}", names, one("ADD", "DROP", "ADD CONSTRAINT Z"), _constraints),
     form("RENAME {} {} TO {}", one("TABLE", "COLUMN", "INDEX"), one("N1", "N1.A", "T.B"), one("N2", "B", "K")),
-    form("DROP {} {} {}", one("TABLE", "VIEW", "INDEX", "SEQUENCE", "SYNONYM", "SCHEMA", "USER", "ROLE"), names,
-         one("", "CASCADE", "RESTRICT", "IF EXISTS")),
+    form("DROP {} {} {}", one("TABLE", "VIEW", "INDEX", "SEQUENCE", "SYNONYM", "SCHEMA", "USER", "ROLE", "TRIGGER"),
+         names, one("", "CASCADE", "RESTRICT", "IF EXISTS")),
     form("TRUNCATE TABLE {}", names),
     form("COMMENT ON {} {} IS {}", one("TABLE", "COLUMN", "VIEW"), one("T", "T.A", "N1", "V"), literals),
 )  # fmt: skip

@@ -320,6 +320,43 @@ def test_statements_are_cut_outside_quotes_and_comments(text: str, statements: l
     assert split(text) == (statements, rest)
 
 
+_BODY = """CREATE TRIGGER T1 AFTER UPDATE ON T REFERENCING NEW ROW N FOR EACH ROW
+BEGIN -- END;
+  IF :n.A = 1 THEN INSERT INTO L VALUES (CASE WHEN :n.B = 'END;' THEN 1 END); ELSE DELETE FROM L; END IF;
+  UPDATE L SET "BEGIN" = CASE :n.A WHEN 2 THEN 'x' END;
+END"""
+
+
+@pytest.mark.parametrize(
+    ("text", "statements", "rest"),
+    [
+        (f"A; {_BODY}; B;", ["A", _BODY, "B"], ""),
+        (f"/* first; */ {_BODY.replace('CREATE', 'create or  replace')}; B", None, " B"),
+        (_BODY + ";" + _BODY + ";", [_BODY, _BODY], ""),
+        ("CREATE TRIGGER T1 AFTER INSERT ON T BEGIN DELETE FROM L; X", [], None),
+        ("CREATE TRIGGER T1; X", ["CREATE TRIGGER T1"], " X"),
+        ("DROP TRIGGER T1; BEGIN; X", ["DROP TRIGGER T1", "BEGIN"], " X"),
+    ],
+)
+def test_the_body_of_a_trigger_is_not_cut(text: str, statements: list[str] | None, rest: str | None) -> None:
+    found, left = split(text)
+    assert left == (text if rest is None else rest)
+    assert found == statements if statements is not None else len(found) == 1
+
+
+@pytest.mark.covers("emulator sql")
+def test_a_trigger_can_be_made_at_the_prompt(sql: Cli) -> None:
+    run = sql(
+        "--json",
+        'CREATE TABLE SUBJECT (A INTEGER, B NVARCHAR(9)); CREATE TABLE L (A INTEGER, "BEGIN" NVARCHAR(9));'
+        + _BODY.replace("ON T ", "ON SUBJECT ").replace("INTO L VALUES", "INTO L (A) VALUES")
+        + "; INSERT INTO SUBJECT VALUES (2, 'b'); UPDATE SUBJECT SET A = 1; SELECT COUNT(*) AS C FROM L;"
+        " DROP TABLE SUBJECT; DROP TABLE L",
+    )
+    assert run.code == 0, run.err
+    assert [document["rows"] for document in run.json if document["columns"]] == [[[1]]]
+
+
 @given(st.lists(st.text(alphabet="ab;'\"-/*\n ", max_size=12), max_size=4))
 def test_quoted_parts_are_never_cut(parts: list[str]) -> None:
     text = "".join("SELECT '{}' X;".format(part.replace("'", "''")) for part in parts)
