@@ -287,6 +287,8 @@ def _written(binding: Binding, node: exp.Expr, *, deleting: bool = False) -> tup
 
 def _changes(target: _Target, scope: Scope, nodes: Sequence[exp.Expr]) -> str:
     changes = []
+    if not nodes:
+        raise syntax_error("SET takes column = value")
     for node in nodes:
         if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
             raise syntax_error("SET takes column = value")

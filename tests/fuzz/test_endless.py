@@ -84,7 +84,7 @@ ENDING = {
     "parameters": (f"SELECT 1 FROM DUMMY WHERE 1 IN ({','.join('?' * 40_000)})", 2048),
     "signs": (";" * 1_100_000, 2048),
     "a megabyte of text": (in_dummy(f"LENGTH('{MEGABYTE}')"), 0),
-    "hash": (in_dummy(f"HASH_SHA256('{MEGABYTE * 5}')"), 0),
+    "hash": (in_dummy(f"HASH_SHA256(TO_BINARY('{MEGABYTE * 5}'))"), 0),
     "safe?": (in_dummy(f"IS_SQL_INJECTION_SAFE('{'a ' * 500_000}', 1000000)"), 0),
     "blanks after a command": ("ALTER SYSTEM CANCEL SESSION '1'" + " " * 300_000 + "x", 257),
     "a session number": (f"ALTER SYSTEM CANCEL SESSION '{'9' * 5_000}'", 1093),
