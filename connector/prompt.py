@@ -49,7 +49,7 @@ def _is_in_body(code: str) -> bool:
     """Whether a `;` after `code`, a statement so far without its quotes and comments, is inside a trigger."""
     if not _TRIGGER.match(code):
         return False
-    words = _BLOCKS.findall(code.upper())
+    words: list[str] = _BLOCKS.findall(code.upper())
     return 2 * sum(word.startswith("END") for word in words) < len(words)
 
 

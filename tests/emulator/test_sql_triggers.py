@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -490,3 +491,43 @@ def test_a_trigger_is_not_made_under_a_running_transaction(logged: Sql, pair: tu
     assert logged.code(body("DELETE FROM L;")) == 131
     pair[0].session.commit()
     logged.run(body("DELETE FROM L;"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_log_tells_what_became_of_every_row(logged: Sql, database: Database, seed: int) -> None:
+    """Three sessions write at random and side by side, each its own keys; some of it is undone. In the order of the
+    log, the last word on each key is what the table says, and nothing undone is in it."""
+    random = Random(seed)
+    sessions = [transacting(database) for _ in range(3)]
+    for _ in range(60):
+        number = random.randrange(3)
+        writer = sessions[number]
+        key = 10 * number + random.randrange(4)
+        match random.randrange(10):
+            case 0 | 1:
+                writer.session.commit()
+            case 2:
+                writer.session.rollback()
+            case 3:
+                writer.run("SAVEPOINT P")
+                writer.run("DELETE FROM T WHERE K BETWEEN ? AND ?", 10 * number, 10 * number + 9)
+                writer.run("UPSERT T VALUES (?, 'undone') WITH PRIMARY KEY", key)
+                writer.run("ROLLBACK TO SAVEPOINT P")
+            case 4 | 5:
+                writer.run("DELETE FROM T WHERE K = ?", key)
+            case 6:
+                writer.run(
+                    "UPDATE T SET K = ? WHERE K = ? AND NOT EXISTS (SELECT 1 FROM T WHERE K = ?)", key, key ^ 1, key
+                )
+            case _:
+                writer.run("UPSERT T VALUES (?, ?) WITH PRIMARY KEY", key, f"v{random.randrange(99)}")
+    commits = [writer.session.commit for writer in sessions]
+    for commit in commits:
+        commit()
+    last: dict[int, tuple[str, str | None]] = {}
+    for key, operation, value in logged.rows("SELECT K, OP, V FROM L ORDER BY ID"):
+        last[key] = (operation, value)
+    present = {key: value for key, (operation, value) in last.items() if operation != "D"}
+    assert present == dict(logged.rows("SELECT K, V FROM T")), f"seed {seed}"
+    assert "undone" not in logged.column("SELECT V FROM L WHERE V IS NOT NULL")
+    assert len(logged.rows('SELECT DISTINCT "$rowid$" FROM T')) == len(present)
