@@ -493,7 +493,7 @@ def test_a_trigger_is_not_made_under_a_running_transaction(logged: Sql, pair: tu
     logged.run(body("DELETE FROM L;"))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_log_tells_what_became_of_every_row(logged: Sql, database: Database, seed: int) -> None:
     """Three sessions write at random and side by side, each its own keys; some of it is undone. In the order of the
     log, the last word on each key is what the table says, and nothing undone is in it."""
@@ -521,9 +521,8 @@ def test_the_log_tells_what_became_of_every_row(logged: Sql, database: Database,
                 )
             case _:
                 writer.run("UPSERT T VALUES (?, ?) WITH PRIMARY KEY", key, f"v{random.randrange(99)}")
-    commits = [writer.session.commit for writer in sessions]
-    for commit in commits:
-        commit()
+    for writer in sessions:
+        writer.session.commit()
     last: dict[int, tuple[str, str | None]] = {}
     for key, operation, value in logged.rows("SELECT K, OP, V FROM L ORDER BY ID"):
         last[key] = (operation, value)
