@@ -7,16 +7,18 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.src import doctor
+from app.src.background import Background
+from app.src.background import SyncRequest as SyncRequest
 from app.src.discovery import Discovery
-from app.src.jobs import Job, JobOptions, Jobs, Retention, Run
+from app.src.jobs import Job, JobOptions, Jobs, Retention
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness
@@ -48,15 +50,6 @@ DISTRIBUTION = "owl-sap-connector"
 _AS_USUAL = SearchOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class SyncRequest:
-    """What one sync run was asked for; None: as configured."""
-
-    full: bool = False
-    max_deletes: float | None = None
-    owner: str = "sync"
-
-
 def version() -> str:
     try:
         return importlib.metadata.version(DISTRIBUTION)
@@ -83,6 +76,7 @@ class Service:
         self.metrics = metrics or Metrics()
         self.parts = Parts(settings, source=source, store=store)
         self.jobs = Jobs(settings.state_folder(file), self._job_options())
+        self.background = Background(self.jobs, self)
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
         self._searching = Searching(self.parts, self.metrics, self._stored)
@@ -182,7 +176,7 @@ class Service:
     def start_sync(self, name: str, request: SyncRequest) -> Job:
         """Sync in the background. Raises UnknownCollection, JobRunning, QueueFull, StateUnusable."""
         self.spec(name)
-        return self.jobs.start(name, lambda run: self.sync(name, request, _JobObserver(run), run.stopping).as_dict())
+        return self.background.start_sync(name, request)
 
     def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
         """What a sync would do; writes nothing. Raises as a sync would before it writes."""
@@ -211,11 +205,7 @@ class Service:
     def start_verify(self, name: str, *, repair: bool) -> Job:
         """Verify in the background. Raises as `start_sync`."""
         self.spec(name)
-
-        def work(run: Run) -> Mapping[str, Any]:
-            return self.verify(name, repair=repair, observer=_JobObserver(run), stop=run.stopping).as_dict()
-
-        return self.jobs.start(name, work, "verify")
+        return self.background.start_verify(name, repair=repair)
 
     def _ends(self) -> Ends:
         from connector.sync import Ends
@@ -254,14 +244,15 @@ class Service:
         stop: Callable[[], bool] = lambda: False,
     ) -> RetryReport:
         """Try quarantined rows again; None: all. Raises UnknownKey, and as `sync`."""
-        return self._retry(name, self._ids(name, wanted), observer, stop)
+        return self.retry_ids(name, self._ids(name, wanted), observer, stop)
 
     def _ids(self, name: str, wanted: Sequence[Wanted] | None) -> list[str] | None:
         return None if wanted is None else [entry.id for entry in self.quarantine(name, wanted)]
 
-    def _retry(
+    def retry_ids(
         self, name: str, ids: list[str] | None, observer: Observer | None, stop: Callable[[], bool]
     ) -> RetryReport:
+        """As `retry`, by the ids of the entries."""
         from connector import quarantine
         from connector.sync import Watch
 
@@ -274,10 +265,7 @@ class Service:
     def start_retry(self, name: str, wanted: Sequence[Wanted] | None) -> Job:
         """Retry in the background. Raises UnknownKey, and as `start_sync`."""
         self.spec(name)
-        ids = self._ids(name, wanted)
-        return self.jobs.start(
-            name, lambda run: self._retry(name, ids, _JobObserver(run), run.stopping).as_dict(), "retry"
-        )
+        return self.background.start_retry(name, self._ids(name, wanted))
 
     def drop(self, name: str, wanted: Sequence[Wanted] | None = None, lease_wait: float | None = None) -> int:
         """Forget quarantined rows; None: all; how many there were. The next sync meets them again. Raises UnknownKey,
@@ -394,23 +382,6 @@ class Service:
 
     def doctor(self) -> list[doctor.Check]:
         return doctor.examine(self.probes)
-
-
-class _JobObserver:
-    """A job as the Observer of its work."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def stage(self, name: str, seconds: float, items: int) -> None:
-        pass
-
-    def progress(self, done: int, total: int) -> None:
-        self._run.report(done, total)
-
-    def event(self, name: str, **fields: str | int | float) -> None:
-        if name in ("waiting", "owned"):
-            self._run.wait(name == "waiting")
 
 
 _NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
