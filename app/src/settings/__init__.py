@@ -2,31 +2,38 @@
 module of the product that looks at the environment). Knows no connection, no engine and no HTTP.
 """
 
+from app.src.settings.durations import Duration, seconds
 from app.src.settings.model import (
     ApiSettings,
     CollectionSettings,
     EmbeddingSettings,
     HanaSettings,
+    ScheduleSettings,
     Settings,
     StateSettings,
     StoreSettings,
     SyncSettings,
+    WorkerSettings,
 )
 from app.src.settings.sources import Loaded, SettingsError, load, no_collections, proxy_variables, show
 
 __all__ = [
     "ApiSettings",
     "CollectionSettings",
+    "Duration",
     "EmbeddingSettings",
     "HanaSettings",
     "Loaded",
+    "ScheduleSettings",
     "Settings",
     "SettingsError",
     "StateSettings",
     "StoreSettings",
     "SyncSettings",
+    "WorkerSettings",
     "load",
     "no_collections",
     "proxy_variables",
+    "seconds",
     "show",
 ]

@@ -1,16 +1,51 @@
-"""Lengths of time as people write them: "30s", "5m", "1h30m", "1d". Text in, seconds out."""
+"""Lengths of time as people write them: "30s", "5m", "1h30m", "1d". Text in, seconds out. Knows no setting."""
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Annotated, Any
 
-_UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
-_FORM = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+from pydantic import BeforeValidator, WithJsonSchema
+
+LONGEST = 3650 * 86_400.0
+"""Ten years, in seconds: more is a slip of the pen, and dates end somewhere."""
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_PARTS = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in "dhms"), re.ASCII)
+_UNITS = (86_400, 3600, 60, 1)
+_EXAMPLES = 'write it like "30s", "5m", "1h30m" or "1d"'
 
 
 def seconds(text: str) -> float:
-    """Raises ValueError, saying how a length is written."""
-    found = _FORM.fullmatch(text.strip().lower())
-    if found is None or not any(found.groups()):
-        raise ValueError(f'{text!r} is no length of time: write "30s", "5m", "1h30m" or "1d"')
-    return sum(float(count) * unit for count, unit in zip(found.groups(), _UNITS.values(), strict=True) if count)
+    """Seconds. Units d, h, m and s, each once and in this order; a number alone is seconds. Raises ValueError."""
+    word = "".join(text.split()).lower()
+    if re.fullmatch(_NUMBER, word, re.ASCII):
+        word += "s"
+    match = _PARTS.fullmatch(word)
+    if not word or match is None:
+        raise ValueError(f"{text!r} is no length of time: {_EXAMPLES}")
+    parts = zip(match.groups(), _UNITS, strict=True)
+    return _bounded(sum(float(number) * unit for number, unit in parts if number is not None))
+
+
+def _bounded(length: float) -> float:
+    if not (math.isfinite(length) and 0 <= length <= LONGEST):
+        raise ValueError(f"a length of time lies between 0 and {LONGEST / 86_400:.0f}d: {_EXAMPLES}")
+    return length
+
+
+def _seconds(value: Any) -> Any:
+    """TOML's numbers are seconds; anything that is neither text nor number is for pydantic to refuse."""
+    if isinstance(value, str):
+        return seconds(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _bounded(float(value))
+    raise ValueError(f"must be a length of time: {_EXAMPLES}")
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(_seconds),
+    WithJsonSchema({"type": ["string", "number"], "examples": ["30s", "5m", "1h30m", "1d"]}),
+]
+"""Seconds, in a settings model."""

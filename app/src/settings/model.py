@@ -5,11 +5,15 @@ Knows the connector's vocabulary (names, tables), never a connection, an engine 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
 
+from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from app.src.settings.durations import Duration
 from connector.model import ChunkSpec, CollectionSpec, TableRef
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
@@ -95,6 +99,12 @@ class SyncSettings(_Section):
         default=0.2, ge=0, le=1, description="largest share of the stored rows one run may delete"
     )
     lease_wait: float = Field(default=60.0, ge=0, description="seconds to wait for another worker on the collection")
+    longest_wait: Duration = Field(
+        default=300.0, gt=0, description="seconds (or 5m, 1h) at most between two attempts of a job while HANA is away"
+    )
+    give_up_after: Duration = Field(
+        default=86_400.0, description="seconds (or 12h, 2d) after which a job that waits for HANA fails"
+    )
 
 
 class ApiSettings(_Section):
@@ -107,7 +117,19 @@ class ApiSettings(_Section):
     max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
     max_k: int = Field(default=1000, ge=1, description="hits of one search")
     threads: int = Field(default=8, ge=1, le=128, description="requests that may wait for engine or store at once")
-    job_workers: int = Field(default=2, ge=1, le=32, description="jobs (sync, verify, retry) that run at once")
+    job_workers: int = Field(
+        default=2,
+        ge=0,
+        le=32,
+        description="jobs (sync, verify, retry) that `serve` runs at once; 0 leaves all to `owl-sap worker`",
+    )
+    run_schedules: bool = Field(default=True, description="`serve` starts the collections' scheduled syncs")
+
+
+class WorkerSettings(_Section):
+    """`owl-sap worker`, the background part alone."""
+
+    concurrency: int = Field(default=2, ge=1, le=32, description="jobs that `owl-sap worker` runs at once")
 
 
 class StateSettings(_Section):
@@ -121,6 +143,9 @@ class StateSettings(_Section):
     keep_jobs: int = Field(default=1000, ge=1, description="records kept of jobs that are over")
     keep_days: float = Field(default=30.0, gt=0, description="days they are kept")
     max_queued: int = Field(default=100, ge=1, description="jobs that may wait for a free worker")
+    max_attempts: int = Field(
+        default=5, ge=1, description="a job is given up after its process has died so often while it ran"
+    )
 
 
 class ChunkSettings(_Section):
@@ -151,6 +176,57 @@ class ChangesSettings(_Section):
         return method
 
 
+class ScheduleSettings(_Section):
+    """When a collection is synced by itself."""
+
+    every: Duration | None = Field(default=None, description='span from start to start: "5m", "1h30m"')
+    cron: str | None = Field(default=None, description='minute hour day month weekday: "15 2 * * *"')
+    timezone: str = Field(default="UTC", description="of `cron`: a name such as Europe/Berlin; summer time is observed")
+    jitter: Duration = Field(default=0.0, description="start up to so many seconds (or 30s) later, by chance")
+
+    @field_validator("every")
+    @classmethod
+    def _not_too_often(cls, every: float | None) -> float | None:
+        if every is not None and every < 1:
+            raise ValueError('every must be at least "1s"')
+        return every
+
+    @field_validator("cron")
+    @classmethod
+    def _five_fields(cls, cron: str | None) -> str | None:
+        if cron is None:
+            return None
+        if len(cron.split()) != 5:
+            raise ValueError(f"{cron!r} is no cron line: it has five fields, minute hour day month weekday")
+        try:
+            next(CronSim(cron, datetime.now(UTC)))
+        except CronSimError as error:
+            raise ValueError(f"{cron!r} is no cron line: {str(error)[:1].lower()}{str(error)[1:]}") from None
+        except StopIteration:
+            raise ValueError(f"{cron!r} names a day that never comes") from None
+        return cron
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, timezone: str) -> str:
+        try:
+            ZoneInfo(timezone)
+        except (KeyError, OSError, ValueError):
+            raise ValueError(_NO_ZONE.format(timezone)) from None
+        return timezone
+
+    @model_validator(mode="after")
+    def _one_of(self) -> ScheduleSettings:
+        if (self.every is None) == (self.cron is None):
+            raise ValueError('a schedule has either every = "5m" or cron = "15 2 * * *"')
+        if self.every is not None and "timezone" in self.model_fields_set:
+            raise ValueError("timezone belongs to cron; every counts seconds and knows none")
+        return self
+
+
+_NO_ZONE = "{!r} is no time zone; names are those of the IANA database, such as Europe/Berlin"
+
+
 class CollectionSettings(_Section):
     """One `[[collections]]` block."""
 
@@ -162,6 +238,7 @@ class CollectionSettings(_Section):
     metadata: Columns = ()
     changes: ChangesSettings = ChangesSettings()
     chunk: ChunkSettings = ChunkSettings()
+    schedule: ScheduleSettings | None = None
 
     @field_validator("name")
     @classmethod
@@ -196,6 +273,7 @@ class Settings(_Section):
     embedding: EmbeddingSettings = EmbeddingSettings()
     sync: SyncSettings = SyncSettings()
     api: ApiSettings = ApiSettings()
+    worker: WorkerSettings = WorkerSettings()
     state: StateSettings = StateSettings()
     collections: tuple[CollectionSettings, ...] = ()
 

@@ -77,7 +77,7 @@ def _nothing(names: str, why: str) -> list[Variable]:
 
 _BY_TOKENS = "does nothing: batches are planned by tokens from the memory that is free, never by a number of texts"
 _TENSORRT = "does nothing yet: it belongs to TensorRT, which this version does not have"
-_JOBS = "does nothing yet: background workers come with a later version; api.job_workers bounds concurrent syncs"
+_ONE_PROCESS = "does nothing: a worker is one process whose jobs run in threads; worker.concurrency bounds them"
 _LIBRARY = "read by {0} itself, not by us"
 _CONVOLUTIONS = "does nothing: it tunes convolutions, and text encoders have none"
 
@@ -121,7 +121,8 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     *_nothing("NVIDIA_TF32_OVERRIDE", "read by NVIDIA's libraries: 0 forces TF32 off, 1 enables nothing"),
     *_nothing("INFERENCE_BATCH_SIZE DOCUMENT_BATCH_SIZE", _BY_TOKENS),
     *_nothing("NER_BATCH_SIZE", "does nothing: there is no named-entity recognition here"),
-    *_nothing("WORKER_CONCURRENCY WORKER_MAX_TASKS_PER_CHILD", _JOBS),
+    _to("WORKER_CONCURRENCY", "worker", "concurrency", note="sets worker.concurrency: jobs that `owl-sap worker` runs"),
+    *_nothing("WORKER_MAX_TASKS_PER_CHILD", _ONE_PROCESS),
     *_nothing("CUDA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING", _LIBRARY.format("CUDA")),
     *_nothing("CUDA_MODULE_LOADING", "read by CUDA itself; LAZY has been its default since 12.2"),
     *_nothing("PYTORCH_CUDA_ALLOC_CONF", "read by torch itself; its name is now PYTORCH_ALLOC_CONF"),
