@@ -66,11 +66,13 @@ class FoundHit:
 @dataclass(frozen=True, slots=True)
 class Found:
     """Hits, best first (with MMR: in the order chosen), how long each stage took in milliseconds, and what the asker
-    may have overlooked."""
+    may have overlooked. `stale_since`: UTC time since when rows may have changed unseen; None while syncs get through.
+    """
 
     hits: list[FoundHit]
     took_ms: dict[str, float]
     notes: list[str] = field(default_factory=list)
+    stale_since: str | None = None
 
 
 class _Stages:

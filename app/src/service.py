@@ -18,7 +18,7 @@ from app.src import doctor
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
 from app.src.discovery import Discovery
-from app.src.jobs import Job, JobOptions, Jobs, Retention
+from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness
@@ -75,8 +75,8 @@ class Service:
         self.file = file
         self.metrics = metrics or Metrics()
         self.parts = Parts(settings, source=source, store=store)
-        self.jobs = Jobs(settings.state_folder(file), self._job_options())
-        self.background = Background(self.jobs, self)
+        self.background = Background(settings, file, self, self.parts.expected_errors)
+        self.jobs = self.background.jobs
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
         self._searching = Searching(self.parts, self.metrics, self._stored)
@@ -104,13 +104,8 @@ class Service:
 
     def close(self) -> None:
         """Stop jobs and end connections; the service can not be used afterwards."""
-        self.jobs.close()
+        self.background.close()
         self.parts.close()
-
-    def _job_options(self) -> JobOptions:
-        state = self.settings.state
-        retention = Retention(state.keep_jobs, state.keep_days, state.max_queued)
-        return JobOptions(self.settings.api.job_workers, self.parts.expected_errors, retention)
 
     # ---------------------------------------------------------------------------------------------- collections
 
@@ -296,9 +291,8 @@ class Service:
     def _status(self, name: str) -> dict[str, Any]:
         self.spec(name)
         status = self._stored(name)
-        job = self.jobs.current(name)
         shown = _status_dict(status) if status is not None else self._never_synced(name)
-        return shown | {"job": None if job is None else job.id}
+        return shown | self.background.shown(name, status)
 
     def _stored(self, name: str) -> CollectionStatus | None:
         """None when it was never synced; a store that is not there at all is an error and no empty store."""
@@ -336,7 +330,8 @@ class Service:
         Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text,
         for a vector that is no finite direction and for one where words are looked for.
         """
-        return self._searching.search(self.spec(name), query, k, where, options)
+        found = self._searching.search(self.spec(name), query, k, where, options)
+        return replace(found, stale_since=self.background.stale_since(name, self._stored))
 
     def key_columns(self, name: str) -> tuple[str, ...]:
         """Names of the key columns; () while nobody can tell."""

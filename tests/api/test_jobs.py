@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,9 @@ from app.src.jobs import (
     JobOver,
     JobRunning,
     Jobs,
+    Kind,
+    Limits,
     QueueFull,
-    Retention,
     Run,
     StateUnusable,
     UnknownJob,
@@ -31,7 +33,19 @@ from app.src.jobs.presence import Presence, is_alive
 from connector.errors import ConnectorError, DatabaseError
 
 ROOT = Path(__file__).parents[2]
-Make = Callable[..., Jobs]
+Make = Callable[..., "Given"]
+
+
+class Given(Jobs):
+    """Jobs whose work is given when they are started, by collection: only the one who was given it can do it."""
+
+    def __init__(self, folder: Path, options: JobOptions | None = None) -> None:
+        self.works: dict[str, Callable[[Run], Any]] = {}
+        super().__init__(folder, lambda run: self.works[run.collection](run), options)
+
+    def begin(self, collection: str, work: Callable[[Run], Any], kind: Kind = "sync") -> Job:
+        self.works[collection] = work
+        return self.start(collection, kind)
 
 
 class Known(Exception):
@@ -41,10 +55,10 @@ class Known(Exception):
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Several share one folder, as processes do."""
-    made: list[Jobs] = []
+    made: list[Given] = []
 
-    def new(workers: int = 2, expected: tuple[type[Exception], ...] = (), **retention: float) -> Jobs:
-        made.append(Jobs(tmp_path / "state", JobOptions(workers, expected, Retention(**retention))))  # type: ignore[arg-type]
+    def new(workers: int = 2, expected: tuple[type[Exception], ...] = (), **limits: Any) -> Given:
+        made.append(Given(tmp_path / "state", JobOptions(workers, expected, limits=Limits(**limits))))
         return made[-1]
 
     yield new
@@ -53,7 +67,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 @pytest.fixture
-def jobs(make: Make) -> Jobs:
+def jobs(make: Make) -> Given:
     return make()
 
 
@@ -81,13 +95,13 @@ def until_stopped(run: Run) -> dict[str, int]:
 # -------------------------------------------------------------------------------------------------------------- states
 
 
-def test_a_job_reports_and_succeeds(jobs: Jobs) -> None:
+def test_a_job_reports_and_succeeds(jobs: Given) -> None:
     def work(run: Run) -> dict[str, int]:
         assert jobs.get(run.id).state == "running"
         run.report(1, 2)
         return {"rows": 2}
 
-    job = wait_for(jobs, jobs.start("a", work, "verify"))
+    job = wait_for(jobs, jobs.begin("a", work, "verify"))
     assert job.started is not None
     assert job.finished is not None
     assert job.created <= job.started <= job.finished <= time.time()
@@ -102,6 +116,9 @@ def test_a_job_reports_and_succeeds(jobs: Jobs) -> None:
         "created": 0,
         "started": 0,
         "finished": 0,
+        "attempts": 1,
+        "note": None,
+        "next_try": None,
     }
 
 
@@ -114,8 +131,8 @@ def test_messages_of_known_errors_are_told_and_others_are_not(make: Make, caplog
     def unknown(run: Run) -> dict[str, int]:
         raise KeyError("row text")
 
-    assert wait_for(jobs, jobs.start("a", known)).error == "the table is gone"
-    error = wait_for(jobs, jobs.start("b", unknown)).error
+    assert wait_for(jobs, jobs.begin("a", known)).error == "the table is gone"
+    error = wait_for(jobs, jobs.begin("b", unknown)).error
     assert error is not None
     assert "KeyError" in error
     assert "row text" not in error
@@ -130,30 +147,30 @@ def test_one_job_per_collection_and_a_bound_on_all(make: Make) -> None:
         return {}
 
     jobs = make(workers=1)
-    first, second = jobs.start("a", work), jobs.start("b", work)
+    first, second = jobs.begin("a", work), jobs.begin("b", work)
     until(lambda: "running" in {jobs.get(first.id).state, jobs.get(second.id).state})
     with pytest.raises(JobRunning) as caught:
-        jobs.start("a", work)
+        jobs.begin("a", work)
     assert caught.value.job == first.id
     assert first.id in str(caught.value)
     assert sorted(job.state for job in jobs.all()) == ["queued", "running"]
     go.set()
     assert wait_for(jobs, first).state == wait_for(jobs, second).state == "succeeded"
     assert jobs.current("a") is None
-    wait_for(jobs, jobs.start("a", work))
+    wait_for(jobs, jobs.begin("a", work))
 
 
 def test_the_queue_is_bounded(make: Make) -> None:
     jobs = make(workers=1, queued=2)
-    first = jobs.start("a", until_stopped)
+    first = jobs.begin("a", until_stopped)
     until(lambda: jobs.get(first.id).state == "running")
-    jobs.start("b", until_stopped)
-    jobs.start("c", until_stopped)
+    jobs.begin("b", until_stopped)
+    jobs.begin("c", until_stopped)
     with pytest.raises(QueueFull, match="max_queued"):
-        jobs.start("d", until_stopped)
+        jobs.begin("d", until_stopped)
 
 
-def test_waiting_for_another_worker_shows(jobs: Jobs) -> None:
+def test_waiting_for_another_worker_shows(jobs: Given) -> None:
     seen: list[str] = []
 
     def work(run: Run) -> dict[str, int]:
@@ -162,7 +179,7 @@ def test_waiting_for_another_worker_shows(jobs: Jobs) -> None:
             seen.append(jobs.get(run.id).state)
         return {}
 
-    job = wait_for(jobs, jobs.start("a", work))
+    job = wait_for(jobs, jobs.begin("a", work))
     assert seen == ["waiting", "running"]
     states = [event.data["state"] for event in jobs.events(job.id) if event.name == "state"]
     assert states == ["queued", "running", "waiting", "running", "succeeded"]
@@ -178,9 +195,9 @@ def test_cancelling_before_and_during_the_work(make: Make) -> None:
         begun.append(run.collection)
         return until_stopped(run)
 
-    running = jobs.start("a", work)
+    running = jobs.begin("a", work)
     until(lambda: jobs.get(running.id).state == "running")
-    queued = jobs.start("b", work)
+    queued = jobs.begin("b", work)
     assert jobs.cancel(queued.id).state == "cancelled", "at once"
     assert jobs.cancel(running.id).cancelling
     jobs.cancel(running.id)  # again: nothing more
@@ -193,18 +210,18 @@ def test_cancelling_before_and_during_the_work(make: Make) -> None:
         jobs.cancel("nope")
 
 
-def test_what_is_over_cannot_be_cancelled(jobs: Jobs) -> None:
-    job = wait_for(jobs, jobs.start("a", lambda run: {}))
+def test_what_is_over_cannot_be_cancelled(jobs: Given) -> None:
+    job = wait_for(jobs, jobs.begin("a", lambda run: {}))
     with pytest.raises(JobOver, match="succeeded"):
         jobs.cancel(job.id)
 
 
-def test_a_result_that_came_to_its_end_is_no_cancelled_one(jobs: Jobs) -> None:
+def test_a_result_that_came_to_its_end_is_no_cancelled_one(jobs: Given) -> None:
     def work(run: Run) -> dict[str, bool]:
         until_stopped(run)
         return {"stopped": False}
 
-    job = jobs.start("a", work)
+    job = jobs.begin("a", work)
     until(lambda: jobs.get(job.id).state == "running")
     jobs.cancel(job.id)
     assert wait_for(jobs, job).state == "succeeded"
@@ -212,10 +229,10 @@ def test_a_result_that_came_to_its_end_is_no_cancelled_one(jobs: Jobs) -> None:
 
 def test_another_process_sees_and_cancels_the_job(make: Make) -> None:
     here, there = make(), make()
-    job = here.start("a", until_stopped)
+    job = here.begin("a", until_stopped)
     until(lambda: there.get(job.id).state == "running")
     with pytest.raises(JobRunning):
-        there.start("a", until_stopped)
+        there.begin("a", until_stopped)
     there.cancel(job.id)
     assert wait_for(there, job).state == "cancelled"
     names = [event.name for event in there.events(job.id)]
@@ -227,33 +244,40 @@ def test_another_process_sees_and_cancels_the_job(make: Make) -> None:
 
 def test_closing_stops_jobs_in_bounded_time(make: Make) -> None:
     jobs, later = make(), make()
-    job = jobs.start("a", until_stopped)
+    job = jobs.begin("a", until_stopped)
     until(lambda: later.get(job.id).state == "running")
     jobs.close(5)
     ended = later.get(job.id)
-    assert ended.state == "cancelled"
-    assert "interrupted" in (ended.error or "")
+    assert (ended.state, ended.error) == ("queued", None)
+    assert "the service ended" in (ended.note or "")
     with pytest.raises(StateUnusable):
-        jobs.start("b", until_stopped)
+        jobs.begin("b", until_stopped)
+    later.works["a"] = lambda run: {"rows": 2}
+    later.run()
+    over = wait_for(later, job)
+    assert (over.state, over.result, over.attempts) == ("succeeded", {"rows": 2}, 2)
 
 
 def test_closing_does_not_wait_for_work_that_does_not_listen(make: Make) -> None:
     go = threading.Event()
     jobs, later = make(), make()
-    job = jobs.start("a", lambda run: {"done": go.wait(10)})
+    job = jobs.begin("a", lambda run: {"done": go.wait(10)})
     until(lambda: later.get(job.id).state == "running")
     start = time.monotonic()
     jobs.close(0.05)
     assert time.monotonic() - start < 2
     ended = later.get(job.id)
-    assert ended.state == "failed"
-    assert "interrupted" in (ended.error or "")
+    assert ended.state == "queued"
+    assert "the service ended" in (ended.note or "")
+    assert later.cancel(job.id).state == "cancelled"
     go.set()
+    time.sleep(0.1)
+    assert later.get(job.id).result is None, "what it does now is nobody's business"
 
 
 def test_the_records_outlive_the_one_who_wrote_them(make: Make) -> None:
     first = make()
-    job = wait_for(first, first.start("a", lambda run: {"rows": 3}))
+    job = wait_for(first, first.begin("a", lambda run: {"rows": 3}))
     first.close()
     again = make()
     assert again.get(job.id) == job
@@ -266,9 +290,10 @@ def test_the_records_outlive_the_one_who_wrote_them(make: Make) -> None:
 DIES = """
 import os, sys, time
 from pathlib import Path
+from typing import Any
 from app.src.jobs import Jobs
-jobs = Jobs(Path(sys.argv[1]))
-job = jobs.start("a", lambda run: time.sleep(60) or {})
+jobs = Jobs(Path(sys.argv[1]), lambda run: time.sleep(60) or {})
+job = jobs.start("a", "verify", {"repair": True})
 while jobs.get(job.id).state != "running":
     time.sleep(0.005)
 print(job.id, flush=True)
@@ -276,23 +301,36 @@ time.sleep(60)
 """
 
 
-def test_a_killed_process_leaves_a_failed_job_and_a_free_collection(make: Make, tmp_path: Path) -> None:
+def test_a_killed_process_leaves_its_job_to_others(make: Make, tmp_path: Path) -> None:
     command = [sys.executable, "-c", DIES, str(tmp_path / "state")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         id_ = process.stdout.readline().strip()
-        jobs = make()
+        jobs, looking = make(), make()
+        jobs.run()
         time.sleep(0.2)
         assert jobs.get(id_).state == "running", "its process is alive"
         with pytest.raises(JobRunning):
-            jobs.start("a", until_stopped)
+            jobs.begin("a", until_stopped)
+        jobs.close()
         process.kill()
-    job = jobs.get(id_)
-    assert job.state == "failed"
-    assert "interrupted" in (job.error or "")
-    assert [event.name for event in jobs.events(id_)][-2:] == ["state", "result"]
-    assert wait_for(jobs, jobs.start("a", lambda run: {})).state == "succeeded"
+    left = looking.get(id_)
+    assert (left.state, left.attempts, left.error) == ("queued", 1, None)
+    assert left.note is not None
+    assert left.note.startswith("interrupted: its process died")
     assert list((tmp_path / "state").glob(f"{process.pid}-*")) == [], "and nothing lies about"
+    with pytest.raises(JobRunning):
+        looking.begin("a", until_stopped)
+    looking.works["a"] = lambda run: {"asked": dict(run.job.request), "kind": run.job.kind}
+    looking.run()
+    job = wait_for(looking, left)
+    assert (job.id, job.state, job.attempts, job.note) == (id_, "succeeded", 2, None)
+    assert job.result == {"asked": {"repair": True}, "kind": "verify"}
+    events = looking.events(id_)
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    states = [event.data["state"] for event in events if event.name == "state"]
+    assert states == ["queued", "running", "queued", "running", "succeeded"]
+    assert events[2].data["note"] == left.note
 
 
 def test_presence_is_seen_from_inside_and_outside(tmp_path: Path) -> None:
@@ -307,7 +345,7 @@ def test_presence_is_seen_from_inside_and_outside(tmp_path: Path) -> None:
 
 
 def test_events_count_from_one_without_gaps_and_end_with_the_record(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    jobs: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.src.jobs.runner.PROGRESS_SECONDS", 0.0)
 
@@ -316,7 +354,7 @@ def test_events_count_from_one_without_gaps_and_end_with_the_record(
             run.report(done, 3)
         return {"rows": 3}
 
-    job = wait_for(jobs, jobs.start("a", work))
+    job = wait_for(jobs, jobs.begin("a", work))
     events = jobs.events(job.id)
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     assert [event.data["done"] for event in events if event.name == "progress"] == [1, 2, 3]
@@ -326,18 +364,18 @@ def test_events_count_from_one_without_gaps_and_end_with_the_record(
     assert jobs.events(job.id, events[-1].id) == []
 
 
-def test_progress_is_written_now_and_then(jobs: Jobs) -> None:
+def test_progress_is_written_now_and_then(jobs: Given) -> None:
     def work(run: Run) -> dict[str, int]:
         for done in range(500):
             run.report(done, 500)
         return {}
 
-    job = wait_for(jobs, jobs.start("a", work))
+    job = wait_for(jobs, jobs.begin("a", work))
     assert job.progress == {"done": 499, "total": 500}
     assert sum(event.name == "progress" for event in jobs.events(job.id)) <= 3
 
 
-def test_old_progress_is_forgotten_and_the_rest_stays(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_progress_is_forgotten_and_the_rest_stays(jobs: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.src.jobs.runner.PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(journal_module, "EVENTS_KEPT", 5)
 
@@ -346,7 +384,7 @@ def test_old_progress_is_forgotten_and_the_rest_stays(jobs: Jobs, monkeypatch: p
             run.report(done, 30)
         return {}
 
-    events = jobs.events(wait_for(jobs, jobs.start("a", work)).id)
+    events = jobs.events(wait_for(jobs, jobs.begin("a", work)).id)
     progress = [event.data["done"] for event in events if event.name == "progress"]
     assert progress == list(range(26, 31))
     assert [event.data["state"] for event in events if event.name == "state"] == ["queued", "running", "succeeded"]
@@ -354,7 +392,7 @@ def test_old_progress_is_forgotten_and_the_rest_stays(jobs: Jobs, monkeypatch: p
 
 def test_old_records_are_forgotten_and_newest_come_first(make: Make) -> None:
     jobs = make(jobs=5)
-    made = [wait_for(jobs, jobs.start("a", lambda run: {})) for _ in range(8)]
+    made = [wait_for(jobs, jobs.begin("a", lambda run: {})) for _ in range(8)]
     assert [job.id for job in jobs.all()] == [job.id for job in reversed(made[-5:])]
     with pytest.raises(UnknownJob):
         jobs.get(made[0].id)
@@ -363,9 +401,9 @@ def test_old_records_are_forgotten_and_newest_come_first(make: Make) -> None:
 
 def test_records_are_forgotten_by_age_too(make: Make) -> None:
     jobs = make(days=0.5 / 86_400)
-    old = wait_for(jobs, jobs.start("a", lambda run: {}))
+    old = wait_for(jobs, jobs.begin("a", lambda run: {}))
     time.sleep(0.6)
-    new = wait_for(jobs, jobs.start("a", lambda run: {}))
+    new = wait_for(jobs, jobs.begin("a", lambda run: {}))
     assert [job.id for job in jobs.all()] == [new.id]
     with pytest.raises(UnknownJob):
         jobs.get(old.id)
@@ -373,16 +411,16 @@ def test_records_are_forgotten_by_age_too(make: Make) -> None:
 
 def test_a_running_job_is_never_forgotten(make: Make) -> None:
     jobs = make(jobs=1)
-    running = jobs.start("a", until_stopped)
+    running = jobs.begin("a", until_stopped)
     for _ in range(3):
-        wait_for(jobs, jobs.start("b", lambda run: {}))
+        wait_for(jobs, jobs.begin("b", lambda run: {}))
     assert jobs.get(running.id).id == running.id
 
 
-def test_records_are_chosen_by_collection_state_and_number(jobs: Jobs) -> None:
+def test_records_are_chosen_by_collection_state_and_number(jobs: Given) -> None:
     for name in ("a", "b", "a"):
-        wait_for(jobs, jobs.start(name, lambda run: {}))
-    running = jobs.start("c", until_stopped)
+        wait_for(jobs, jobs.begin(name, lambda run: {}))
+    running = jobs.begin("c", until_stopped)
     until(lambda: jobs.get(running.id).state == "running")
     assert [job.collection for job in jobs.all("a")] == ["a", "a"]
     assert [job.collection for job in jobs.all(state="succeeded")] == ["a", "b", "a"]
@@ -393,31 +431,31 @@ def test_records_are_chosen_by_collection_state_and_number(jobs: Jobs) -> None:
 # ---------------------------------------------------------------------------------------------------------- the folder
 
 
-def test_looking_makes_no_folder_and_the_first_job_makes_it_for_its_owner(jobs: Jobs) -> None:
+def test_looking_makes_no_folder_and_the_first_job_makes_it_for_its_owner(jobs: Given) -> None:
     assert jobs.all() == []
     assert jobs.current("a") is None
     with pytest.raises(UnknownJob):
         jobs.get("nope")
     assert not jobs.folder.exists()
-    wait_for(jobs, jobs.start("a", lambda run: {}))
+    wait_for(jobs, jobs.begin("a", lambda run: {}))
     assert stat.S_IMODE(jobs.folder.stat().st_mode) == 0o700
 
 
 def test_a_folder_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StateUnusable, match=r"\[state\] path"):
-        Jobs(tmp_path / "file" / "state").open()
+        Given(tmp_path / "file" / "state").open()
 
 
 def test_a_damaged_file_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "jobs.sqlite").write_text("not a database at all")
-    jobs = Jobs(tmp_path)
+    jobs = Given(tmp_path)
     with pytest.raises(StateUnusable, match="job records"):
         jobs.all()
 
 
 def test_a_full_disk_under_the_records_does_not_end_the_work(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    jobs: Given, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Progress is dropped, the end is written as soon as that is possible again."""
     monkeypatch.setattr("app.src.jobs.runner._RETRIES", ())
@@ -442,7 +480,7 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
         ended.set()
         return {"rows": 2}
 
-    job = jobs.start("a", work)
+    job = jobs.begin("a", work)
     assert ended.wait(10)
     until(lambda: "not recorded yet" in caplog.text)
     assert jobs.get(job.id).state == "running"
@@ -453,7 +491,7 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
 
 def test_a_folder_that_cannot_be_looked_into_is_said(tmp_path: Path) -> None:
     """And is not taken for one without jobs."""
-    with closing(Jobs(tmp_path / ("x" * 300))) as jobs:
+    with closing(Given(tmp_path / ("x" * 300))) as jobs:
         for ask in (jobs.all, lambda: jobs.current("materials"), lambda: jobs.get("x"), lambda: jobs.cancel("x")):
             with pytest.raises(StateUnusable, match=r"\[state\] path"):
                 ask()

@@ -135,8 +135,8 @@ async def _stream(
 
 
 def _news(jobs: Jobs, job_id: str, after: int, *, settle: bool) -> list[Event]:
-    """The events behind `after`. `settle`: look at the record too, which ends a job whose process has died, and raises
-    UnknownJob once the record has been forgotten."""
+    """The events behind `after`. `settle`: look at the record too, which puts back a job whose process has died, and
+    raises UnknownJob once the record has been forgotten."""
     if settle:
         jobs.get(job_id)
     return jobs.events(job_id, after)

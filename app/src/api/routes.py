@@ -93,7 +93,8 @@ def _add_collections(routes: APIRouter, desk: Desk) -> None:
         query = body.query if body.query is not None else body.vector or []
         found = await desk.run(partial(_search, service, name, query, body))
         hits = [hit.as_dict() for hit in found.hits]
-        return Json({"hits": hits, "took_ms": found.took_ms, "notes": found.notes})
+        answer = {"hits": hits, "took_ms": found.took_ms, "notes": found.notes, "stale_since": found.stale_since}
+        return Json(answer)
 
 
 def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:

@@ -159,6 +159,9 @@ class SearchResponse(BaseModel):
     hits: list[HitBody] = Field(description="best first; with mmr_lambda in the order chosen")
     took_ms: dict[str, float] = Field(examples=[{"embed": 3.1, "store": 0.9}])
     notes: list[str] = Field(description="what the asker may have overlooked, such as a filter on unknown metadata")
+    stale_since: str | None = Field(
+        description="set while HANA is away: the UTC time of the last complete sync, since when rows may have changed"
+    )
 
 
 class JobStarted(BaseModel):
@@ -180,13 +183,18 @@ class JobBody(BaseModel):
     id: str
     collection: str
     kind: str = Field(description="sync, verify or retry")
-    state: str = Field(description="queued, running, waiting (for another worker), succeeded, failed or cancelled")
+    state: str = Field(
+        description="queued, running, waiting (for another worker, or until next_try), succeeded, failed or cancelled"
+    )
     progress: dict[str, int] = Field(examples=[{"done": 400, "total": 596}])
     result: dict[str, Any] | None = Field(description="the report of the work, once it is over")
     error: str | None
     created: float = Field(description="POSIX time")
     started: float | None
     finished: float | None
+    attempts: int = Field(description="how often it was begun")
+    note: str | None = Field(description="why it is queued again, or what it waits for")
+    next_try: float | None = Field(description="POSIX time until which it waits for HANA")
 
 
 class EntryBody(BaseModel):
@@ -250,6 +258,8 @@ class CollectionBody(BaseModel):
     key: list[str] | None
     lag_seconds: float | None
     job: str | None
+    next_sync: str | None = Field(description="UTC time by the collection's schedule; in the past: overdue")
+    stale_since: str | None = Field(description="while HANA is away: UTC time of the last complete sync")
 
 
 class TableBody(BaseModel):

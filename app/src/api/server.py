@@ -42,8 +42,9 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     """Serve until SIGTERM or Ctrl-C. `announce` gets the address once requests are answered.
 
     The engine is loaded first, so that a wrong model ends the start instead of the first request; so does a folder for
-    job records that cannot be written (StateUnusable). HANA may be away: readiness says so. Raises ConfigurationError
-    for an address that must not or cannot be bound.
+    job records that cannot be written (StateUnusable). HANA may be away: readiness says so. Once requests are answered
+    it goes on with jobs that an earlier process left, and runs schedules. Raises ConfigurationError for an address that
+    must not or cannot be bound.
     """
     listener = _listener(host, port)
     with contextlib.closing(listener):
@@ -56,7 +57,12 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             server_header=False,
         )
-        _Server(config, lambda: announce(_url(listener)), service.jobs.stop).run(sockets=[listener])
+
+        def started() -> None:
+            service.background.run(schedules=service.settings.api.run_schedules)
+            announce(_url(listener))
+
+        _Server(config, started, service.background.stop).run(sockets=[listener])
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -77,7 +77,7 @@ def watch(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> int:
     with opened(loaded_for(ctx)) as service:
         for event in _events(service.jobs, job_id):
             if event.name == "state":
-                output.say(f"{event.data['state']}")
+                output.say(": ".join(filter(None, (event.data["state"], event.data.get("note")))))
             elif event.name == "progress":
                 output.say(f"{event.data['done']:,} of {event.data['total']:,} rows")
         job = service.jobs.get(job_id)
@@ -90,7 +90,7 @@ def _events(jobs: Jobs, job_id: str) -> Iterator[Event]:
     after, polls = 0, 0
     while True:
         if polls % _SETTLE_POLLS == 0:
-            jobs.get(job_id)  # ends a job whose process has died; raises UnknownJob
+            jobs.get(job_id)  # puts back a job whose process has died; raises UnknownJob
         polls += 1
         for event in jobs.events(job_id, after):
             after = event.id
@@ -104,7 +104,8 @@ def _print(job: Job, json: bool) -> None:
     if json:
         output.write_json(job.as_dict())
         return
-    shown = _row(job) | {"result": job.result}
+    tried = None if job.next_try is None else _moment(job.next_try)
+    shown = _row(job) | {"attempts": job.attempts, "note": job.note, "next_try": tried, "result": job.result}
     lines = [{"": name, " ": output.shown(value)} for name, value in shown.items()]
     output.table(f"Job {job.id}", lines, records=[job.as_dict()])
 
@@ -117,7 +118,11 @@ def _row(job: Job) -> dict[str, Any]:
         "kind": job.kind,
         "state": "stopping" if job.cancelling and not job.over else job.state,
         "progress": f"{job.progress['done']:,} of {job.progress['total']:,}",
-        "created": f"{datetime.fromtimestamp(job.created, UTC):%Y-%m-%d %H:%M:%S}Z",
+        "created": _moment(job.created),
         "seconds": None if job.started is None else round(end - job.started, 1),
         "error": job.error,
     }
+
+
+def _moment(time_: float) -> str:
+    return f"{datetime.fromtimestamp(time_, UTC):%Y-%m-%d %H:%M:%S}Z"

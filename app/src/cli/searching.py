@@ -41,6 +41,8 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
         found = service.search(name, text, k, where, options)
     for note in found.notes:
         output.say(note)
+    if found.stale_since is not None:
+        output.say(f"HANA is away: rows may have changed since {found.stale_since}, the last complete sync")
     hits = [hit.as_dict() for hit in found.hits]
     if json:
         output.write_json(hits)

@@ -1,8 +1,10 @@
 """Background jobs that outlive their process: records, events and progress in one SQLite file, one job at a time per
-collection, cancellation from anywhere. Runs a callable it is given and knows nothing about it.
+collection, cancellation from anywhere, resumption by whoever works. Hands each job to a callable and knows nothing
+about what it does.
 """
 
-from app.src.jobs.journal import Retention
+from app.src.jobs.journal import Limits
+from app.src.jobs.patience import Patience
 from app.src.jobs.record import (
     STATES,
     Event,
@@ -13,9 +15,10 @@ from app.src.jobs.record import (
     QueueFull,
     State,
     StateUnusable,
+    Turn,
     UnknownJob,
 )
-from app.src.jobs.runner import JobOptions, Jobs, Run
+from app.src.jobs.runner import JobOptions, Jobs, Run, Unaccountable
 
 __all__ = [
     "STATES",
@@ -26,10 +29,13 @@ __all__ = [
     "JobRunning",
     "Jobs",
     "Kind",
+    "Limits",
+    "Patience",
     "QueueFull",
-    "Retention",
     "Run",
     "State",
     "StateUnusable",
+    "Turn",
+    "Unaccountable",
     "UnknownJob",
 ]

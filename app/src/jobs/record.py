@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 State = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled"]
@@ -38,9 +38,13 @@ class StateUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A record as it stood when it was read. Times are POSIX seconds; `error` is a sentence for people, never row data.
+    """A record as it stood when it was read. Times are POSIX seconds; `error` and `note` are sentences for people,
+    never row data.
 
-    `waiting`: another worker holds the collection. `cancelling`: somebody has asked it to stop.
+    `queued`: nobody works on it; with a note when somebody did. `waiting`: another worker holds the collection, or,
+    with `next_try`, source or store are away and it is tried again then. `attempts`: how often it was begun.
+    `cancelling`: somebody has asked it to stop. `request`: what was asked for, as JSON. `waits` counts attempts in vain
+    since `waiting_since`.
     """
 
     id: str
@@ -53,7 +57,13 @@ class Job:
     created: float
     started: float | None
     finished: float | None
+    attempts: int = 0
+    note: str | None = None
+    next_try: float | None = None
     cancelling: bool = False
+    request: Mapping[str, Any] = field(default_factory=dict)
+    waits: int = 0
+    waiting_since: float | None = None
 
     @property
     def over(self) -> bool:
@@ -62,15 +72,43 @@ class Job:
     def as_dict(self) -> dict[str, Any]:
         """As REST and the command line show it."""
         shown = asdict(self)
-        del shown["cancelling"]
+        for name in _HIDDEN:
+            del shown[name]
         return shown
+
+
+_HIDDEN = ("cancelling", "request", "waits", "waiting_since")
+"""A request may hold the keys of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended. In a state that is `OVER` the job is over; `queued`: it goes on as soon as somebody works;
+    `waiting`: not before `next_try`. `error`: why, in both cases too. `away`: because source or store are away."""
+
+    state: State
+    result: Mapping[str, Any] | None = None
+    error: str | None = None
+    progress: tuple[int, int] | None = None
+    next_try: float | None = None
+    away: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A collection's place in its schedule: `last` is the start of its last turn, None before the first; `since` when
+    this schedule was first seen. POSIX seconds."""
+
+    since: float
+    last: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to a job. `id` counts from 1 within the job and never falls.
 
-    `name`: `state` (with the error, if there is one), `progress`, and last of all `result` (the whole record).
+    `name`: `state` (with the error, or a note on why it is in this state), `progress`, and last of all `result` (the
+    whole record).
     """
 
     id: int

@@ -8,15 +8,17 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.src.jobs.journal import FILE, GO_ON, Journal, Outcome, Retention
+from app.src.jobs.journal import ENDED, Journal, Limits, Wanted
+from app.src.jobs.layout import FILE
+from app.src.jobs.patience import Patience
 from app.src.jobs.presence import Presence
-from app.src.jobs.record import Event, Job, Kind, State, StateUnusable, UnknownJob
+from app.src.jobs.record import Event, Job, Kind, Outcome, State, StateUnusable, Turn, UnknownJob
 from connector.errors import ConnectorError
 
 PROGRESS_SECONDS = 0.5
@@ -28,20 +30,30 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """`workers` jobs run at once, the others wait. `expected`: exceptions whose message may be shown; of any other only
-    the class is."""
+    the class is. `passing`: does this one go away by itself? Then the job waits, with `patience`, and is tried again.
+    `collections`: those that this process can work on; None: all. `look_seconds`: how often it looks for jobs that
+    others have left."""
 
     workers: int = 2
     expected: tuple[type[Exception], ...] = ()
-    retention: Retention = field(default_factory=Retention)
+    passing: Callable[[Exception], bool] = lambda error: False
+    collections: Sequence[str] | None = None
+    limits: Limits = field(default_factory=Limits)
+    patience: Patience = field(default_factory=Patience)
+    look_seconds: float = 1.0
 
 
 class Run:
     """A job as its work sees it."""
 
-    def __init__(self, job: Job, journal: Journal) -> None:
+    def __init__(self, job: Job, journal: Journal, owner: str) -> None:
+        self.job = job
         self.id = job.id
         self.collection = job.collection
         self.journal = journal
+        self.owner = owner
+        self.cancelled = False
+        """Somebody has cancelled the job, as far as we know."""
         self._stop = threading.Event()
         self._looked = time.monotonic()
         self._written = 0.0
@@ -53,12 +65,12 @@ class Run:
         if time.monotonic() - self._written >= PROGRESS_SECONDS:
             self._written = time.monotonic()
             with suppress(ConnectorError):
-                self.journal.progress(self.id, done, total)
+                self.journal.progress(self.id, self.owner, done, total)
 
     def wait(self, waiting: bool) -> None:
         """Whether another worker keeps this job from working."""
         with suppress(ConnectorError):
-            self.journal.wait(self.id, waiting)
+            self.journal.wait(self.id, self.owner, waiting)
 
     def stopping(self) -> bool:
         """Should the work end early? Costs a look into the file now and then: another process may have asked."""
@@ -66,45 +78,71 @@ class Run:
             self._looked = time.monotonic()
             with suppress(ConnectorError):
                 if self.journal.cancelling(self.id):
-                    self._stop.set()
+                    self.cancel()
         return self._stop.is_set()
 
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._stop.set()
+
     def stop(self) -> None:
+        """The process is going to end."""
         self._stop.set()
 
 
+class Unaccountable(Exception):
+    """The work came to its end with a report that cannot be true; `result` is the report."""
+
+    def __init__(self, message: str, result: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 Work = Callable[[Run], Mapping[str, Any]]
-"""Returns the result. One that holds `"stopped": false` came to its end although it was asked to stop."""
+"""Does what the job asks for, however it got here, and returns the result. One that holds `"stopped": false` came to
+its end although it was asked to stop. May raise Unaccountable."""
 
 
 class Jobs:
     """The jobs in `folder`, which is made when the first job is, for its owner alone (0700).
 
-    Threads are daemons: a process that must end does not wait for a batch, because the next sync heals whatever was cut
-    short. Everything but `start` also works on jobs of other processes that share the folder.
+    A job belongs to nobody until a process that has a thread free takes it: this one from its first `start`, or from
+    `run` on. Threads are daemons: a process that must end does not wait for a batch, because whoever goes on with the
+    job heals what was cut short. Looking and cancelling work from any process that shares the folder.
     """
 
-    def __init__(self, folder: Path, options: JobOptions | None = None) -> None:
+    def __init__(
+        self, folder: Path, work: Work, options: JobOptions | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self.folder = folder
+        self._work = work
         self._options = options or JobOptions()
-        self._slots = threading.Semaphore(self._options.workers)
+        self._clock = clock
+        self._workers = self._options.workers
         self._lock = threading.RLock()
         self._opened: tuple[Journal, Presence] | None = None
         self._runs: dict[str, tuple[Run, threading.Thread]] = {}
         self._unrecorded: dict[str, Outcome] = {}
+        self._dispatcher: threading.Thread | None = None
+        self._news = threading.Event()
         self._ending = self._closing = False
 
     # ------------------------------------------------------------------------------------------------- the folder
 
     def open(self) -> None:
-        """Make the folder and the file, and end what died with an earlier process. Raises StateUnusable."""
+        """Make the folder and the file, and put back what died with an earlier process. Raises StateUnusable."""
         self._journal().settle()
 
+    @property
+    def owner(self) -> str:
+        """This process in the records. Raises StateUnusable."""
+        return self._open()[1].id
+
     def _journal(self) -> Journal:
-        journal, _ = self._open()
+        journal, presence = self._open()
         for job_id, outcome in list(self._unrecorded.items()):
             with suppress(ConnectorError):
-                journal.finish(job_id, outcome)
+                journal.finish(job_id, presence.id, outcome)
                 self._unrecorded.pop(job_id, None)
         return journal
 
@@ -119,7 +157,7 @@ class Jobs:
     def _opening(self) -> tuple[Journal, Presence]:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            journal = Journal(self.folder, self._options.retention)
+            journal = Journal(self.folder, self._options.limits, self._clock)
             try:
                 return journal, Presence(self.folder)
             except BaseException:
@@ -148,16 +186,21 @@ class Jobs:
 
     # ---------------------------------------------------------------------------------------------------- the jobs
 
-    def start(self, collection: str, work: Work, kind: Kind = "sync") -> Job:
+    def start(self, collection: str, kind: Kind = "sync", request: Mapping[str, Any] | None = None) -> Job:
         """Raises JobRunning when the collection has an unfinished one, here or in another process; QueueFull;
         StateUnusable."""
-        with self._lock:
-            journal, (_, presence) = self._journal(), self._open()
-            job = journal.add(collection, kind, presence.id)
-            run = Run(job, journal)
-            thread = threading.Thread(target=self._run, args=(run, work), name=f"job-{collection}", daemon=True)
-            self._runs[job.id] = run, thread
-            thread.start()
+        job = self._add(Wanted(collection, kind, request))
+        assert job is not None
+        return job
+
+    def start_turn(self, collection: str, turn: Turn, request: Mapping[str, Any]) -> Job | None:
+        """A scheduled sync; None when another process has taken this turn. Raises as `start`."""
+        return self._add(Wanted(collection, "sync", request, turn))
+
+    def _add(self, wanted: Wanted) -> Job | None:
+        job = self._journal().add(wanted)
+        if self._workers:
+            self._dispatch()
         return job
 
     def get(self, job_id: str) -> Job:
@@ -177,8 +220,14 @@ class Jobs:
         journal = self._existing()
         return None if journal is None else journal.current(collection)
 
+    def last(self, collection: str) -> Job | None:
+        """The collection's newest job, the unfinished one if there is one; cheap."""
+        journal = self._existing()
+        return None if journal is None else journal.last(collection)
+
     def cancel(self, job_id: str) -> Job:
-        """A queued job ends at once, a running one after the batch in hand. Raises UnknownJob, JobOver."""
+        """A job that nobody works on ends at once, a running one after the batch in hand. Raises UnknownJob,
+        JobOver."""
         journal = self._existing()
         if journal is None:
             raise UnknownJob(f"there is no job {job_id!r}")
@@ -186,7 +235,7 @@ class Jobs:
         with self._lock:
             run = self._runs.get(job_id)
         if run is not None:
-            run[0].stop()
+            run[0].cancel()
         return job
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
@@ -194,43 +243,104 @@ class Jobs:
         journal = self._existing()
         return [] if journal is None else journal.events(job_id, after)
 
+    def turn(self, collection: str) -> Turn | None:
+        """The collection's place in its schedule; None while nobody who runs schedules has seen it."""
+        journal = self._existing()
+        return None if journal is None else journal.turn(collection)
+
+    def register(self, collection: str, schedule: str | None) -> None:
+        """The collection's schedule from now on; None: it has none."""
+        self._journal().register(collection, schedule)
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
     def stop(self) -> None:
-        """The process is going to end: ask every job of it to end early. Returns at once."""
+        """The process is going to end: take no more jobs and ask every running one to end early. Returns at once."""
         with self._lock:
             self._ending = True
             for run, _ in self._runs.values():
                 run.stop()
+        self._news.set()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ask every job to stop, wait at most `timeout` seconds for all of them together, and record the others as
-        interrupted."""
+        """Ask every job to stop, wait at most `timeout` seconds for all of them together, and put back what did not
+        come to its end."""
         deadline = time.monotonic() + timeout
+        self.stop()
         with self._lock:
             self._closing = True
+            dispatcher = self._dispatcher
+        if dispatcher is not None:
+            dispatcher.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:
             threads = [thread for _, thread in self._runs.values()]
-        self.stop()
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:
             opened, self._opened = self._opened, None
-            left = list(self._runs)
+            left, self._runs = list(self._runs), {}
         if opened is None:
             return
         journal, presence = opened
         for job_id in left:
             with suppress(ConnectorError):
-                journal.finish(job_id, Outcome("failed", error=f"interrupted: the service ended. {GO_ON}"))
+                journal.finish(job_id, presence.id, Outcome("queued", error=ENDED))
         journal.close()
         presence.close()
 
     # ------------------------------------------------------------------------------------------------------ running
 
-    def _run(self, run: Run, work: Work) -> None:
-        outcome = self._outcome(run, work)
+    def run(self, workers: int | None = None) -> None:
+        """Work from now on, on what others have left too; `workers` in place of the options'. Raises StateUnusable."""
+        self._workers = self._workers if workers is None else workers
+        self.open()
+        if self._workers:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        with self._lock:
+            if self._dispatcher is None and not self._ending:
+                self._dispatcher = threading.Thread(target=self._dispatching, name="jobs", daemon=True)
+                self._dispatcher.start()
+        self._news.set()
+
+    def _dispatching(self) -> None:
+        said = ""
+        while not self._ending:
+            self._news.clear()
+            try:
+                self._take_all()
+                said = ""
+            except (ConnectorError, StateUnusable) as error:
+                if said != str(error) and not self._ending:
+                    _log.error("no job can be begun at the moment: %s", error)
+                said = str(error)
+            self._news.wait(self._options.look_seconds)
+
+    def _take_all(self) -> None:
+        """As many as there are threads free."""
+        journal, presence = self._journal(), self._open()[1]
+        journal.settle()
+        while not self._ending and len(self._runs) < self._workers:
+            job = journal.claim(presence.id, self._options.collections)
+            if job is None:
+                return
+            run = Run(job, journal, presence.id)
+            thread = threading.Thread(target=self._run, args=(run,), name=f"job-{job.collection}", daemon=True)
+            with self._lock:
+                self._runs[job.id] = run, thread
+                if self._ending:
+                    run.stop()
+            thread.start()
+
+    def _run(self, run: Run) -> None:
+        outcome = self._outcome(run)
         try:
             for pause in (*_RETRIES, None):
+                if not self._has(run):  # the process is ending and has not waited for us
+                    return
                 try:
-                    run.journal.finish(run.id, outcome)
+                    run.journal.finish(run.id, run.owner, outcome)
                     return
                 except ConnectorError as error:
                     if self._closing or pause is None:
@@ -240,38 +350,50 @@ class Jobs:
                     time.sleep(pause)
         finally:
             with self._lock:
-                self._runs.pop(run.id, None)
+                if self._has(run):
+                    del self._runs[run.id]
+            self._news.set()
 
-    def _outcome(self, run: Run, work: Work) -> Outcome:
+    def _has(self, run: Run) -> bool:
+        """Not so when the process is ending, or when the next attempt at the same job has begun already."""
+        with self._lock:
+            return run.id in self._runs and self._runs[run.id][0] is run
+
+    def _outcome(self, run: Run) -> Outcome:
         try:
-            if not self._turn(run):
-                return Outcome("cancelled", error=self._why_ended())
-            try:
-                if not run.journal.begin(run.id):
-                    return Outcome("cancelled")
-                result = work(run)
-            finally:
-                self._slots.release()
-        except self._options.expected as error:
-            return Outcome("failed", error=str(error), progress=run.last)
+            result = self._work(run)
+        except Unaccountable as error:
+            return Outcome("failed", error.result, str(error), run.last)
         except Exception as error:
-            # Its text stays out of the log: it may hold row data.
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            _log.error("job %s failed: %s\n%s", run.id, type(error).__name__, frames)
-            why = f"unexpected error ({type(error).__name__}); see the log of the service"
-            return Outcome("failed", error=why, progress=run.last)
+            if self._options.passing(error):
+                return self._postponed(run, error)
+            return Outcome("failed", error=self._shown(run, error), progress=run.last)
         if run.stopping() and result.get("stopped", True):
-            return Outcome("cancelled", result, self._why_ended(), run.last)
+            return self._stopped(run, result)
         return Outcome("succeeded", result, progress=run.last)
 
-    def _turn(self, run: Run) -> bool:
-        """Wait for a free worker; False when the job was cancelled meanwhile."""
-        while not run.stopping():
-            if self._slots.acquire(timeout=0.1):
-                if not run.stopping():
-                    return True
-                self._slots.release()
-        return False
+    def _stopped(self, run: Run, result: Mapping[str, Any] | None) -> Outcome:
+        if self._ending and not run.cancelled:
+            return Outcome("queued", error=ENDED, progress=run.last)
+        return Outcome("cancelled", result, progress=run.last)
 
-    def _why_ended(self) -> str | None:
-        return f"interrupted: the service ended. {GO_ON}" if self._ending else None
+    def _postponed(self, run: Run, error: Exception) -> Outcome:
+        """Source or store are away: later, and at some time no more."""
+        if run.stopping():
+            return self._stopped(run, None)
+        now, job, patience = self._clock(), run.job, self._options.patience
+        why = self._shown(run, error)
+        since = now if job.waiting_since is None else job.waiting_since
+        if patience.over(now - since):
+            why = f"gave up after {job.waits + 1} attempts in {max(0.0, now - since) / 3600:.1f} h: {why}"
+            return Outcome("failed", error=why, progress=run.last, away=True)
+        next_try = now + patience.pause(job.waits + 1)
+        return Outcome("waiting", error=why, progress=run.last, next_try=next_try, away=True)
+
+    def _shown(self, run: Run, error: Exception) -> str:
+        if isinstance(error, self._options.expected):
+            return str(error)
+        # Its text stays out of the log: it may hold row data.
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        _log.error("job %s failed: %s\n%s", run.id, type(error).__name__, frames)
+        return f"unexpected error ({type(error).__name__}); see the log of the service"
