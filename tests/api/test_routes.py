@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.src.api.errors import OPENAI_PATHS
 from app.src.service import Service
-from connector.errors import ConnectionLost, Unavailable
+from connector.errors import LoginRefused, Unavailable
 from connector.model import CollectionStatus
 
 VECTOR = '{"vector": [' + ", ".join(["x"] * 64) + "]}"
@@ -326,10 +326,10 @@ def test_one_sync_of_a_collection_at_a_time(client: Client, source: Any) -> None
 
 @pytest.mark.covers("GET /v1/jobs/{job_id}", errors=True)
 def test_a_failed_sync_says_why(client: Client, source: Any) -> None:
-    source.failure = ConnectionLost("reading S.MARA: the session is gone", code=-10807)
+    source.failure = LoginRefused("connecting to S: login refused", code=10)
     job = finished(client, client.post("/v1/collections/materials/sync").json()["job"])
-    assert (job["state"], job["error"]) == ("failed", "reading S.MARA: the session is gone")
-    assert 'owl_sap_hana_errors_total{code="-10807"} 1.0' in client.get("/metrics").text
+    assert (job["state"], job["error"], job["attempts"]) == ("failed", "connecting to S: login refused", 1)
+    assert 'owl_sap_hana_errors_total{code="10"} 1.0' in client.get("/metrics").text
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/jobs/{job_id}", errors=True)

@@ -176,8 +176,8 @@ def _fails(run: Run) -> dict[str, int]:
 @pytest.mark.covers("jobs list")
 @pytest.mark.parametrize("columns", ["80", "140"])
 def test_the_ids_of_jobs_can_be_copied_from_a_terminal(folder: Path, columns: str) -> None:
-    jobs = Jobs(folder / "vectors", JobOptions(2, (RowRejected,)))
-    ids = [jobs.start(name, _fails).id for name in ("a", "b")]
+    jobs = Jobs(folder / "vectors", _fails, JobOptions(2, (RowRejected,)))
+    ids = [jobs.start(name).id for name in ("a", "b")]
     deadline = time.monotonic() + 20
     while not all(jobs.get(number).over for number in ids):
         assert time.monotonic() < deadline

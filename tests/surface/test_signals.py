@@ -20,6 +20,7 @@ from tests.adversity.scene import NAME, Scene
 pytest.importorskip("hdbcli")
 
 ROWS = 3000
+QUICK_AGAIN = {"OWL_SAP_SYNC__PAGE_ROWS": "1000", "OWL_SAP_SYNC__WINDOW": "1000"}
 SLOW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1"}
 
 
@@ -168,11 +169,20 @@ def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: S
         assert "Traceback" not in errors
     code, out, _ = scene.cli("jobs", "show", job, "--json")
     record = json.loads(out)
-    assert (code, record["state"]) == (0, "cancelled")
-    assert "interrupted" in record["error"]
-    assert record["result"]["stopped"]
+    assert (code, record["state"], record["error"]) == (0, "queued", None)
+    assert "the service ended" in record["note"]
+    stored = scene.store().status(NAME)
+    assert stored is not None
     code, out, _ = scene.cli("sync", NAME, "--json")
-    assert (code, json.loads(out)[0]["unchanged"]) == (0, record["result"]["upserted"])
+    assert (code, json.loads(out)[0]["unchanged"]) == (0, stored.rows)
+    with (
+        serving(scene, **QUICK_AGAIN) as (_, url),
+        httpx.Client(base_url=url, timeout=30) as client,
+        connect_sse(client, "GET", f"/v1/jobs/{job}/events") as source,
+    ):
+        record = json.loads(list(source.iter_sse())[-1].data)
+    assert (record["id"], record["state"], record["attempts"]) == (job, "succeeded", 2)
+    assert record["result"]["unchanged"] + record["result"]["empty"] == ROWS
 
 
 @pytest.mark.covers("serve")
@@ -189,8 +199,8 @@ def test_a_service_whose_job_hangs_ends_all_the_same(scene: Scene) -> None:
             assert time.monotonic() - start < 25
     code, out, _ = scene.cli("jobs", "show", job, "--json")
     record = json.loads(out)
-    assert (code, record["state"]) == (0, "failed")
-    assert "interrupted" in record["error"]
+    assert (code, record["state"]) == (0, "queued")
+    assert "interrupted" in record["note"]
     scene.expire_lease()
     assert scene.cli("sync", NAME)[0] == 0
     assert scene.cli("verify", NAME)[0] == 0

@@ -3,7 +3,15 @@
 imported by verbs that compute vectors.
 """
 
-from app.src.cli import commands, discovery, emulator, jobs, quarantine, searching  # noqa: F401 - they register their verbs
+from app.src.cli import (  # noqa: F401 - they register their verbs
+    commands,
+    discovery,
+    emulator,
+    jobs,
+    quarantine,
+    searching,
+    worker,
+)
 from app.src.cli.application import app
 
 
