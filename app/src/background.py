@@ -33,11 +33,13 @@ _SUMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """What one sync run was asked for; None: as configured."""
+    """What one sync run was asked for; None: as configured. `retry_login`: somebody says that a login that was refused
+    may be tried again, once."""
 
     full: bool = False
     max_deletes: float | None = None
     owner: str = "sync"
+    retry_login: bool = False
 
 
 class Operations(Protocol):
@@ -54,6 +56,8 @@ class Operations(Protocol):
     def retry_ids(
         self, name: str, ids: list[str] | None, observer: Observer | None, stop: Callable[[], bool]
     ) -> RetryReport: ...
+
+    def allow_login(self) -> None: ...
 
 
 class Background:
@@ -140,6 +144,8 @@ class Background:
     def _sync(self, run: Run) -> Mapping[str, Any]:
         asked = run.job.request
         request = SyncRequest(asked.get("full", False), asked.get("max_deletes"), asked.get("owner", "sync"))
+        if asked.get("retry_login") and run.job.attempts == 1:  # never again without being asked: HANA locks users
+            self._operations.allow_login()
         return self._operations.sync(run.collection, request, _JobObserver(run), run.stopping).as_dict()
 
     def _verify(self, run: Run) -> Mapping[str, Any]:

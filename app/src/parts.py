@@ -121,6 +121,13 @@ class Parts:
     def store_pool(self) -> HanaPool:
         return self.pool("hana" if self.settings.store.hana is None else "store.hana")
 
+    def allow_login(self) -> None:
+        """After a refused login: somebody says that it may be tried again, once."""
+        with self._lock:
+            pools = [part for name, part in self._parts.items() if name.startswith("pool ")]
+        for pool in pools:
+            pool.allow_login()
+
     def check_schema(self) -> None:
         """Raises UnknownTable when the schema that the vectors belong in is not there. Other stores have none."""
         from connector.catalog import FIND_SCHEMA

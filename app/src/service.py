@@ -107,6 +107,10 @@ class Service:
         self.background.close()
         self.parts.close()
 
+    def allow_login(self) -> None:
+        """After a refused login: it may be tried again, once."""
+        self.parts.allow_login()
+
     # ---------------------------------------------------------------------------------------------- collections
 
     def names(self) -> list[str]:

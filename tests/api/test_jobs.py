@@ -39,9 +39,9 @@ Make = Callable[..., "Given"]
 class Given(Jobs):
     """Jobs whose work is given when they are started, by collection: only the one who was given it can do it."""
 
-    def __init__(self, folder: Path, options: JobOptions | None = None) -> None:
+    def __init__(self, folder: Path, options: JobOptions | None = None, clock: Callable[[], float] = time.time) -> None:
         self.works: dict[str, Callable[[Run], Any]] = {}
-        super().__init__(folder, lambda run: self.works[run.collection](run), options)
+        super().__init__(folder, lambda run: self.works[run.collection](run), options, clock)
 
     def begin(self, collection: str, work: Callable[[Run], Any], kind: Kind = "sync") -> Job:
         self.works[collection] = work

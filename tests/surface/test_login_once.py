@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -138,6 +139,33 @@ def test_the_service_tries_once_however_often_it_is_asked(tmp_path: Path, house:
             assert found.status_code == 503
         assert httpx.get(f"{url}/health/live", timeout=30).status_code == 200
     assert counted(house, guest) == (1, 1)
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/sync", errors=True)
+def test_a_job_tries_again_only_when_somebody_says_so(tmp_path: Path, house: Emulator, guest: str) -> None:
+    (tmp_path / "owl-sap.toml").write_text(COLLECTION)
+    run(house, f"ALTER USER {guest} DEACTIVATE USER NOW")
+
+    def synced(client: httpx.Client, **body: bool) -> tuple[str, str]:
+        job = client.post("/v1/collections/rows/sync", json=body).json()["job"]
+        while (record := client.get(f"/v1/jobs/{job}").json())["finished"] is None:
+            time.sleep(0.02)
+        return record["state"], record["error"] or ""
+
+    with (
+        served(tmp_path, variables(house, guest, "Right-1")) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        for _ in range(2):
+            state, error = synced(client)
+            assert (state, "deactivated" in error) == ("failed", True)
+        assert counted(house, guest) == (1, 1)
+        assert synced(client, retry_login=True)[0] == "failed"
+        assert counted(house, guest) == (2, 2), "one more attempt, and only one"
+        run(house, f"ALTER USER {guest} ACTIVATE USER NOW")
+        assert synced(client)[0] == "failed"
+        assert counted(house, guest) == (2, 2)
+        assert synced(client, retry_login=True) == ("succeeded", "")
 
 
 @pytest.mark.covers("sync", errors=True)

@@ -115,6 +115,9 @@ class SearchRequest(_Body):
 class SyncBody(_Body):
     full: bool = False
     max_deletes: float | None = Field(default=None, ge=0, le=1)
+    retry_login: bool = Field(
+        default=False, description="try a refused login once more, when user or privileges have been mended in HANA"
+    )
 
 
 Keys = list[dict[str, Any] | list[Any]] | None
