@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from connector.verify import VerifyReport
 
 _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
+_MOMENTS = ("last_sync", "next_sync", "stale_since")
 _SYNC_COLUMNS = ("collection", "read", "upserted", "unchanged", "empty", "quarantined", "deleted", "seconds", "outcome")
 _VERIFY_COLUMNS = ("rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "foreign", "quarantined", "ok")
 
@@ -165,8 +166,11 @@ def status(
     elif not rows:
         output.say(no_collections(service.file))
     else:
-        shown = [row | {"last_sync": _minute(row["last_sync"])} for row in rows]
-        output.counts("Collections", shown, _STATUS_COLUMNS, records=rows)
+        shown = [row | {column: _minute(row[column]) for column in _MOMENTS} for row in rows]
+        sometimes = [
+            column for column in _MOMENTS if column not in _STATUS_COLUMNS and any(row[column] for row in rows)
+        ]
+        output.counts("Collections", shown, (*_STATUS_COLUMNS, *sometimes), records=rows)
 
 
 def _minute(moment: str | None) -> str | None:
