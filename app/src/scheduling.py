@@ -108,9 +108,10 @@ class Scheduler:
         for name, schedule in self._schedules.items():
             try:
                 soonest = min(soonest, self._look_at(name, schedule, now))
-            except (ConnectorError, StateUnusable) as error:
+            except Exception as error:  # whatever it is: without this thread nothing would ever be due again
+                why = error if isinstance(error, ConnectorError | StateUnusable) else type(error).__name__
                 if not self._ending.is_set():
-                    _log.error('the schedule of "%s" cannot be kept at the moment: %s', name, error)
+                    _log.error('the schedule of "%s" cannot be kept at the moment: %s', name, why)
         return max(0.01, soonest - now)
 
     def _look_at(self, name: str, schedule: ScheduleSettings, now: float) -> float:

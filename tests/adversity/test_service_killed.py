@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import time
 from collections.abc import Iterator
@@ -162,6 +164,35 @@ def test_a_job_that_kills_its_process_does_not_come_back_for_ever(scene: Scene) 
         assert "2 processes died" in record["error"]
         assert "max_attempts" in record["error"]
         begun(client)
+
+
+@pytest.mark.slow
+def test_workers_killed_at_random_times_end_the_job_all_the_same(scene: Scene) -> None:
+    """Thirty times; what is stored is sound after every kill. The seed is in the failure: OWL_SEED replays it."""
+    seed = os.environ.get("OWL_SEED") or str(random.randrange(10**9))
+    chance = random.Random(seed)
+    more = {"OWL_SAP_STATE__MAX_ATTEMPTS": "1000"}
+    with service(scene, OWL_SAP_API__JOB_WORKERS="0", **more) as (_, client):
+        job, record = begun(client), {"attempts": 0, "state": "queued"}
+        for _ in range(30):
+            with working(scene, **more) as worker:
+                time.sleep(chance.uniform(0, 0.4))
+                worker.kill()
+                worker.wait()
+            scene.sound()
+            scene.expire_lease()
+            before, record = record["attempts"], client.get(f"/v1/jobs/{job}").json()
+            assert record["state"] in ("queued", "succeeded"), f"seed {seed}"
+            assert record["attempts"] >= before, f"seed {seed}"
+        with (
+            working(scene, **more, **QUICK),
+            connect_sse(client, "GET", f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "1"}) as following,
+        ):
+            events = list(following.iter_sse()) if record["state"] == "queued" else []
+        record = client.get(f"/v1/jobs/{job}").json()
+        assert (record["state"], record["result"]["read"]) == ("succeeded", ROWS), f"seed {seed}"
+        assert [int(event.id) for event in events] == list(range(2, 2 + len(events))), f"seed {seed}"
+    assert scene.cli("verify", NAME)[0] == 0, f"seed {seed}"
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)

@@ -489,6 +489,44 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
     assert isinstance(full, ConnectorError)
 
 
+def test_what_could_not_be_recorded_is_recorded_at_the_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next process would do it again."""
+    monkeypatch.setattr("app.src.jobs.runner._RETRIES", ())
+    finish, broken = Journal.finish, threading.Event()
+    jobs, later = make(), make()
+
+    def failing(journal: Journal, *values: Any) -> None:
+        if broken.is_set():
+            raise DatabaseError("no room left on the disk")
+        finish(journal, *values)
+
+    monkeypatch.setattr(Journal, "finish", failing)
+    broken.set()
+    job = jobs.begin("a", lambda run: {"rows": 2})
+    until(lambda: job.id in jobs._unrecorded)
+    jobs.stop()
+    broken.clear()
+    jobs.close(2)
+    assert later.get(job.id).result == {"rows": 2}
+
+
+def test_nothing_ends_the_thread_that_begins_jobs(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs, start = make(), threading.Thread.start
+    failures = [RuntimeError("can't start new thread"), RuntimeError("can't start new thread")]
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == "job-a" and failures:
+            raise failures.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    job = wait_for(jobs, jobs.begin("a", lambda run: {"rows": 2}))
+    assert (job.state, job.attempts) == ("succeeded", 3)
+    assert "no job can be begun at the moment: RuntimeError" in caplog.text
+
+
 def test_a_folder_that_cannot_be_looked_into_is_said(tmp_path: Path) -> None:
     """And is not taken for one without jobs."""
     with closing(Given(tmp_path / ("x" * 300))) as jobs:

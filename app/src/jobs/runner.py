@@ -282,9 +282,9 @@ class Jobs:
         if opened is None:
             return
         journal, presence = opened
-        for job_id in left:
+        for job_id, outcome in ({job_id: Outcome("queued", error=ENDED) for job_id in left} | self._unrecorded).items():
             with suppress(ConnectorError):
-                journal.finish(job_id, presence.id, Outcome("queued", error=ENDED))
+                journal.finish(job_id, presence.id, outcome)
         journal.close()
         presence.close()
 
@@ -311,10 +311,12 @@ class Jobs:
             try:
                 self._take_all()
                 said = ""
-            except (ConnectorError, StateUnusable) as error:
-                if said != str(error) and not self._ending:
-                    _log.error("no job can be begun at the moment: %s", error)
-                said = str(error)
+            except Exception as error:  # whatever it is: without this thread no job would ever begin again
+                known = isinstance(error, ConnectorError | StateUnusable)
+                why = str(error) if known else type(error).__name__
+                if said != why and not self._ending:
+                    _log.error("no job can be begun at the moment: %s", why)
+                said = why
             self._news.wait(self._options.look_seconds)
 
     def _take_all(self) -> None:
@@ -331,7 +333,13 @@ class Jobs:
                 self._runs[job.id] = run, thread
                 if self._ending:
                     run.stop()
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread for us
+                with self._lock:
+                    self._runs.pop(job.id, None)
+                journal.finish(job.id, presence.id, Outcome("queued", error="no thread was free to work on it"))
+                raise
 
     def _run(self, run: Run) -> None:
         outcome = self._outcome(run)
