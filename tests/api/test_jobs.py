@@ -28,8 +28,9 @@ from app.src.jobs import (
     UnknownJob,
 )
 from app.src.jobs import journal as journal_module
-from app.src.jobs.journal import Journal
+from app.src.jobs.journal import Journal, Wanted
 from app.src.jobs.presence import Presence, is_alive
+from app.src.jobs.record import Outcome
 from connector.errors import ConnectorError, DatabaseError
 
 ROOT = Path(__file__).parents[2]
@@ -331,6 +332,25 @@ def test_a_killed_process_leaves_its_job_to_others(make: Make, tmp_path: Path) -
     states = [event.data["state"] for event in events if event.name == "state"]
     assert states == ["queued", "running", "queued", "running", "succeeded"]
     assert events[2].data["note"] == left.note
+
+
+def test_deaths_are_counted_and_clean_ends_are_not(tmp_path: Path) -> None:
+    """A job that kills its process must not come back for ever; one that outlives many deployments may."""
+    with closing(Journal(tmp_path, Limits(attempts=3))) as journal:
+        job = journal.add(Wanted("a"))
+        assert job is not None
+        for number in range(10):
+            assert journal.claim(f"1-ended-{number}", None) is not None
+            journal.finish(job.id, f"1-ended-{number}", Outcome("queued", error="the service ended"))
+        states = []
+        for number in range(3):
+            assert journal.claim(f"1-gone-{number}", None) is not None
+            states.append(journal.get(job.id).state)
+        assert states == ["queued", "queued", "failed"]
+        assert "3 processes died" in (journal.get(job.id).error or "")
+        assert journal.claim("1-next", None) is None
+        journal.finish(job.id, "1-gone-2", Outcome("succeeded"))
+        assert journal.get(job.id).state == "failed", "who has lost a job has no say in it"
 
 
 def test_presence_is_seen_from_inside_and_outside(tmp_path: Path) -> None:

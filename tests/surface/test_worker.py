@@ -92,6 +92,7 @@ def test_the_api_asks_and_the_worker_works(scene: Scene) -> None:
         assert errors == ""
 
 
+@pytest.mark.slow
 @pytest.mark.covers("worker", "serve")
 def test_a_service_and_a_worker_keep_one_schedule(scene: Scene) -> None:
     """With the real clock: both start syncs, and no two within a second."""
@@ -144,9 +145,6 @@ def test_a_worker_refuses_what_cannot_work(cli: Cli, tmp_path: Path) -> None:
     assert (nothing.code, nothing.out) == (2, "")
     assert "owl-sap.toml" in nothing.err
     block = '[[collections]]\nname = "a"\nsource = "S.T"\ntemplate = "{X}"\n'
-    (tmp_path / "owl-sap.toml").write_text(block + 'schedule = { cron = "99 * * * *" }\n')
-    wrong = cli("worker", **local)
-    assert (wrong.code, "bad minute" in wrong.err) == (2, True)
     (tmp_path / "owl-sap.toml").write_text(block)
     model = cli("worker", **local | {"OWL_SAP_EMBEDDING__MODEL": "./nowhere"})
     assert (model.code, model.out) == (2, "")
