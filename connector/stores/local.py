@@ -203,7 +203,7 @@ class LocalStore:
     def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
         sql = "SELECT id, document, number, hash FROM records WHERE collection = ? AND id > ? ORDER BY id LIMIT ?"
         for rows in self._pages(collection, sql):
-            yield [StoredChunk(*row) for row in rows]
+            yield list(map(StoredChunk._make, rows))
 
     def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
         found: list[StoredChunk] = []
@@ -213,7 +213,7 @@ class LocalStore:
                 some = ids[start : start + IN_LIMIT]
                 places = ", ".join("?" * len(some))
                 sql = f"SELECT id, document, number, hash FROM records WHERE collection = ? AND document IN ({places})"  # noqa: S608
-                found += [StoredChunk(*row) for row in db.execute(sql, (id_, *some))]
+                found += map(StoredChunk._make, db.execute(sql, (id_, *some)))
         return found
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
