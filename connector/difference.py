@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from connector.document import content_hash, fold
 from connector.model import Chunk, Document, StoredChunk
 
-_KEY = np.dtype("S16")
+_KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
+"""A digest of 16 bytes as two numbers: searching those is five times as fast as searching bytes."""
 _HASH_BYTES = 32
+_HASH = np.dtype(f"V{_HASH_BYTES}")
 _NO_ROW = 0
 _TEXT, _META, _ROW, _VECTOR = slice(0, 8), slice(8, 16), slice(16, 24), slice(24, 32)
 
@@ -38,38 +40,51 @@ class Difference(Enum):
 
 
 class StoredIndex:
-    """Identity and content hash of every chunk of ours: 52 bytes a chunk plus 25 a document, whatever the texts.
+    """Identity and content hash of every chunk of ours: 52 bytes a chunk plus 33 a document, whatever the texts.
 
     `StoredIndex(store.stored(name))` reads the store once. `seen` remembers which documents the source still has.
     """
 
     def __init__(self, pages: Iterable[Sequence[StoredChunk]]) -> None:
         keys, numbers, hashes = _columns(pages)
-        order = np.lexsort((numbers, keys))
+        order = np.lexsort((numbers, keys["low"], keys["high"]))
         keys, self._numbers = keys[order], numbers[order]
-        self._hashes = np.ascontiguousarray(hashes[order]).tobytes()
-        self._keys, first = np.unique(keys, return_index=True)
+        self._hashes = hashes[order]
+        del hashes, order
+        starts = np.ones(len(keys), dtype=np.bool_)
+        starts[1:] = keys[1:] != keys[:-1]
+        first = np.flatnonzero(starts)
+        self._high = np.ascontiguousarray(keys["high"][first])
+        self._low = np.ascontiguousarray(keys["low"][first])
         self._first = np.append(first, len(keys)).astype(np.int64)
         self._rows = self._row_digests()
-        self.seen: NDArray[np.bool_] = np.zeros(len(self._keys), dtype=np.bool_)
+        self.seen: NDArray[np.bool_] = np.zeros(len(self._high), dtype=np.bool_)
 
     def __len__(self) -> int:
         """Documents, not chunks."""
-        return len(self._keys)
+        return len(self._high)
 
     def positions(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """For each id its position in the index, -1 where the store has none."""
-        if not ids or not len(self._keys):
+        if not ids or not len(self._high):
             return np.full(len(ids), -1, dtype=np.int64)
-        digests = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
-        found = np.minimum(np.searchsorted(self._keys, digests), len(self._keys) - 1).astype(np.int64)
-        return np.where(self._keys[found] == digests, found, np.int64(-1))
+        wanted = np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY)
+        high, low = wanted["high"], wanted["low"]
+        found = np.searchsorted(self._high, high).astype(np.int64)
+        # Halves that several documents share are as good as never met, and still must not mislead.
+        while True:
+            inside = np.minimum(found, len(self._high) - 1)
+            alike = (found < len(self._high)) & (self._high[inside] == high)
+            further = alike & (self._low[inside] < low)
+            if not further.any():
+                return np.where(alike & (self._low[inside] == low), found, np.int64(-1))
+            found[further] += 1
 
     def _row_digests(self) -> NDArray[np.uint64]:
         """By document; a torn or doubled one gets a value that no row has reason to equal."""
-        if not len(self._keys):
+        if not len(self._high):
             return np.empty(0, np.uint64)
-        words = np.frombuffer(self._hashes, dtype="<u8").reshape(-1, 4)[:, 2]
+        words = self._hashes.view("<u8").reshape(-1, 4)[:, 2]
         counts = np.diff(self._first)
         starts = self._first[:-1]
         places = np.arange(len(words)) - np.repeat(starts, counts)
@@ -80,7 +95,7 @@ class StoredIndex:
 
     def same_rows(self, positions: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
         """For each row digest whether the document at that position was written from such a row, and is whole."""
-        if not len(self._keys) or not len(positions):
+        if not len(self._high) or not len(positions):
             return np.zeros(len(positions), dtype=np.bool_)
         given = np.frombuffer(b"".join(digests), dtype="<u8")
         same: NDArray[np.bool_] = (positions >= 0) & (self._rows[positions] == given) & (given != _NO_ROW)
@@ -136,22 +151,21 @@ class StoredIndex:
         for number in range(self._total(position)):
             at = start + number
             intact = int(self._numbers[at]) == number
-            yield self._hashes[at * _HASH_BYTES : (at + 1) * _HASH_BYTES] if intact else None
+            yield self._hashes[at].tobytes() if intact else None
 
 
 def _columns(
     pages: Iterable[Sequence[StoredChunk]],
-) -> tuple[NDArray[np.bytes_], NDArray[np.int32], NDArray[np.void]]:
-    keys, numbers, hashes = [], [], []
-    for page in pages:
-        keys.append(np.frombuffer(b"".join(id_digest(chunk.id) for chunk in page), dtype=_KEY))
-        numbers.append(np.fromiter((chunk.number for chunk in page), dtype=np.int32, count=len(page)))
-        hashes.append(np.frombuffer(b"".join(_padded(chunk.content_hash) for chunk in page), dtype="V32"))
-    return (
-        np.concatenate(keys) if keys else np.empty(0, _KEY),
-        np.concatenate(numbers) if numbers else np.empty(0, np.int32),
-        np.concatenate(hashes) if hashes else np.empty(0, "V32"),
-    )
+) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.void]]:
+    keys, numbers, hashes = [np.empty(0, _KEY)], [np.empty(0, np.int32)], [np.empty(0, _HASH)]
+    for page in filter(None, pages):
+        _, ids, page_numbers, page_hashes = zip(*page, strict=True)
+        keys.append(np.frombuffer(b"".join(map(id_digest, ids)), dtype=_KEY))
+        numbers.append(np.array(page_numbers, dtype=np.int32))
+        if set(map(len, page_hashes)) != {_HASH_BYTES}:
+            page_hashes = tuple(map(_padded, page_hashes))
+        hashes.append(np.frombuffer(b"".join(page_hashes), dtype=_HASH))
+    return np.concatenate(keys), np.concatenate(numbers), np.concatenate(hashes)
 
 
 def _padded(digest: bytes) -> bytes:

@@ -20,7 +20,20 @@ from numpy.typing import NDArray
 from connector import values
 from connector.catalog import VECTOR_TYPES, check_columns, resolve_key
 from connector.errors import ConfigurationError, RowRejected
-from connector.model import Chunk, CollectionSpec, Column, Document, Embedder, Key, Query, Row, Scalar, Table, Value
+from connector.model import (
+    Cells,
+    Chunk,
+    CollectionSpec,
+    Column,
+    Document,
+    Embedder,
+    Key,
+    Query,
+    Row,
+    Scalar,
+    Table,
+    Value,
+)
 from connector.template import Template
 
 __all__ = [
@@ -40,6 +53,7 @@ LONGEST_ID = 2000
 LARGEST_METADATA = 100_000
 """Bytes of one row's metadata as JSON: filters and hits are no place for documents."""
 _UNREADABLE = VECTOR_TYPES | {"BLOB", "ST_GEOMETRY", "ST_POINT", "ARRAY"}
+_FLOATS = frozenset({"DOUBLE", "REAL", "FLOAT"})
 _DIGEST = 16
 RENDERING = 1
 """Raised whenever the same row would be rendered differently by a later version of this code."""
@@ -267,22 +281,27 @@ class Renderer:
         settings = f"{self.max_tokens} {self.overlap}".encode()
         for part in (settings, _safe_bytes(embedder.fingerprint)):
             self._text_hash.update(struct.pack("<Q", len(part)) + part)
-        self._row_hash = blake2b(digest_size=8)
-        shape = repr((spec.template, self.query.key, self.query.columns, self.metadata_names, RENDERING))
-        self._row_hash.update(self._text_hash.digest() + _safe_bytes(shape))
+        self._row_prefix = _hash(self._text_hash.digest() + _safe_bytes(_shape(spec, table, self)))
+        self._serialize = _serializer(table, dict.fromkeys((*self.key, *self.query.columns)))
 
     def _columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.template.columns, *self.metadata_names)))
 
     def row_digest(self, row: Row) -> bytes:
         """8 bytes of the row as it was read and of everything that decides how it is rendered: while they are as
-        stored, so is the document. Costs less than rendering."""
-        digest = self._row_hash.copy()
-        if row.token is None:
-            digest.update(repr(tuple(row.values.values())).encode("utf-8", "surrogatepass"))
-        else:
-            digest.update(b"\0" + row.token)
-        return digest.digest()
+        stored, so is the document. Costs a tenth of rendering."""
+        return blake2b(self._row_prefix + self._content(row), digest_size=8).digest()
+
+    def row_digests(self, rows: Iterable[Row]) -> list[bytes]:
+        """`row_digest` of each."""
+        prefix, content = self._row_prefix, self._content
+        return [blake2b(prefix + content(row), digest_size=8).digest() for row in rows]
+
+    def _content(self, row: Row) -> bytes:
+        if row.token is not None:
+            return b"\0" + row.token
+        values = row.values
+        return self._serialize(values.in_order if isinstance(values, Cells) else tuple(values.values()))
 
     def document(self, row: Row) -> Document:
         """Raises RowRejected, naming the column, for a value that cannot be shown or a key too long for an id."""
@@ -350,6 +369,37 @@ class Renderer:
             except (ValueError, ArithmeticError):
                 return RowRejected(f"column {column!r} holds a value that cannot be shown ({type(error).__name__})")
         return RowRejected(f"an amount cannot be shown ({type(error).__name__})")
+
+
+def _shape(spec: CollectionSpec, table: Table, renderer: Renderer) -> str:
+    """Everything but the row that decides how it is rendered: of its columns also what `values` goes by."""
+    query = renderer.query
+    used = [_column(table, name) for name in dict.fromkeys((*query.key, *query.columns))]
+    columns = [(one.name, one.type_name, one.length, one.scale, one.comment) for one in used]
+    return repr((spec.template, query.key, columns, renderer.metadata_names, RENDERING))
+
+
+def _serializer(table: Table, names: Iterable[str]) -> Callable[[tuple[Value, ...]], bytes]:
+    """What makes bytes of a row's values, never the same of two that differ. JSON is four times as fast as `repr`, but
+    has no form for a float that is not a number, nor for all texts: those go by `repr`, which never begins with `[`."""
+    floats = any(_column(table, name).type_name in _FLOATS for name in names)
+    return _as_repr if floats else _as_json
+
+
+def _as_repr(values: tuple[Value, ...]) -> bytes:
+    return _safe_bytes(repr(values))
+
+
+def _as_json(values: tuple[Value, ...]) -> bytes:
+    try:
+        return orjson.dumps(values, default=_as_tagged, option=orjson.OPT_PASSTHROUGH_DATETIME)
+    except orjson.JSONEncodeError:
+        return _as_repr(values)
+
+
+def _as_tagged(value: Any) -> list[str]:
+    """A value that JSON has no form for: none that it has is an array."""
+    return [type(value).__name__, str(value) if isinstance(value, Decimal) else repr(value)]
 
 
 def _chunks(document: Document, pieces: Sequence[str]) -> list[Chunk]:

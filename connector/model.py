@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,6 +142,29 @@ class Table:
 # ------------------------------------------------------------------------------------------------- rows to documents
 
 
+class Cells(Mapping[str, Value]):
+    """The values of one row by column name, without a dictionary for every row: `places` is shared by all rows of a
+    query, and `values` stay as the driver gave them."""
+
+    __slots__ = ("_places", "in_order")
+
+    def __init__(self, places: Mapping[str, int], in_order: tuple[Value, ...]) -> None:
+        self._places = places
+        self.in_order = in_order
+
+    def __getitem__(self, name: str) -> Value:
+        return self.in_order[self._places[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __repr__(self) -> str:
+        return f"Cells({', '.join(self._places)})"  # a row's values belong in no message
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One source row: its key and the columns that template and metadata need, by column name.
@@ -192,9 +215,9 @@ class Chunk:
 # ---------------------------------------------------------------------------------------------------- what is stored
 
 
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
-    """Identity and hash of a chunk in the store, without its text and vector. `record` is the store's own row id."""
+class StoredChunk(NamedTuple):
+    """Identity and hash of a chunk in the store, without its text and vector. `record` is the store's own row id. A
+    tuple, because a run makes one of every stored row."""
 
     record: int
     id: str

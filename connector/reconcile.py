@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -237,7 +238,10 @@ class Reconciler:
         """Those that were stored from another content; of the others nothing need be rendered."""
         if not self._feed.trusts_tokens:
             return dict(rows)
-        same = index.same_rows(positions, [self._renderer.row_digest(row) for row in rows.values()])
+        same = index.same_rows(positions, self._renderer.row_digests(rows.values()))
+        if not (self._moved or self._pending or self._quarantined):  # as in most runs: none needs a second look
+            self._report.unchanged += int(same.sum())
+            return dict(compress(rows.items(), ~same)) if not same.all() else {}
         changed: dict[str, Row] = {}
         for (id_, row), unchanged in zip(rows.items(), same.tolist(), strict=True):
             if unchanged and id_ not in self._moved and id_ not in self._pending:

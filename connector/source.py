@@ -20,7 +20,7 @@ from connector.errors import (
     UnknownTable,
 )
 from connector.hana import HanaPool, Rows, quote, utc_now
-from connector.model import Key, Query, Row, Table, TableRef
+from connector.model import Cells, Key, Query, Row, Table, TableRef
 
 LOOKUP_SIZES = (1, 8, 64)
 """Keys per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
@@ -130,6 +130,7 @@ class Statement:
         self._key = [quote(name) for name in query.key]
         self._width = len(query.key)
         self._names = (*query.key, *(name for name in dict.fromkeys(query.columns) if name not in query.key))
+        self._places = {name: place for place, name in enumerate(self._names)}
         self._own = _own_condition(query.where)
         table = f"{quote(query.table.schema)}.{quote(query.table.name)}"
         # Every name is quoted, and `where` is the operator's own: S608 has nothing to find here.
@@ -170,7 +171,7 @@ class Statement:
         return tuple(values[: self._width])
 
     def row(self, values: tuple[Any, ...]) -> Row:
-        return Row(values[: self._width], dict(zip(self._names, values, strict=True)))
+        return Row(values[: self._width], Cells(self._places, values))
 
 
 def _with_bytes(rows: Rows) -> Rows:

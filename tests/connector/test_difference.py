@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector import difference
 from connector.difference import Difference, StoredIndex
 from connector.document import content_hash
 from connector.model import Document, StoredChunk
@@ -75,3 +76,63 @@ def test_unseen_is_set_difference(stored, read, page):
     index.mark_seen(index.positions(read))
     assert len(index) == len(stored)
     assert sorted(index.unseen(stored + read)) == sorted(set(stored) - set(read))
+
+
+def stored_rows(doc: Document, numbers: list[int], total: int) -> list[StoredChunk]:
+    return [
+        StoredChunk(at, doc.id, number, content_hash(doc, number, total) + b"v" * 8)
+        for at, number in enumerate(numbers)
+    ]
+
+
+@given(
+    documents=st.dictionaries(
+        st.text(max_size=3),
+        st.tuples(
+            st.binary(min_size=8, max_size=8), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(1, 4)
+        ),
+        max_size=8,
+    ),
+    asked=st.lists(st.tuples(st.text(max_size=3), st.binary(min_size=8, max_size=8), st.booleans()), max_size=12),
+    page=st.integers(1, 5),
+)
+def test_a_row_is_the_same_only_if_its_document_is_whole(documents, asked, page):
+    """`same_rows` says of every id what the stored chunks say: numbered 0, 1, 2 ... once each, all of that row, as many
+    as there were."""
+    stored = [
+        chunk
+        for id_, (digest, numbers, total) in documents.items()
+        for chunk in stored_rows(Document(id_, "t", {}, b"t" * 16, b"m" * 16, digest), numbers, total)
+    ]
+    index = StoredIndex([stored[start : start + page] for start in range(0, len(stored), page)])
+    ids = [id_ for id_, _, _ in asked]
+    digests = [documents[id_][0] if own and id_ in documents else other for id_, other, own in asked]
+    expected = [
+        id_ in documents
+        and documents[id_][0] == digest != bytes(8)
+        and sorted(documents[id_][1]) == list(range(documents[id_][2]))
+        for id_, digest in zip(ids, digests, strict=True)
+    ]
+    assert index.same_rows(index.positions(ids), digests).tolist() == expected
+
+
+@pytest.mark.parametrize("halves", [1, 2])
+@given(
+    stored=st.lists(st.integers(0, 40), unique=True, max_size=30),
+    read=st.lists(st.integers(0, 60), unique=True, max_size=30),
+)
+def test_digests_that_share_their_first_half_are_told_apart(halves, stored, read):
+    """That takes 2**32 documents, so the digests are made for it here: `halves` different first halves."""
+
+    def digest(id_: str) -> bytes:
+        return (int(id_) % halves).to_bytes(8, "little") + int(id_).to_bytes(8, "little")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(difference, "id_digest", digest)
+        index = StoredIndex([[chunk for id_ in stored for chunk in chunks(document(str(id_)), 2)]])
+        assert len(index) == len(stored)
+        found = dict(zip(read, index.positions([str(id_) for id_ in read]).tolist(), strict=True))
+        assert {id_ for id_, position in found.items() if position >= 0} == set(stored) & set(read)
+        assert len({position for position in found.values() if position >= 0}) == len(set(stored) & set(read))
+        for id_, position in found.items():
+            assert index.compare(document(str(id_)), position) is (Difference.SAME if id_ in stored else Difference.NEW)

@@ -99,3 +99,16 @@ def test_dimension_is_in_the_name_and_the_fingerprint() -> None:
     assert (small.dimension, large.dimension) == (8, 4096)
     assert small.model == "hash:8"
     assert small.fingerprint != large.fingerprint
+
+
+@given(texts=st.lists(st.text(max_size=12), max_size=80), cut=st.integers(0, 80))
+def test_a_vector_does_not_depend_on_what_else_is_embedded(texts: list[str], cut: int) -> None:
+    """To the last bit: not on the batch, its size or its order, nor on which words are remembered."""
+    backend, forgetful = HashingBackend("hash:16"), HashingBackend("hash:16")
+    tokens = backend.tokenize(texts)
+    one_by_one = [backend.forward([ids]).tobytes() for ids in tokens]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.src.core.backends.hashing._REMEMBERED", 3)
+        halves = [forgetful.forward(part) for part in (tokens[:cut], tokens[cut:])]
+    assert [row.tobytes() for row in backend.forward(tokens)] == one_by_one
+    assert [row.tobytes() for half in halves for row in half] == one_by_one
