@@ -28,7 +28,6 @@ from connector.hana import HanaFeatures, HanaPool, Rows, Session
 from connector.model import (
     ChangeSet,
     Checkpoint,
-    Chunk,
     CollectionStatus,
     Embedder,
     Filter,
@@ -41,6 +40,7 @@ from connector.model import (
 )
 from connector.stores import filter_sql, filters, hana_keywords, hana_tables, records
 from connector.stores.hana_tables import StateSql, VectorSql, table_name
+from connector.stores.hana_writer import HanaWriter, Place
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
 
@@ -263,7 +263,7 @@ class HanaStore:
 
     def apply(self, lease: Lease, changes: ChangeSet) -> None:
         found = self._known(lease.collection)
-        writer = _Writer(self._sql, found, changes)
+        writer = HanaWriter(self._sql, Place(found.name, found.table, found.stamp), changes)
 
         def write(session: Session) -> None:
             values = (_seconds(self._times.ttl), lease.collection, lease.epoch)
@@ -473,46 +473,3 @@ def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
         metadata=records.metadata_of(meta),
         vector=records.from_fvecs(vector, dimension),
     )
-
-
-class _Writer:
-    """A change set turned into rows of parameters, once; written in whichever transaction succeeds."""
-
-    def __init__(self, sql: StateSql, collection: _Collection, changes: ChangeSet) -> None:
-        self._sql = sql
-        self._collection = collection
-        self._changes = changes
-        vectors = records.fvecs(records.checked_vectors(changes, collection.stamp.dimension))
-        self._rows = [self._row(chunk, vector) for chunk, vector in zip(changes.chunks, vectors, strict=True)]
-        self._metadata = [
-            (records.metadata_text(chunk.metadata), chunk.content_hash, chunk.id, chunk.number)
-            for chunk in changes.metadata_only
-        ]
-        # In key order, so that two transactions never wait for each other in a circle.
-        ids = {*changes.deleted, *(chunk.id for chunk in changes.chunks)}
-        self._deleted = [(id_,) for id_ in sorted(ids)]
-
-    def _row(self, chunk: Chunk, vector: bytes) -> tuple[Any, ...]:
-        meta = records.metadata_text(chunk.metadata)
-        return (chunk.text, meta, vector, chunk.id, chunk.number, chunk.content_hash, self._collection.stamp.id)
-
-    def write(self, session: Session) -> None:
-        table = self._collection.table
-        session.execute_many(table.delete(), self._deleted, doing="removing what is replaced")
-        failpoints.reach("mid_upsert")
-        session.execute_many(table.insert(), self._rows, doing="writing vectors")
-        session.execute_many(table.update_metadata(), self._metadata, doing="replacing metadata")
-        self._write_quarantine(session)
-
-    def _write_quarantine(self, session: Session) -> None:
-        name, changes = self._collection.name, self._changes
-        released = [(name, id_) for id_ in sorted(changes.released)]
-        session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
-        if not changes.quarantined:
-            return
-        known = {row[0]: row[3] for row in session.query(self._sql.read_quarantine(), (name,))}
-        rows = [
-            (name, row.id, row.stage[:100], row.reason[:2000], row.attempts + known.get(row.id, 0))
-            for row in changes.quarantined
-        ]
-        session.execute_many(self._sql.put_quarantine(), rows, doing="writing the quarantine")
