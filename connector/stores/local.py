@@ -11,19 +11,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from connector import failpoints
 from connector.errors import RowRejected, UnknownCollection
 from connector.model import (
     ChangeSet,
     Checkpoint,
-    Chunk,
     CollectionStatus,
     Embedder,
     Filter,
@@ -40,6 +38,7 @@ from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.local_records import IN_LIMIT, Records
 from connector.stores.local_schema import SCHEMA
 from connector.stores.local_search import CollectionIndex, Search
+from connector.stores.local_writer import Writer
 from connector.stores.records import ModelStamp
 from connector.stores.scan import numpy_scan
 from connector.stores.sqlite_file import SqliteFile
@@ -185,7 +184,7 @@ class LocalStore:
         with self._file.write() as db:
             collection = _owned(db, lease)
             try:
-                _Writer(db, collection).apply(changes)
+                Writer(db, collection.id, collection.stamp).apply(changes)
             except _REFUSED as error:
                 raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
 
@@ -386,94 +385,3 @@ def _vector(data: object, dimension: int) -> NDArray[np.float32] | None:
     if not isinstance(data, bytes) or len(data) != 4 * dimension:
         return None
     return np.frombuffer(data, dtype="<f4").astype(np.float32)
-
-
-# ---------------------------------------------------------------------------------------------------------- writing
-
-
-class _Writer:
-    """Applies a change set within an open transaction."""
-
-    def __init__(self, db: sqlite3.Connection, collection: _Collection) -> None:
-        self._db = db
-        self._collection = collection
-        self._now = datetime.now(UTC).isoformat()
-
-    def apply(self, changes: ChangeSet) -> None:
-        vectors = records.checked_vectors(changes, self._collection.stamp.dimension)
-        self._delete([*changes.deleted, *(chunk.id for chunk in changes.chunks)])
-        failpoints.reach("mid_upsert")
-        self._insert(changes.chunks, vectors)
-        self._replace_metadata(changes.metadata_only)
-        self._quarantine(changes.quarantined, changes.released)
-        if changes.checkpoint is not None:
-            self._db.execute(
-                "UPDATE collections SET checkpoint = ?, last_sync = CASE WHEN ? THEN last_sync ELSE ? END WHERE id = ?",
-                (records.checkpoint_text(changes.checkpoint), changes.partial, self._now, self._collection.id),
-            )
-            failpoints.reach("mid_checkpoint")
-
-    def _delete(self, documents: Sequence[str]) -> None:
-        """Triggers remove the vectors and leave tombstones."""
-        unique = list(dict.fromkeys(documents))
-        self._db.executemany(
-            "DELETE FROM records WHERE collection = ? AND document = ?",
-            ((self._collection.id, document) for document in unique),
-        )
-
-    def _insert(self, chunks: Sequence[Chunk], vectors: Vectors) -> None:
-        last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
-        first = (last[0] if last else 0) + 1
-        collection, stamp = self._collection.id, self._collection.stamp
-        self._db.executemany(
-            "INSERT INTO records (id, collection, document, number, hash, model, synced_at, meta, text) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                (
-                    first + place,
-                    collection,
-                    chunk.id,
-                    chunk.number,
-                    chunk.content_hash,
-                    stamp.id,
-                    self._now,
-                    records.metadata_text(chunk.metadata),
-                    chunk.text,
-                )
-                for place, chunk in enumerate(chunks)
-            ),
-        )
-        data, size = vectors.tobytes(), 4 * stamp.dimension
-        self._db.executemany(
-            "INSERT INTO vectors (record, dimension, vector) VALUES (?, ?, ?)",
-            ((first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))),
-        )
-
-    def _replace_metadata(self, chunks: Sequence[Chunk]) -> None:
-        self._db.executemany(
-            "UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE collection = ? AND document = ? AND number = ?",
-            (
-                (
-                    records.metadata_text(chunk.metadata),
-                    chunk.content_hash,
-                    self._now,
-                    self._collection.id,
-                    chunk.id,
-                    chunk.number,
-                )
-                for chunk in chunks
-            ),
-        )
-
-    def _quarantine(self, rows: Sequence[QuarantinedRow], released: Sequence[str]) -> None:
-        collection = self._collection.id
-        self._db.executemany(
-            "DELETE FROM quarantine WHERE collection = ? AND document = ?", ((collection, id_) for id_ in released)
-        )
-        self._db.executemany(
-            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen) "
-            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
-            "SET stage = excluded.stage, reason = excluded.reason, attempts = attempts + excluded.attempts, "
-            "last_seen = excluded.last_seen",
-            ((collection, row.id, row.stage, row.reason, row.attempts, self._now) for row in rows),
-        )

@@ -1,0 +1,101 @@
+"""Writes of the local store: one change set within the transaction it is given. Reads nothing for anybody."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from connector import failpoints
+from connector.model import ChangeSet, Chunk, QuarantinedRow, Vectors
+from connector.stores import records
+from connector.stores.records import ModelStamp
+
+
+class Writer:
+    """Applies a change set within an open transaction."""
+
+    def __init__(self, db: sqlite3.Connection, collection: int, stamp: ModelStamp) -> None:
+        self._db = db
+        self._collection = collection
+        self._stamp = stamp
+        self._now = datetime.now(UTC).isoformat()
+
+    def apply(self, changes: ChangeSet) -> None:
+        vectors = records.checked_vectors(changes, self._stamp.dimension)
+        self._delete([*changes.deleted, *(chunk.id for chunk in changes.chunks)])
+        failpoints.reach("mid_upsert")
+        self._insert(changes.chunks, vectors)
+        self._replace_metadata(changes.metadata_only)
+        self._quarantine(changes.quarantined, changes.released)
+        if changes.checkpoint is not None:
+            self._db.execute(
+                "UPDATE collections SET checkpoint = ?, last_sync = CASE WHEN ? THEN last_sync ELSE ? END WHERE id = ?",
+                (records.checkpoint_text(changes.checkpoint), changes.partial, self._now, self._collection),
+            )
+            failpoints.reach("mid_checkpoint")
+
+    def _delete(self, documents: Sequence[str]) -> None:
+        """Triggers remove the vectors and leave tombstones."""
+        unique = list(dict.fromkeys(documents))
+        self._db.executemany(
+            "DELETE FROM records WHERE collection = ? AND document = ?",
+            ((self._collection, document) for document in unique),
+        )
+
+    def _insert(self, chunks: Sequence[Chunk], vectors: Vectors) -> None:
+        last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
+        first = (last[0] if last else 0) + 1
+        collection, stamp = self._collection, self._stamp
+        self._db.executemany(
+            "INSERT INTO records (id, collection, document, number, hash, model, synced_at, meta, text) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (
+                    first + place,
+                    collection,
+                    chunk.id,
+                    chunk.number,
+                    chunk.content_hash,
+                    stamp.id,
+                    self._now,
+                    records.metadata_text(chunk.metadata),
+                    chunk.text,
+                )
+                for place, chunk in enumerate(chunks)
+            ),
+        )
+        data, size = vectors.tobytes(), 4 * stamp.dimension
+        self._db.executemany(
+            "INSERT INTO vectors (record, dimension, vector) VALUES (?, ?, ?)",
+            ((first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))),
+        )
+
+    def _replace_metadata(self, chunks: Sequence[Chunk]) -> None:
+        self._db.executemany(
+            "UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE collection = ? AND document = ? AND number = ?",
+            (
+                (
+                    records.metadata_text(chunk.metadata),
+                    chunk.content_hash,
+                    self._now,
+                    self._collection,
+                    chunk.id,
+                    chunk.number,
+                )
+                for chunk in chunks
+            ),
+        )
+
+    def _quarantine(self, rows: Sequence[QuarantinedRow], released: Sequence[str]) -> None:
+        collection = self._collection
+        self._db.executemany(
+            "DELETE FROM quarantine WHERE collection = ? AND document = ?", ((collection, id_) for id_ in released)
+        )
+        self._db.executemany(
+            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
+            "SET stage = excluded.stage, reason = excluded.reason, attempts = attempts + excluded.attempts, "
+            "last_seen = excluded.last_seen",
+            ((collection, row.id, row.stage, row.reason, row.attempts, self._now) for row in rows),
+        )
