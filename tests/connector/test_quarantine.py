@@ -40,21 +40,22 @@ def aside(ends: Ends, source, embedder) -> Ends:
 
 
 def entries(*ids_: str):
-    return [entry(QuarantinedRow(id_, "embed", "no vector", 2), COLUMNS) for id_ in ids_]
+    return [entry(QuarantinedRow(id_, "embed", "no vector", 2), COLUMNS, 6) for id_ in ids_]
 
 
 def test_an_entry_names_its_key_as_hits_do():
     seen = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
-    shown = entry(QuarantinedRow('["100",{"decimal":"12.5"}]', "embed", "no vector", 2, seen), COLUMNS).as_dict()
+    shown = entry(QuarantinedRow('["100",{"decimal":"12.5"}]', "embed", "no vector", 2, seen), COLUMNS, 6).as_dict()
     assert shown == {
         "key": {"MANDT": "100", "MATNR": "12.5"},
         "stage": "embed",
         "reason": "no vector",
         "attempts": 2,
+        "given_up": False,
         "last_seen": "2026-11-21T09:30:00+00:00",
     }
-    assert entry(QuarantinedRow("[1]", "embed", ""), COLUMNS).key == {"0": 1}, "the key had other columns then"
-    assert entry(QuarantinedRow('[{"digest":"ab"}]', "render", ""), ("K",)).key == {"digest": "ab"}
+    assert entry(QuarantinedRow("[1]", "embed", ""), COLUMNS, 6).key == {"0": 1}, "the key had other columns then"
+    assert entry(QuarantinedRow('[{"digest":"ab"}]', "render", ""), ("K",), 6).key == {"digest": "ab"}
 
 
 @pytest.mark.parametrize(
@@ -125,12 +126,14 @@ def test_only_the_rows_named_are_tried(aside, store, embedder):
     assert ids(store) == ['["100","M002"]', '["100","M006"]']
 
 
-def test_rows_that_stay_bad_count_an_attempt(aside, store, embedder):
+def test_the_attempts_of_rows_that_stay_bad_count_from_one_again(aside, store, embedder):
     embedder.refuse = {"pump number 2"}
+    assert sync(SPEC, aside, OPTIONS).quarantined == 1
+    assert [row.attempts for row in store.quarantine(SPEC.name)] == [2]
     report = retry(SPEC, aside, None, OPTIONS)
-    assert (report.upserted, report.quarantined) == (2, 1)
+    assert (report.upserted, report.quarantined) == (0, 1)
     (row,) = store.quarantine(SPEC.name)
-    assert (row.id, row.attempts) == ('["100","M002"]', 2)
+    assert (row.id, row.attempts) == ('["100","M002"]', 1)
     assert row.last_seen is not None
     assert abs((datetime.now(UTC) - row.last_seen).total_seconds()) < 60
 
@@ -141,7 +144,7 @@ def test_a_row_that_cannot_be_rendered_stays(aside, store, source, embedder):
     report = retry(SPEC, aside, ['["100","M002"]'], OPTIONS)
     assert (report.upserted, report.quarantined) == (0, 1)
     row = next(row for row in store.quarantine(SPEC.name) if row.id == '["100","M002"]')
-    assert (row.stage, row.attempts) == ("render", 2)
+    assert (row.stage, row.attempts) == ("render", 1)
 
 
 def test_rows_that_are_gone_or_empty_now_leave(aside, store, source, embedder):

@@ -95,6 +95,9 @@ class SyncSettings(_Section):
         default=0.2, ge=0, le=1, description="largest share of the stored rows one run may delete"
     )
     lease_wait: float = Field(default=60.0, ge=0, description="seconds to wait for another worker on the collection")
+    max_attempts: int = Field(
+        default=6, ge=1, description="at a row in quarantine, before it is left alone until it changes or is retried"
+    )
 
 
 class ApiSettings(_Section):
