@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ class TableSource:
         if ref != MATERIALS:
             raise UnknownTable(f"there is no table {ref}")
         return self.table
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
 
     def count(self, query: Query) -> int:
         return len(self.rows_by_key)
