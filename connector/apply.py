@@ -140,6 +140,10 @@ class DocumentWriter:
             self._apply(closing, 0)
         return written
 
+    def remove(self, ids: Sequence[str]) -> None:
+        """Delete what the store holds of these documents; in smaller sets while it is overloaded."""
+        self._extra(ChangeSet(deleted=list(ids)), Written())
+
     def _apply(self, changes: ChangeSet, items: int) -> None:
         with self._clock("apply", items):
             self._target.store.apply(self._target.lease, changes)
@@ -188,7 +192,7 @@ class DocumentWriter:
     def _set_aside(self, rows: Sequence[QuarantinedRow], written: Written) -> None:
         ids = [row.id for row in rows]
         released = ids if self._target.afresh else []
-        self._apply(ChangeSet(deleted=ids, quarantined=list(rows), released=released), len(ids))
+        self._extra(ChangeSet(deleted=ids, quarantined=list(rows), released=released), written)
         written.quarantined += rows
 
 

@@ -144,8 +144,8 @@ class Reconciler:
         self._options = options
         self._watch = watch
         self._clock = StageClock(watch.observer)
-        writer = DocumentWriter(Target(ends.store, lease), ends.embedder, renderer, self._clock)
-        self._pipeline = Pipeline(writer, self._count)
+        self._writer = DocumentWriter(Target(ends.store, lease), ends.embedder, renderer, self._clock)
+        self._pipeline = Pipeline(self._writer, self._count)
         self._report = SyncReport(lease.collection, stages=self._clock.seconds)
         self._pending: dict[str, Document] = {}
         self._extra = ChangeSet()
@@ -409,8 +409,7 @@ class Reconciler:
         if not unseen:
             return
         for ids in _paged(self._unseen_ids(index), self._options.page_rows):
-            with self._clock("apply", len(ids)):
-                self._ends.store.apply(self._lease, ChangeSet(deleted=ids))
+            self._writer.remove(ids)
             failpoints.reach("mid_delete")
         self._report.deleted += self._report.to_delete
 

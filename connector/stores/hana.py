@@ -291,7 +291,7 @@ class HanaStore:
                 session.execute(sql, (checkpoint, lease.collection, lease.epoch))
                 failpoints.reach("mid_checkpoint")
 
-        divisible = len({chunk.id for chunk in (*changes.chunks, *changes.metadata_only)}) > 1
+        divisible = len({*changes.deleted, *(chunk.id for chunk in (*changes.chunks, *changes.metadata_only))}) > 1
         self._pool.in_transaction(
             write,
             doing=f"writing to collection {lease.collection!r}",

@@ -194,6 +194,9 @@ def test_an_overloaded_store_gets_less_at_a_time(ends, source, store, rows, most
         values["MTART"] = "ROH"
     report = sync(SPEC, Ends(source, Small(store, most), ends.embedder), WIDE)
     assert (report.upserted, report.embedded_texts) == (rows, 0), "metadata, too"
+    for number in range(5, rows):
+        del source.data["100", f"M{number:03}"]
+    assert sync(SPEC, Ends(source, Small(store, most), ends.embedder), WIDE).deleted == rows - 5
     assert verify(SPEC, ends).ok
 
 

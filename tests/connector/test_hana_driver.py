@@ -25,7 +25,8 @@ from connector.errors import (
     UnknownColumn,
     UnknownTable,
 )
-from connector.hana import ONCE, ConnectionOptions, HanaFeatures, HanaPool, RetryPolicy, Session
+from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, Session
+from connector.retry import ONCE, RetryPolicy
 from tests.emulator.process import Emulator, running
 
 pytest.importorskip("hdbcli")
