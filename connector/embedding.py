@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 
 from connector.clock import StageClock
 from connector.errors import TextsNotEmbeddable
-from connector.model import Embedder
+from connector.model import Embedder, Vectors
 
 Vector = NDArray[np.float32]
 _ENTRY_BYTES = 256
 """What Python needs for one cached vector beside its numbers: array, key, place in the table (measured, rounded up)."""
+UNIT_TOLERANCE = 1e-3
+"""A vector's length may differ from 1 by this much."""
+_PROBE = "a plain word"
 
 
 class VectorCache:
@@ -46,7 +49,7 @@ class VectorCache:
 
 @dataclass(slots=True)
 class Embedded:
-    """`vectors` by `VectorCache.key` of the text; a text the engine refuses is missing."""
+    """`vectors` by `VectorCache.key` of the text; a text without a finite vector of length 1 is missing."""
 
     vectors: dict[bytes, Vector] = field(default_factory=dict)
     embedded_texts: int = 0
@@ -63,7 +66,8 @@ class TextEmbedder:
         self._cache = VectorCache()
 
     def __call__(self, texts: Sequence[str]) -> Embedded:
-        """Infrastructure errors are raised."""
+        """Infrastructure errors are raised, and so is TextsNotEmbeddable when the engine gives no vector to anything,
+        not even to a plain word: then it is ill, not the texts."""
         known: dict[bytes, Vector] = {}
         fresh: dict[bytes, str] = {}
         for text in texts:
@@ -75,6 +79,8 @@ class TextEmbedder:
                 fresh.setdefault(key, text)
         tokens = self._count(fresh)
         embedded = self._embed(fresh)
+        if fresh and not embedded:
+            self._check_engine(len(fresh))
         for key, vector in embedded.items():
             self._cache.put(key, vector)
         return Embedded(known | embedded, len(embedded), len(texts) - len(fresh), tokens)
@@ -91,7 +97,7 @@ class TextEmbedder:
         with self._clock("embed", len(fresh)):
             while fresh:
                 try:
-                    return dict(zip(fresh, self._embedder.embed_documents(list(fresh.values())), strict=True))
+                    return self._sound(fresh, self._embedder.embed_documents(list(fresh.values())))
                 except TextsNotEmbeddable as error:
                     bad = set(error.indices)
                     good = {key: text for i, (key, text) in enumerate(fresh.items()) if i not in bad}
@@ -99,3 +105,27 @@ class TextEmbedder:
                         raise
                     fresh = good
         return {}
+
+    def _sound(self, fresh: dict[bytes, str], vectors: Vectors) -> dict[bytes, Vector]:
+        """The store would refuse the others, and with them whatever is written together with them."""
+        if vectors.shape != (len(fresh), self._embedder.dimension):
+            raise ValueError(f"the engine gave vectors of shape {vectors.shape} for {len(fresh)} texts")
+        whole = _are_units(vectors)
+        return {key: vector for key, vector, sound in zip(fresh, vectors, whole, strict=True) if sound}
+
+    def _check_engine(self, count: int) -> None:
+        try:
+            healthy = all(_are_units(self._embedder.embed_query(_PROBE)[None, :]))
+        except TextsNotEmbeddable:
+            healthy = False
+        if not healthy:
+            raise TextsNotEmbeddable(
+                f"the model gives no finite vector to any of {count} texts, nor to a plain word: nothing is set aside. "
+                "Look at the device and the precision: owl-sap doctor",
+                indices=range(count),
+            )
+
+
+def _are_units(vectors: Vectors) -> list[bool]:
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    return [bool(near) for near in np.abs(lengths - 1.0) <= UNIT_TOLERANCE]  # a NaN length is not <= anything

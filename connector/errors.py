@@ -24,6 +24,7 @@ ConnectorError
 │   ├── Cancelled               139 after our own cancel
 │   └── StatementFailed         any other code: a defect or a feature that is missing
 ├── RowRejected                 one row cannot be processed; the others go on (quarantine)
+│   └── RowsRejected            of many rows written at once, those that are named
 ├── TextsNotEmbeddable          the engine could not make finite vectors of some texts
 ├── StoreCorrupt                the local store's file cannot be trusted
 ├── LeaseLost                   another worker owns the collection now; nothing was written
@@ -32,7 +33,7 @@ ConnectorError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -134,6 +135,18 @@ class RowRejected(ConnectorError):
         self.code = code
 
 
+class RowsRejected(RowRejected):
+    """`rows`: positions, from 0, in what was given, with the reason of each. Others may be bad, too."""
+
+    def __init__(self, message: str, *, rows: Mapping[int, RowRejected]) -> None:
+        super().__init__(message, code=next(iter(rows.values())).code)
+        self.rows = dict(rows)
+
+    def moved(self, by: int) -> RowsRejected:
+        """The same, where what was given stands behind `by` others."""
+        return RowsRejected(str(self), rows={position + by: reason for position, reason in self.rows.items()})
+
+
 class TextsNotEmbeddable(ConnectorError):
     """`indices`: positions, in the list given to the embedder, of the texts without a finite vector."""
 
@@ -197,6 +210,7 @@ RULES: tuple[Rule, ...] = (
     Rule(RowRejected, "a value is no valid date", codes=frozenset({303})),
     Rule(RowRejected, "a calculation divides by zero or overflows", codes=frozenset({304, 314})),
     Rule(RowRejected, "a value is no valid number", codes=frozenset({339})),
+    Rule(RowRejected, "a condition that the table sets (CHECK) does not hold", codes=frozenset({677})),
     Rule(RowRejected, "a value does not fit the type of its column", codes=frozenset({-10404, -10411, -10427})),
     Rule(
         RowRejected,

@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
-
 from connector.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -27,11 +25,13 @@ from connector.errors import (
     Overloaded,
     PermissionRefused,
     RowRejected,
+    RowsRejected,
     Unavailable,
     UnknownColumn,
     classify,
     make,
 )
+from connector.retry import AS_USUAL, RetryPolicy
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
@@ -57,7 +57,7 @@ class DriverCursor(Protocol):
     rowcount: int
 
     def execute(self, sql: str, parameters: Any = ..., /) -> Any: ...
-    def executemany(self, sql: str, rows: Any, /) -> Any: ...
+    def executemany(self, sql: str, rows: Any, /, batcherrors: bool = ...) -> Any: ...
     def fetchall(self) -> Sequence[Any]: ...
 
 
@@ -165,31 +165,6 @@ def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Exponential back-off with full jitter, bounded by attempts and by seconds in all. Only `retryable` errors."""
-
-    attempts: int = 5
-    seconds: float = 30.0
-    first_wait: float = 0.1
-    longest_wait: float = 5.0
-    sleep: Callable[[float], None] = time.sleep
-
-    def call(self, work: Callable[[], T]) -> T:
-        """What `work` returns, or its last error."""
-        retrying = Retrying(
-            retry=retry_if_exception(lambda error: isinstance(error, ConnectorError) and error.retryable),
-            wait=wait_random_exponential(multiplier=self.first_wait, max=self.longest_wait),
-            stop=stop_after_attempt(self.attempts) | stop_after_delay(self.seconds),
-            sleep=self.sleep,
-            reraise=True,
-        )
-        return retrying(work)
-
-
-ONCE = RetryPolicy(attempts=1)
-
-
 # --------------------------------------------------------------------------------------------------------- a session
 
 
@@ -230,6 +205,18 @@ class Session:
         cursor = self._cursor(sql, doing)
         self._announce(sql)
         self._call(doing, lambda: cursor.executemany(sql, rows))
+
+    def execute_each(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = "writing to HANA") -> None:
+        """As `execute_many`; rows that HANA refuses are named: RowsRejected, by their positions.
+
+        The rows that it took stand in the transaction then, which must be rolled back. What the driver sends is the
+        same with and without names. A name can be wrong: seen where long LOBs made a batch several packets.
+        """
+        if not rows:
+            return
+        cursor = self._cursor(sql, doing)
+        self._announce(sql)
+        self._call(doing, lambda: cursor.executemany(sql, rows, batcherrors=True))
 
     def _run(self, sql: str, parameters: Sequence[Any], doing: str) -> DriverCursor:
         # Without parameters nothing is prepared, so all such statements share one cursor.
@@ -300,6 +287,22 @@ class Session:
 
 
 def _mapped(error: Exception, doing: str) -> ConnectorError:
+    entries = getattr(error, "errors", None)
+    return _of_batch(entries, doing) if entries else _classified(error, doing)
+
+
+def _of_batch(entries: Sequence[Any], doing: str) -> ConnectorError:
+    """Of what a batch met, first of all what is no row's fault; else the rows, if the driver names them all."""
+    errors = [(entry.rownumber, _classified(entry, doing)) for entry in entries]
+    for _, error in errors:
+        if not isinstance(error, RowRejected):
+            return error
+    rows = {number - 1: error for number, error in errors if number and isinstance(error, RowRejected)}
+    first = errors[0][1]
+    return RowsRejected(str(first), rows=rows) if len(rows) == len(errors) else first
+
+
+def _classified(error: Any, doing: str) -> ConnectorError:
     return classify(int(getattr(error, "errorcode", 0) or 0), str(getattr(error, "errortext", "")), doing=doing)
 
 
@@ -318,7 +321,7 @@ class HanaPool:
         options: ConnectionOptions,
         size: int = 8,
         *,
-        retry: RetryPolicy = RetryPolicy(),
+        retry: RetryPolicy = AS_USUAL,
         on_statement: Callable[[str], None] | None = None,
         driver: Driver | None = None,
         idle_check: float = 30.0,
@@ -388,8 +391,11 @@ class HanaPool:
                 session.rollback()
                 raise
 
-    def in_transaction(self, work: Callable[[Session], T], *, doing: str = "writing to HANA") -> T:
-        """`work` in one transaction, the whole of it run again after a retryable error.
+    def in_transaction(
+        self, work: Callable[[Session], T], *, doing: str = "writing to HANA", overloaded: int | None = None
+    ) -> T:
+        """`work` in one transaction, the whole of it run again after a retryable error; `overloaded` as in
+        `RetryPolicy.call`.
 
         `work` must be idempotent: when the connection breaks during the commit, it may have happened already.
         """
@@ -398,7 +404,7 @@ class HanaPool:
             with self.transaction(doing=doing) as session:
                 return work(session)
 
-        return self.retry.call(attempt)
+        return self.retry.call(attempt, overloaded)
 
     def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "reading from HANA") -> Rows:
         """One statement that changes nothing, retried; no transaction and no cursor is open afterwards."""

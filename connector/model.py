@@ -272,6 +272,12 @@ class QuarantinedRow:
     attempts: int = 1
     last_seen: datetime | None = field(default=None, compare=False)
     """When it was last met, UTC, by the store's clock; None before it was written."""
+    digest: bytes | None = None
+    """What the row was read as (`Document.row_digest`); None: not known. Another one starts its attempts anew."""
+
+    def given_up(self, attempts: int) -> bool:
+        """Whether it failed so often with this very content that another attempt is no use."""
+        return self.digest is not None and self.attempts >= attempts
 
 
 @dataclass(slots=True)
@@ -437,7 +443,11 @@ class VectorStore(Protocol):
         ...
 
     def apply(self, lease: Lease, changes: ChangeSet) -> None:
-        """One transaction. Raises RowRejected when the data is refused, LeaseLost when another worker took over."""
+        """One transaction. Raises RowRejected when the data is refused, LeaseLost when another worker took over.
+
+        RowsRejected, where the store knows which, by positions in `chunks` and, behind them, `metadata_only`; a name
+        may be wrong, and there may be more of them. Overloaded: the store may take a smaller change set.
+        """
         ...
 
     def optimise(self, collection: str) -> None:

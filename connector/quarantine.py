@@ -47,6 +47,8 @@ class Entry:
     stage: str
     reason: str
     attempts: int
+    given_up: bool
+    """Syncs leave it alone until its content changes or somebody has it retried."""
     last_seen: str | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,10 +57,11 @@ class Entry:
         return shown
 
 
-def entry(row: QuarantinedRow, columns: Sequence[str]) -> Entry:
-    """`columns`: names of the key columns as far as they are known."""
+def entry(row: QuarantinedRow, columns: Sequence[str], max_attempts: int) -> Entry:
+    """`columns`: names of the key columns as far as they are known. `max_attempts` as in SyncOptions."""
     seen = None if row.last_seen is None else row.last_seen.isoformat()
-    return Entry(row.id, _named(row.id, columns), row.stage, row.reason, row.attempts, seen)
+    key, given_up = _named(row.id, columns), row.given_up(max_attempts)
+    return Entry(row.id, key, row.stage, row.reason, row.attempts, given_up, seen)
 
 
 def _named(id_: str, columns: Sequence[str]) -> dict[str, Plain]:
@@ -128,8 +131,8 @@ def parse_conditions(text: str, columns: Sequence[str]) -> dict[str, str] | None
 class RetryReport:
     """Counts in rows: `retried = upserted + empty + gone + quarantined`, unless `stopped` (asked to end early).
 
-    `gone`: no longer in the source, so the entry was dropped. `quarantined`: still bad, one more attempt counted; with
-    them those whose key is too long to be looked up, which only a sync meets again.
+    `gone`: no longer in the source, so the entry was dropped. `quarantined`: still bad, their attempts counting
+    from one again; with them those whose key is too long to be looked up, which only a sync meets again.
     """
 
     collection: str
@@ -176,7 +179,7 @@ class _Retry:
         self._renderer = renderer
         self._report = RetryReport(lease.collection)
         self._lease = lease
-        self._writer = DocumentWriter(Target(ends.store, lease), ends.embedder, renderer, StageClock(None))
+        self._writer = DocumentWriter(Target(ends.store, lease, afresh=True), ends.embedder, renderer, StageClock(None))
 
     def __call__(self, ids: Sequence[str] | None, size: int, watch: Watch) -> RetryReport:
         # Under the lease: what another worker has released meanwhile is not tried again.
@@ -224,7 +227,8 @@ class _Retry:
         except RowRejected as error:
             id_ = quarantine_id(row.key)
             self._report.quarantined += 1
-            extra.quarantined.append(QuarantinedRow(id_, "render", str(error)))
+            extra.quarantined.append(QuarantinedRow(id_, "render", str(error), digest=self._renderer.row_digest(row)))
+            extra.released.append(id_)  # so that its attempts count from one again
             extra.deleted.append(id_)
             return
         if document.empty:

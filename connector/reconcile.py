@@ -78,6 +78,8 @@ class SyncOptions:
     lease_wait: float = 60.0
     window: int = 1000
     accept_schema: bool = False
+    max_attempts: int = 6
+    """Of a row in quarantine; after them it is left alone until its content changes or somebody has it retried."""
 
 
 @dataclass(slots=True)
@@ -143,8 +145,8 @@ class Reconciler:
         self._options = options
         self._watch = watch
         self._clock = StageClock(watch.observer)
-        writer = DocumentWriter(Target(ends.store, lease), ends.embedder, renderer, self._clock)
-        self._pipeline = Pipeline(writer, self._count)
+        self._writer = DocumentWriter(Target(ends.store, lease), ends.embedder, renderer, self._clock)
+        self._pipeline = Pipeline(self._writer, self._count)
         self._report = SyncReport(lease.collection, stages=self._clock.seconds)
         self._pending: dict[str, Document] = {}
         self._extra = ChangeSet()
@@ -152,13 +154,15 @@ class Reconciler:
         self._done: list[Callable[[], None]] = []
         self._moved: set[str] = set()
         """Ids that this run has changed already, when the store was asked for one batch at a time."""
-        self._emptied = 0
+        self._blank: set[int] = set()
+        """Positions of stored rows that came blank."""
+        self._left_alone = 0
 
     def __call__(self, feed: Feed, before: Before) -> SyncReport:
         start = time.perf_counter()
         self._feed, self._before = feed, before
         self._report.complete = feed.complete
-        self._quarantined = {row.id for row in self._ends.store.quarantine(self._lease.collection)}
+        self._quarantined = {row.id: row for row in self._ends.store.quarantine(self._lease.collection)}
         self._whole = StoredIndex(self._ends.store.stored(self._lease.collection)) if feed.complete else None
         try:
             self._read(feed)
@@ -228,7 +232,8 @@ class Reconciler:
             try:
                 id_ = document_id(row.key)
             except RowRejected as error:
-                self._reject(quarantine_id(row.key), str(error))
+                if not self._leave_alone(quarantine_id(row.key), row):
+                    self._reject(row, str(error))
                 continue
             self._report.superseded += id_ in found
             found[id_] = row
@@ -237,19 +242,34 @@ class Reconciler:
     def _changed(self, rows: Mapping[str, Row], index: StoredIndex, positions: NDArray[np.int64]) -> dict[str, Row]:
         """Those that were stored from another content; of the others nothing need be rendered."""
         if not self._feed.trusts_tokens:
-            return dict(rows)
-        same = index.same_rows(positions, self._renderer.row_digests(rows.values()))
+            same = np.zeros(len(rows), dtype=np.bool_)
+        else:
+            same = index.same_rows(positions, self._renderer.row_digests(rows.values()))
         if not (self._moved or self._pending or self._quarantined):  # as in most runs: none needs a second look
             self._report.unchanged += int(same.sum())
             return dict(compress(rows.items(), ~same)) if not same.all() else {}
         changed: dict[str, Row] = {}
-        for (id_, row), unchanged in zip(rows.items(), same.tolist(), strict=True):
-            if unchanged and id_ not in self._moved and id_ not in self._pending:
+        for (id_, row), position, unchanged in zip(rows.items(), positions.tolist(), same.tolist(), strict=True):
+            if id_ in self._moved or id_ in self._pending:
+                changed[id_] = row
+            elif unchanged:
                 self._report.unchanged += 1
                 self._release(id_)
-            else:
+            elif position >= 0 or not self._leave_alone(id_, row):
                 changed[id_] = row
         return changed
+
+    def _leave_alone(self, id_: str, row: Row) -> bool:
+        """Whether it failed too often with this content to be tried again. It stays in quarantine as it is."""
+        entry = self._quarantined.get(id_) if self._quarantined else None
+        if entry is None or not entry.given_up(self._options.max_attempts):
+            return False
+        if entry.digest != self._renderer.row_digest(row):
+            return False
+        del self._quarantined[id_]
+        self._report.quarantined += 1
+        self._left_alone += 1
+        return True
 
     def _loaded(self, rows: Mapping[str, Row]) -> dict[str, Row]:
         """The rows behind keys and tokens. One that is gone meanwhile counts as superseded."""
@@ -267,7 +287,7 @@ class Reconciler:
             try:
                 yield self._renderer.document(row), position
             except RowRejected as error:
-                self._reject(quarantine_id(row.key), str(error))
+                self._reject(row, str(error))
 
     def _sort(self, document: Document, position: int, index: StoredIndex) -> None:
         self._report.superseded += self._pending.pop(document.id, None) is not None
@@ -287,7 +307,7 @@ class Reconciler:
                 self._move(document.id)
                 self._release(document.id)
             case Difference.NEW | Difference.CHANGED:
-                self._quarantined.discard(document.id)  # released once written; until then its attempts count on
+                self._quarantined.pop(document.id, None)  # released once written; until then its attempts count on
                 self._pending[document.id] = document
 
     def _empty(self, id_: str, position: int, index: StoredIndex) -> None:
@@ -295,7 +315,7 @@ class Reconciler:
         self._report.empty += 1
         if self._whole is not None:
             if position >= 0:
-                self._emptied += 1
+                self._blank.add(position)
                 index.mark_unseen(position)  # removed at the end, where the brake is
         elif position >= 0 or id_ in self._moved:
             self._extra.deleted.append(id_)
@@ -317,16 +337,16 @@ class Reconciler:
             self._moved.add(id_)
 
     def _release(self, id_: str) -> None:
-        if id_ in self._quarantined:
-            self._quarantined.discard(id_)
+        if self._quarantined.pop(id_, None) is not None:
             self._extra.released.append(id_)
 
-    def _reject(self, id_: str, reason: str) -> None:
+    def _reject(self, row: Row, reason: str) -> None:
+        id_ = quarantine_id(row.key)
         self._report.quarantined += 1
-        self._quarantined.discard(id_)
+        self._quarantined.pop(id_, None)
         if self._whole is not None:
             self._whole.mark_seen(self._whole.positions([id_]))
-        self._extra.quarantined.append(QuarantinedRow(id_, "render", reason))
+        self._extra.quarantined.append(QuarantinedRow(id_, "render", reason, digest=self._renderer.row_digest(row)))
         self._extra.deleted.append(id_)
         self._move(id_)
 
@@ -343,7 +363,7 @@ class Reconciler:
 
     def _count(self, written: Written) -> None:
         report = self._report
-        report.upserted += len(written.upserted)
+        report.upserted += len(written.upserted) - written.undone
         report.quarantined += len(written.quarantined)
         report.embedded_texts += written.embedded_texts
         report.reused_texts += written.reused_texts
@@ -357,6 +377,11 @@ class Reconciler:
         if self._whole is not None:
             self._delete_unseen(self._whole)
             released = sorted(self._quarantined)
+        if self._left_alone:
+            self._report.notes.append(
+                f"{self._left_alone} rows were left alone: they failed {self._options.max_attempts} times as they are. "
+                f"Mend them, or try them again with `owl-sap quarantine retry {self._lease.collection}`"
+            )
         failpoints.reach("before_checkpoint")
         changes = ChangeSet(released=released, checkpoint=self._checkpoint(self._feed.mark()))
         with self._clock("apply"):
@@ -380,15 +405,15 @@ class Reconciler:
     def _delete_unseen(self, index: StoredIndex) -> None:
         unseen = int((~index.seen).sum())
         limit = self._options.max_deletes * len(index)
-        self._report.to_delete = unseen - self._emptied
-        if self._report.to_delete > limit or self._emptied > max(FREE_DELETES, limit):
+        emptied = sum(not index.seen[position] for position in self._blank)
+        self._report.to_delete = unseen - emptied
+        if self._report.to_delete > limit or emptied > max(FREE_DELETES, limit):
             self._report.paused = "max_deletes"
             return
         if not unseen:
             return
         for ids in _paged(self._unseen_ids(index), self._options.page_rows):
-            with self._clock("apply", len(ids)):
-                self._ends.store.apply(self._lease, ChangeSet(deleted=ids))
+            self._writer.remove(ids)
             failpoints.reach("mid_delete")
         self._report.deleted += self._report.to_delete
 

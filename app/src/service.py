@@ -222,6 +222,7 @@ class Service:
             owner=owner,
             lease_wait=wanted.lease_wait,
             window=wanted.window,
+            max_attempts=wanted.max_attempts,
         )
 
     # ------------------------------------------------------------------------------------- rows that were set aside
@@ -233,7 +234,8 @@ class Service:
         self.spec(name)
         rows = [] if self._stored(name) is None else self.store.quarantine(name)
         columns = self.key_columns(name) if rows else ()
-        return quarantine.chosen([quarantine.entry(row, columns) for row in rows], wanted)
+        attempts = self.settings.sync.max_attempts
+        return quarantine.chosen([quarantine.entry(row, columns, attempts) for row in rows], wanted)
 
     def retry(
         self,

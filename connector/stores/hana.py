@@ -22,13 +22,13 @@ from connector.errors import (
     RowRejected,
     StatementFailed,
     UnknownCollection,
+    UnknownColumn,
     UnknownTable,
 )
 from connector.hana import HanaFeatures, HanaPool, Rows, Session
 from connector.model import (
     ChangeSet,
     Checkpoint,
-    Chunk,
     CollectionStatus,
     Embedder,
     Filter,
@@ -41,6 +41,7 @@ from connector.model import (
 )
 from connector.stores import filter_sql, filters, hana_keywords, hana_tables, records
 from connector.stores.hana_tables import StateSql, VectorSql, table_name
+from connector.stores.hana_writer import HanaWriter, Place
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
 
@@ -53,6 +54,8 @@ INDEX_FROM = 10_000
 """Records above which an HNSW index is made; below it HANA's exact search is fast enough, and exact."""
 REMEMBERED = 2.0
 """Seconds for which a search trusts what it knows of a collection before it reads the state table again."""
+ATTEMPTS_OVERLOADED = 2
+"""At writing much at once while HANA is overloaded: who writes can do with less, which helps more than patience."""
 _EXISTS = frozenset({288, 289})
 _INCONSISTENT = 266
 _TIE_STEPS = 3
@@ -96,6 +99,7 @@ class HanaStore:
         self._times = lease_times
         self._sql = StateSql(schema)
         self._full_text: bool | None = None
+        self._upgraded = False
         self._remembered: dict[str, tuple[float, _Collection]] = {}
 
     def close(self) -> None:
@@ -112,6 +116,7 @@ class HanaStore:
             self._check_features()
             self._create_state()
             found = self._find(collection) or self._add(collection, stamp)
+        self._upgrade_quarantine()
         if found.stamp != stamp:
             self._change_model(found, stamp)
             return Checkpoint()
@@ -138,6 +143,16 @@ class HanaStore:
         for name, sql in self._sql.create().items():
             if not self._exists(name):
                 self._create([sql])
+
+    def _upgrade_quarantine(self) -> None:
+        """The table that an earlier version made gets the column that came later."""
+        if not self._upgraded:
+            doing = "looking at the quarantine's table"
+            columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, hana_tables.QUARANTINE), doing=doing)
+            if columns and "ROW_DIGEST" not in {row[0] for row in columns}:
+                with suppress(StatementFailed):  # another worker was first; if not, the next write says what is wrong
+                    self._pool.execute(self._sql.add_row_digest(), doing="adding a column to the quarantine's table")
+        self._upgraded = True
 
     def _exists(self, table: str) -> bool:
         return bool(self._pool.read(catalog.FIND_TABLE, (self._schema, table), doing="looking for the store's tables"))
@@ -263,7 +278,7 @@ class HanaStore:
 
     def apply(self, lease: Lease, changes: ChangeSet) -> None:
         found = self._known(lease.collection)
-        writer = _Writer(self._sql, found, changes)
+        writer = HanaWriter(self._sql, Place(found.name, found.table, found.stamp), changes)
 
         def write(session: Session) -> None:
             values = (_seconds(self._times.ttl), lease.collection, lease.epoch)
@@ -276,7 +291,12 @@ class HanaStore:
                 session.execute(sql, (checkpoint, lease.collection, lease.epoch))
                 failpoints.reach("mid_checkpoint")
 
-        self._pool.in_transaction(write, doing=f"writing to collection {lease.collection!r}")
+        divisible = len({*changes.deleted, *(chunk.id for chunk in (*changes.chunks, *changes.metadata_only))}) > 1
+        self._pool.in_transaction(
+            write,
+            doing=f"writing to collection {lease.collection!r}",
+            overloaded=ATTEMPTS_OVERLOADED if divisible else None,
+        )
 
     def optimise(self, collection: str) -> None:
         """Make the HNSW index once the table is large enough and has none, whoever made it. HANA keeps it current."""
@@ -319,11 +339,12 @@ class HanaStore:
 
     def quarantine(self, collection: str) -> list[QuarantinedRow]:
         self._recent(collection)
-        rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing="reading the quarantine")
-        return [
-            QuarantinedRow(id_, stage, reason, attempts, records.in_utc(seen))
-            for id_, stage, reason, attempts, seen in rows
-        ]
+        doing = "reading the quarantine"
+        try:
+            rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing=doing)
+        except UnknownColumn:
+            rows = self._pool.read(self._sql.read_early_quarantine(), (collection,), doing=doing)
+        return [_quarantined(row) for row in rows]
 
     def status(self, collection: str) -> CollectionStatus | None:
         found = self._find(collection)
@@ -461,6 +482,11 @@ def _stored(row: Sequence[Any]) -> StoredChunk:
     return StoredChunk(id_, key, -1 if number is None else number, bytes(digest or b""))
 
 
+def _quarantined(row: Sequence[Any]) -> QuarantinedRow:
+    id_, stage, reason, attempts, seen, digest = row
+    return QuarantinedRow(id_, stage, reason, attempts, records.in_utc(seen), None if digest is None else bytes(digest))
+
+
 def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
     id_, key, number, digest, model, text, meta, vector = row
     return StoredRecord(
@@ -473,46 +499,3 @@ def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
         metadata=records.metadata_of(meta),
         vector=records.from_fvecs(vector, dimension),
     )
-
-
-class _Writer:
-    """A change set turned into rows of parameters, once; written in whichever transaction succeeds."""
-
-    def __init__(self, sql: StateSql, collection: _Collection, changes: ChangeSet) -> None:
-        self._sql = sql
-        self._collection = collection
-        self._changes = changes
-        vectors = records.fvecs(records.checked_vectors(changes, collection.stamp.dimension))
-        self._rows = [self._row(chunk, vector) for chunk, vector in zip(changes.chunks, vectors, strict=True)]
-        self._metadata = [
-            (records.metadata_text(chunk.metadata), chunk.content_hash, chunk.id, chunk.number)
-            for chunk in changes.metadata_only
-        ]
-        # In key order, so that two transactions never wait for each other in a circle.
-        ids = {*changes.deleted, *(chunk.id for chunk in changes.chunks)}
-        self._deleted = [(id_,) for id_ in sorted(ids)]
-
-    def _row(self, chunk: Chunk, vector: bytes) -> tuple[Any, ...]:
-        meta = records.metadata_text(chunk.metadata)
-        return (chunk.text, meta, vector, chunk.id, chunk.number, chunk.content_hash, self._collection.stamp.id)
-
-    def write(self, session: Session) -> None:
-        table = self._collection.table
-        session.execute_many(table.delete(), self._deleted, doing="removing what is replaced")
-        failpoints.reach("mid_upsert")
-        session.execute_many(table.insert(), self._rows, doing="writing vectors")
-        session.execute_many(table.update_metadata(), self._metadata, doing="replacing metadata")
-        self._write_quarantine(session)
-
-    def _write_quarantine(self, session: Session) -> None:
-        name, changes = self._collection.name, self._changes
-        released = [(name, id_) for id_ in sorted(changes.released)]
-        session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
-        if not changes.quarantined:
-            return
-        known = {row[0]: row[3] for row in session.query(self._sql.read_quarantine(), (name,))}
-        rows = [
-            (name, row.id, row.stage[:100], row.reason[:2000], row.attempts + known.get(row.id, 0))
-            for row in changes.quarantined
-        ]
-        session.execute_many(self._sql.put_quarantine(), rows, doing="writing the quarantine")

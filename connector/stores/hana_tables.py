@@ -24,7 +24,7 @@ _STATE_COLUMNS = """(
 "LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP)"""
 _QUARANTINE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) NOT NULL, "SRC_KEY" NVARCHAR(2000) NOT NULL, "STAGE" NVARCHAR(100) NOT NULL,
-"REASON" NVARCHAR(2000) NOT NULL, "ATTEMPTS" INTEGER NOT NULL, "LAST_SEEN" TIMESTAMP,
+"REASON" NVARCHAR(2000) NOT NULL, "ATTEMPTS" INTEGER NOT NULL, "LAST_SEEN" TIMESTAMP, "ROW_DIGEST" VARBINARY(8),
 PRIMARY KEY ("COLLECTION", "SRC_KEY"))"""
 
 
@@ -119,14 +119,24 @@ class StateSql:
 
     def read_quarantine(self) -> str:
         return (
-            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN" FROM {self.quarantine} '
+            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN", "ROW_DIGEST" FROM {self.quarantine} '
             'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
         )
 
+    def read_early_quarantine(self) -> str:
+        """Of a table that an earlier version made."""
+        return (
+            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN", NULL FROM {self.quarantine} '
+            'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
+        )
+
+    def add_row_digest(self) -> str:
+        return f'ALTER TABLE {self.quarantine} ADD ("ROW_DIGEST" VARBINARY(8))'
+
     def put_quarantine(self) -> str:
         return (
-            f'UPSERT {self.quarantine} ("COLLECTION", "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN") '
-            "VALUES (?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP) WITH PRIMARY KEY"
+            f'UPSERT {self.quarantine} ("COLLECTION", "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "ROW_DIGEST", '
+            '"LAST_SEEN") VALUES (?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP) WITH PRIMARY KEY'
         )
 
     def release_quarantine(self) -> str:

@@ -241,13 +241,13 @@ class LocalStore:
     def quarantine(self, collection: str) -> list[QuarantinedRow]:
         with self._file.read() as db:
             rows = db.execute(
-                "SELECT document, stage, reason, attempts, last_seen FROM quarantine WHERE collection = ? "
+                "SELECT document, stage, reason, attempts, last_seen, row_digest FROM quarantine WHERE collection = ? "
                 "ORDER BY document",
                 (_known(db, collection).id,),
             ).fetchall()
         return [
-            QuarantinedRow(id_, stage, reason, attempts, datetime.fromisoformat(seen))
-            for id_, stage, reason, attempts, seen in rows
+            QuarantinedRow(id_, stage, reason, attempts, datetime.fromisoformat(seen), digest)
+            for id_, stage, reason, attempts, seen, digest in rows
         ]
 
     def status(self, collection: str) -> CollectionStatus | None:

@@ -73,5 +73,10 @@ CREATE TABLE quarantine (
 ) WITHOUT ROWID
 """
 
-SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1,), prepare=register)
+# What a row in quarantine was read as: while that is the same, it need not be tried again.
+_LAYOUT_2 = """
+ALTER TABLE quarantine ADD COLUMN row_digest BLOB
+"""
+
+SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), prepare=register)
 """The identity spells OWLV."""

@@ -23,10 +23,11 @@ class Writer:
 
     def apply(self, changes: ChangeSet) -> None:
         vectors = records.checked_vectors(changes, self._stamp.dimension)
+        metadata, count = records.checked_metadata(changes), len(changes.chunks)
         self._delete([*changes.deleted, *(chunk.id for chunk in changes.chunks)])
         failpoints.reach("mid_upsert")
-        self._insert(changes.chunks, vectors)
-        self._replace_metadata(changes.metadata_only)
+        self._insert(changes.chunks, metadata[:count], vectors)
+        self._replace_metadata(changes.metadata_only, metadata[count:])
         self._quarantine(changes.quarantined, changes.released)
         if changes.checkpoint is not None:
             self._db.execute(
@@ -43,7 +44,7 @@ class Writer:
             ((self._collection, document) for document in unique),
         )
 
-    def _insert(self, chunks: Sequence[Chunk], vectors: Vectors) -> None:
+    def _insert(self, chunks: Sequence[Chunk], metadata: Sequence[str], vectors: Vectors) -> None:
         last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
         first = (last[0] if last else 0) + 1
         collection, stamp = self._collection, self._stamp
@@ -59,7 +60,7 @@ class Writer:
                     chunk.content_hash,
                     stamp.id,
                     self._now,
-                    records.metadata_text(chunk.metadata),
+                    metadata[place],
                     chunk.text,
                 )
                 for place, chunk in enumerate(chunks)
@@ -71,19 +72,12 @@ class Writer:
             ((first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))),
         )
 
-    def _replace_metadata(self, chunks: Sequence[Chunk]) -> None:
+    def _replace_metadata(self, chunks: Sequence[Chunk], metadata: Sequence[str]) -> None:
         self._db.executemany(
             "UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE collection = ? AND document = ? AND number = ?",
             (
-                (
-                    records.metadata_text(chunk.metadata),
-                    chunk.content_hash,
-                    self._now,
-                    self._collection,
-                    chunk.id,
-                    chunk.number,
-                )
-                for chunk in chunks
+                (text, chunk.content_hash, self._now, self._collection, chunk.id, chunk.number)
+                for chunk, text in zip(chunks, metadata, strict=True)
             ),
         )
 
@@ -93,9 +87,10 @@ class Writer:
             "DELETE FROM quarantine WHERE collection = ? AND document = ?", ((collection, id_) for id_ in released)
         )
         self._db.executemany(
-            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen) "
-            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
-            "SET stage = excluded.stage, reason = excluded.reason, attempts = attempts + excluded.attempts, "
-            "last_seen = excluded.last_seen",
-            ((collection, row.id, row.stage, row.reason, row.attempts, self._now) for row in rows),
+            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen, row_digest) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
+            "SET stage = excluded.stage, reason = excluded.reason, last_seen = excluded.last_seen, "
+            "attempts = excluded.attempts + CASE WHEN row_digest <> excluded.row_digest THEN 0 ELSE attempts END, "
+            "row_digest = excluded.row_digest",
+            ((collection, row.id, row.stage, row.reason, row.attempts, self._now, row.digest) for row in rows),
         )

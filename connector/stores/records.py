@@ -16,8 +16,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from connector.errors import ConfigurationError, ModelMismatch, RowRejected
-from connector.model import ChangeSet, Checkpoint, Embedder, Hit, Scalar, Vectors
+from connector.errors import ConfigurationError, ModelMismatch, RowRejected, RowsRejected
+from connector.model import ChangeSet, Checkpoint, Embedder, Hit, QuarantinedRow, Scalar, Vectors
 
 UNIT_TOLERANCE = 1e-3
 """A stored vector's length may differ from 1 by this much (half precision stays within it)."""
@@ -72,7 +72,7 @@ def metadata_of(text: object) -> dict[str, Any]:
 
 
 def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
-    """The vectors of a change set, one for each chunk. Raises RowRejected unless all are finite and of length 1."""
+    """The vectors of a change set, one for each chunk. Raises RowsRejected unless all are finite and of length 1."""
     vectors = np.empty((0, dimension), np.float32) if changes.vectors is None else changes.vectors
     if vectors.shape != (len(changes.chunks), dimension):
         raise RowRejected(
@@ -80,10 +80,38 @@ def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
         )
     vectors = np.ascontiguousarray(vectors, dtype="<f4")
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-    bad = int((~(np.abs(lengths - 1.0) <= UNIT_TOLERANCE)).sum())  # a NaN length is not <= anything
+    bad = np.flatnonzero(~(np.abs(lengths - 1.0) <= UNIT_TOLERANCE)).tolist()  # a NaN length is not <= anything
     if bad:
-        raise RowRejected(f"{bad} of {len(vectors)} vectors are not finite or not of length 1")
+        reason = RowRejected("its vector is not finite or not of length 1")
+        what = f"{len(bad)} of {len(vectors)} vectors are not finite or not of length 1"
+        raise RowsRejected(what, rows=dict.fromkeys(bad, reason))
     return vectors
+
+
+def checked_metadata(changes: ChangeSet) -> list[str]:
+    """The metadata of `chunks` and, behind them, of `metadata_only` as JSON. Raises RowsRejected, by positions in that
+    order, for what has no JSON form and for texts that hold half a character."""
+    written: list[str] = []
+    refused: dict[int, RowRejected] = {}
+    for position, chunk in enumerate((*changes.chunks, *changes.metadata_only)):
+        try:
+            written.append(metadata_text(chunk.metadata))
+            chunk.text.encode()
+        except RowRejected as error:
+            refused[position] = error
+        except UnicodeError:
+            refused[position] = RowRejected("its text holds half a character")
+    if refused:
+        what = f"{len(refused)} rows cannot be written: {next(iter(refused.values()))}"
+        raise RowsRejected(what, rows=refused)
+    return written
+
+
+def attempts(row: QuarantinedRow, before: int, digest: bytes | None) -> int:
+    """Of a row that is set aside again after `before` attempts with the content of `digest`: a row that has changed
+    since starts anew."""
+    changed = None not in (digest, row.digest) and bytes(digest or b"") != row.digest
+    return row.attempts if changed else row.attempts + before
 
 
 def unit_query(vector: NDArray[np.float32], dimension: int) -> NDArray[np.float32]:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from app.src.parts import EngineEmbedder
-from connector.hana import ConnectionOptions, HanaPool, RetryPolicy
+from connector.hana import ConnectionOptions, HanaPool
 from connector.model import ChunkSpec, CollectionSpec, Row, TableRef, VectorStore
 from connector.model import Query as SourceQuery
+from connector.retry import RetryPolicy
 from connector.source import HanaSource
 from connector.stores.hana import HanaStore
 from connector.stores.lease import LeaseTimes

@@ -19,7 +19,7 @@ from connector.errors import (
     TransactionRolledBack,
     Unavailable,
 )
-from connector.hana import RetryPolicy
+from connector.retry import RetryPolicy
 from tests.adversity.scene import EMPTY, ROWS, Scene
 
 READS = r'SELECT .* FROM "TEST_\d+"\."ROWS"'

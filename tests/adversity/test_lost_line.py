@@ -15,8 +15,8 @@ from hdbcli import dbapi
 
 from app.src.parts import EngineEmbedder
 from connector.errors import ConnectionLost, DatabaseError
-from connector.hana import ONCE, RetryPolicy
 from connector.model import Query
+from connector.retry import ONCE, RetryPolicy
 from connector.source import HanaSource
 from connector.sync import Ends
 from tests.adversity.proxy import ANY, COMMIT, CONNECT, EXECUTE, EXECUTE_DIRECT, PREPARE, Fault, Proxy, Strike

@@ -6,7 +6,7 @@ import json
 import resource
 import signal
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -16,12 +16,15 @@ import pytest
 from app.src.core.backends import OutOfMemory
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
-from connector.errors import ConfigurationError, StoreCorrupt
+from connector.errors import ConfigurationError, DatabaseError, StoreCorrupt
 from connector.model import CollectionSpec, TableRef, Vectors
+from connector.retry import RetryPolicy
+from connector.stores.hana import HanaStore
 from connector.stores.local import LocalStore
 from connector.sync import Ends, SyncOptions, sync
 from connector.verify import verify
-from tests.adversity.scene import EMPTY, NAME, ROWS, Scene
+from tests.adversity.proxy import COMMIT, Fault, Proxy, Strike
+from tests.adversity.scene import EMPTY, NAME, QUICK, ROWS, Scene
 
 FULL = ROWS - EMPTY
 
@@ -280,3 +283,155 @@ def test_a_page_of_rubbish_is_damage_or_harmless_and_never_a_wrong_answer(scene:
         refusal = "vectors.sqlite was read"
     assert "vectors.sqlite" in refusal
     assert not sound or hits[0].id == "[5]"
+
+
+# --------------------------------------------------------------------------------- rows refused, and what is no row's
+
+
+def order(scene: Scene, **fault: Any) -> None:
+    document = json.dumps(fault).replace("'", "''")
+    scene.run(f"ALTER SYSTEM INJECT FAULT '{document}'")
+
+
+@pytest.fixture
+def broken(scene: Scene) -> Iterator[Scene]:
+    yield scene
+    scene.run("ALTER SYSTEM CLEAR FAULTS")
+
+
+INSERTS = r"INSERT INTO .*OWL_ROWS_G1"
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+def test_rows_that_hana_names_cost_no_halving(scene: Scene) -> None:
+    """A table with a condition of its own, as somebody may have given it: three rows break it."""
+    ends = scene.ends()
+    ends.store.open(NAME, scene.embedder)
+    condition = """ADD CONSTRAINT "MINE" CHECK ("SRC_KEY" NOT IN ('[5]', '[50]', '[51]'))"""
+    scene.run(f'ALTER TABLE "{scene.schema}"."OWL_ROWS_G1" {condition}')
+    sent: list[str] = []
+    store = HanaStore(scene.pool(on_statement=sent.append), scene.schema, lease_times=QUICK)
+    report = scene.sync(Ends(ends.source, store, scene.embedder), page_rows=ROWS, window=ROWS)
+    assert (report.upserted, report.quarantined) == (FULL - 3, 3)
+    entries = store.quarantine(NAME)
+    assert {row.id for row in entries} == {"[5]", "[50]", "[51]"}
+    assert all(row.stage == "apply" and "code 677" in row.reason for row in entries)
+    assert len([sql for sql in sent if sql.startswith("INSERT")]) == 1 + 1 + 3, "all, the good ones, each bad one alone"
+    scene.run(f'ALTER TABLE "{scene.schema}"."OWL_ROWS_G1" DROP CONSTRAINT "MINE"')
+    assert scene.converges().upserted == 3
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+def test_somebody_elses_unique_index_sets_aside_rows_of_several_chunks_only(scene: Scene) -> None:
+    """301 comes from nothing of ours: SRC_KEY has an index that is not unique, and HANA gives out the ids."""
+    ends = scene.ends()
+    ends.store.open(NAME, scene.embedder)
+    scene.run(f'ALTER TABLE "{scene.schema}"."OWL_ROWS_G1" ADD CONSTRAINT "ONE" UNIQUE ("SRC_KEY")')
+    report = scene.sync(ends)
+    assert (report.upserted, report.quarantined) == (FULL - 12, 12)
+    assert {row.id for row in ends.store.quarantine(NAME)} == {f"[{number}]" for number in range(3, ROWS, 10)}
+    scene.run(f'ALTER TABLE "{scene.schema}"."OWL_ROWS_G1" DROP CONSTRAINT "ONE"')
+    assert scene.converges().upserted == 12
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+def test_an_id_that_somebody_else_has_used_sets_nothing_aside(scene: Scene) -> None:
+    """Their rows stand where HANA's counter will come by: 301 for ours, and the next id is free."""
+    ends = scene.ends()
+    ends.store.open(NAME, scene.embedder)
+    table = f'"{scene.schema}"."OWL_ROWS_G1"'
+    scene.run(f'INSERT INTO {table} ("ID", "VEC_TEXT") VALUES (?, ?)', *[(n, "theirs") for n in (9, 10, 11, 60)])
+    report = scene.sync(ends)
+    assert (report.upserted, report.quarantined) == (FULL, 0)
+    assert scene.run(f'SELECT COUNT(*) FROM {table} WHERE "SRC_KEY" IS NULL') == [(4,)]
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+@pytest.mark.parametrize("code", [4, 142, 613, 2048])
+def test_a_hana_short_of_memory_gets_less_at_a_time_and_sets_nothing_aside(broken: Scene, code: int) -> None:
+    order(broken, match=INSERTS, action="error", code=code, text="Memory allocation failed", count=7)
+    report = broken.sync(page_rows=ROWS, window=ROWS)
+    assert (report.upserted, report.quarantined) == (FULL, 0)
+    assert broken.run("SELECT HITS FROM SYS.M_STAND_IN_FAULTS") == [(7,)]
+    broken.run("ALTER SYSTEM CLEAR FAULTS")
+    assert broken.converges().unchanged == FULL
+
+
+INFRASTRUCTURE = [4, 7, 131, 138, 142, 257, 258, 259, 597, 613, 1888, 2048]
+PLACES = {
+    "read": r'SELECT .* FROM "TEST_\d+"\."ROWS"',
+    "look up": r"SELECT .*OWL_ROWS_G1",
+    "remove": r"DELETE FROM .*OWL_ROWS_G1",
+    "insert": INSERTS,
+    "metadata": r"UPDATE .*OWL_ROWS_G1",
+    "set aside": r"UPSERT .*OWL_QUARANTINE",
+    "commit": r"^COMMIT$",
+}
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+@pytest.mark.parametrize("place", PLACES)
+def test_no_code_of_the_infrastructure_is_ever_a_rows_fault(broken: Scene, place: str) -> None:
+    """Each for good, in turn: the sync fails, or rides over it, and the quarantine stays as it is."""
+    ends = broken.ends(retry=RetryPolicy(attempts=2, first_wait=0.001, longest_wait=0.001))
+    broken.sync(ends)
+    broken.run("""UPDATE "ROWS" SET "GRP" = 'NEW' WHERE "K" < 5""")
+    broken.run("""UPDATE "ROWS" SET "TXT" = 'another pump' WHERE "K" IN (5, 6, 8)""")
+    liar = Liar(broken.embedder, 0.0) if place == "set aside" else broken.embedder
+    if place == "set aside":
+        broken.run("""UPDATE "ROWS" SET "TXT" = 'pump 5' WHERE "K" = 11""")
+    for code in INFRASTRUCTURE:
+        order(broken, match=PLACES[place], action="error", code=code, text="x", count=None)
+        with pytest.raises((DatabaseError, ConfigurationError)) as caught:
+            broken.sync(Ends(ends.source, ends.store, liar))
+        broken.run("ALTER SYSTEM CLEAR FAULTS")
+        assert getattr(caught.value, "code", code) == code
+        assert ends.store.quarantine(NAME) == [], code
+    broken.converges()
+
+
+@pytest.mark.parametrize("scene", ["hana"], indirect=True)
+def test_a_commit_whose_answer_was_lost_counts_one_attempt(scene: Scene) -> None:
+    ends = scene.ends()
+    scene.sync(ends)
+    scene.run("""UPDATE "ROWS" SET "TXT" = 'pump 5' WHERE "K" = 11""")
+    with Proxy(scene.emulator.port) as proxy:
+        lost = Ends(ends.source, scene.store(proxy.port), Liar(scene.embedder, 0.0))
+        armed = lost.store.apply
+
+        def arm(lease: Any, changes: Any) -> None:
+            if changes.quarantined:
+                proxy.strike(Strike(COMMIT, 1, Fault.LOSE_REPLY))
+            armed(lease, changes)
+
+        lost.store.apply = arm  # type: ignore[method-assign]
+        report = scene.sync(lost, page_rows=ROWS, window=ROWS)
+        assert proxy.fired.is_set()
+    assert report.quarantined == 1
+    assert [(row.id, row.attempts) for row in ends.store.quarantine(NAME)] == [("[11]", 1)]
+    assert scene.converges().upserted == 1
+
+
+@pytest.mark.covers("sync", "quarantine list", "quarantine retry")
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+def test_bad_rows_of_many_runs_write_a_handful_of_lines(scene: Scene) -> None:
+    """pgai wrote 472,000 (issue 783). Twenty bad rows, left alone after one attempt, until asked for."""
+    scene.run('CREATE COLUMN TABLE "P" ("K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(50), "META" NCLOB)')
+    scene.run(
+        'INSERT INTO "P" VALUES (?, ?, ?)', *[(n, f"valve {n}", "x" * 200_000 if n % 2 else "M") for n in range(40)]
+    )
+    with (scene.folder / "owl-sap.toml").open("a") as file:
+        file.write(
+            f'\n[[collections]]\nname = "p"\nsource = "{scene.schema}.P"\ntemplate = "{{TXT}}"\nmetadata = ["META"]\n'
+        )
+    env = {"OWL_SAP_SYNC__MAX_ATTEMPTS": "1"}
+    for run in (1, 2):
+        code, out, errors = scene.cli("sync", "p", "--json", env=env)
+        (report,) = json.loads(out)
+        assert (code, report["read"], report["quarantined"], report["upserted"]) == (0, 40, 20, 20 if run == 1 else 0)
+        assert len(errors.splitlines()) <= 4, errors
+        assert any("left alone" in note for note in report["notes"]) == (run == 2)
+    code, out, _ = scene.cli("quarantine", "retry", "p", "K=1", "--json", env=env)
+    assert (code, json.loads(out)["quarantined"]) == (1, 1)
+    listed = json.loads(scene.cli("quarantine", "list", "p", "--json")[1])
+    assert [(entry["attempts"], entry["given_up"]) for entry in listed] == [(1, False)] * 20, "six are the default"

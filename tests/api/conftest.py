@@ -52,6 +52,9 @@ class TableSource:
             raise UnknownTable(f"there is no table {ref}")
         return self.table
 
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
     def count(self, query: Query) -> int:
         return len(self.rows_by_key)
 

@@ -46,6 +46,7 @@ def test_rows_are_listed_with_their_reason_and_without_their_text(client: Client
         "stage": "render",
         "reason": first["reason"],
         "attempts": 1,
+        "given_up": False,
         "last_seen": 0,
     }
     assert "bytes as JSON" in first["reason"]
@@ -71,7 +72,7 @@ def test_mended_rows_are_taken_in(client: Client, aside: TableSource) -> None:
     wanted = {"retried": 2, "upserted": 1, "quarantined": 1, "gone": 0, "stopped": False}
     assert {name: job["result"][name] for name in wanted} == wanted
     (left,) = client.get(PLACE).json()
-    assert (left["key"], left["attempts"]) == ({"MATNR": "3"}, 2)
+    assert (left["key"], left["attempts"]) == ({"MATNR": "3"}, 1)
     assert client.get("/v1/collections/materials").json()["rows"] == 3
     assert 'owl_sap_quarantined_rows{collection="materials"} 1.0' in client.get("/metrics").text
 

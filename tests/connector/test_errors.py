@@ -45,6 +45,7 @@ TABLE = [
     (304, "division by zero undefined", RowRejected),
     (314, "numeric overflow", RowRejected),
     (339, "invalid number: 'secret'", RowRejected),
+    (677, "check constraint violation", RowRejected),
     (-10404, "Invalid value for parameter", RowRejected),
     (-10427, "Conversion of parameter failed", RowRejected),
     (-10411, "Illegal DATE value for parameter/column (1:\"D\"): 'Geheim'", RowRejected),

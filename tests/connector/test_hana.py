@@ -18,12 +18,14 @@ from connector.errors import (
     ConnectionLost,
     ConnectionMisconfigured,
     ConnectorError,
+    DatabaseError,
     LoginRefused,
     Overloaded,
     RowRejected,
     TransactionRolledBack,
 )
-from connector.hana import ONCE, ConnectionOptions, HanaFeatures, HanaPool, RetryPolicy, quote
+from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, quote
+from connector.retry import ONCE, RetryPolicy
 
 RETRYABLE = [-10807, -10108, -10735, 18, 597, 1888, 131, 133, 138, 143, 146, 129, 145, 149, 139, 4, 142, 613]
 LOST = [-10807, -10108, -10735, 18, 597, 1888]
@@ -322,6 +324,25 @@ def test_time_is_bounded_too():
     with pool_over(driver, retry=policy) as pool, pytest.raises(TransactionRolledBack):
         pool.read("SELECT")
     assert driver.count("execute") < 200
+
+
+@pytest.mark.parametrize(
+    ("codes", "attempts"),
+    [
+        ([4] * 9, 2),
+        ([131] * 9, 5),
+        ([131, 4, 4], 2),  # the second ends in Overloaded
+        ([4, 131, 131, 131, 131, 131], 5),
+    ],
+)
+def test_who_can_do_with_less_need_not_wait_for_memory(codes, attempts):
+    waits: list[float] = []
+    driver = ScriptedDriver(execute=list(codes))
+    policy = RetryPolicy(attempts=5, sleep=waits.append)
+    with pool_over(driver, retry=policy) as pool, pytest.raises(DatabaseError) as caught:
+        pool.in_transaction(lambda session: session.execute("INSERT"), overloaded=2)
+    assert caught.value.code == codes[attempts - 1]
+    assert (driver.count("execute"), len(waits)) == (attempts, attempts - 1), "it waits in between, all the same"
 
 
 def test_a_statement_outside_read_and_in_transaction_is_not_retried():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +15,18 @@ from connector.errors import (
     ConnectionLost,
     ConnectionMisconfigured,
     LoginRefused,
+    Overloaded,
+    PermissionRefused,
     RowRejected,
+    RowsRejected,
     StatementFailed,
+    TransactionRolledBack,
+    Unavailable,
     UnknownColumn,
     UnknownTable,
 )
-from connector.hana import ONCE, ConnectionOptions, HanaFeatures, HanaPool, RetryPolicy, Session
+from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, Session
+from connector.retry import ONCE, RetryPolicy
 from tests.emulator.process import Emulator, running
 
 pytest.importorskip("hdbcli")
@@ -261,3 +268,89 @@ def test_threads_have_connections_of_their_own(pool):
     for thread in threads:
         thread.join(60)
     assert not errors
+
+
+# ---------------------------------------------------------------------------------------------- rows of a batch
+
+PUT = 'INSERT INTO "T" VALUES (?, ?, ?, ?)'
+VECTOR = struct.pack("<iff", 2, 1.0, 0.0)
+GOOD = ("a", VECTOR, None)
+
+
+def each(pool: HanaPool, rows: list[tuple[Any, ...]], sql: str = PUT) -> None:
+    with pool.transaction() as session:
+        session.execute_each(sql, rows, doing="writing")
+
+
+def count(pool: HanaPool) -> int:
+    return int(pool.read('SELECT COUNT(*) FROM "T"')[0][0])
+
+
+def test_hana_names_the_rows_of_a_batch_that_it_refuses(pool):
+    with pytest.raises(RowsRejected) as caught:
+        each(pool, [(1, *GOOD), (2, "secret", VECTOR, None), (3, *GOOD), (1, *GOOD), (4, *GOOD)])
+    assert {position: error.code for position, error in caught.value.rows.items()} == {1: 274, 3: 301}
+    assert "secret" not in str(caught.value) + "".join(map(str, caught.value.rows.values()))
+    assert count(pool) == 0, "the good rows were in the transaction, which is rolled back"
+    each(pool, [(1, *GOOD), (2, *GOOD)])
+    each(pool, [])
+    assert count(pool) == 2
+
+
+def test_a_check_of_the_table_is_the_rows_fault(pool):
+    pool.execute('ALTER TABLE "T" ADD CONSTRAINT "SMALL" CHECK ("K" < 100)')
+    with pytest.raises(RowsRejected) as caught:
+        each(pool, [(1, *GOOD), (100, *GOOD)])
+    assert {position: error.code for position, error in caught.value.rows.items()} == {1: 677}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (2, "a", struct.pack("<ifff", 3, 1.0, 0.0, 0.0), None),
+        (2, "a", b"no vector", None),
+        (2, "a\ud800", VECTOR, None),
+        (2**70, "a", VECTOR, None),
+    ],
+    ids=["a longer vector", "no vector", "half a character", "beyond 64 bits"],
+)
+def test_what_the_driver_cannot_send_is_refused_without_a_name(pool, row):
+    with pytest.raises(RowRejected) as caught:
+        each(pool, [(1, *GOOD), row, (3, *GOOD)])
+    assert not isinstance(caught.value, RowsRejected)
+    assert count(pool) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (131, TransactionRolledBack),
+        (4, Overloaded),
+        (2048, Overloaded),
+        (258, PermissionRefused),
+        (259, UnknownTable),
+        (1888, Unavailable),
+        (597, ConnectionLost),
+        (9999, StatementFailed),
+    ],
+)
+def test_an_error_of_a_batch_that_is_no_rows_is_raised_as_what_it_is(pool, code, kind):
+    """The driver puts it among the errors of the rows."""
+    fault = f'{{"match": "INSERT INTO .T.", "action": "error", "code": {code}, "text": "Memory allocation failed"}}'
+    text = fault.replace("Memory allocation failed", "x") if code != 2048 else fault
+    pool.execute(f"ALTER SYSTEM INJECT FAULT '{text}'")
+    try:
+        with pytest.raises(kind) as caught:
+            each(pool, [(1, *GOOD), (2, *GOOD)])
+        assert getattr(caught.value, "code", code) == code
+    finally:
+        pool.execute("ALTER SYSTEM CLEAR FAULTS")
+    each(pool, [(1, *GOOD)])
+
+
+def test_a_line_lost_in_a_batch_is_no_rows_fault_and_the_connection_is_not_used_again(pool):
+    pool.execute("""ALTER SYSTEM INJECT FAULT '{"match": "INSERT INTO .T.", "action": "drop_before"}'""")
+    with pytest.raises(ConnectionLost):
+        each(pool, [(1, *GOOD), (2, *GOOD)])
+    pool.in_transaction(lambda session: session.execute_each(PUT, [(1, *GOOD), (2, *GOOD)]))
+    assert count(pool) == 2

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from connector.errors import LeaseLost, UnknownKey
-from connector.model import QuarantinedRow
+from connector.model import ChangeSet, QuarantinedRow
 from connector.quarantine import RetryReport, chosen, drop, entry, parse_conditions, retry
 from connector.sync import Ends, SyncOptions, Watch, sync
 from connector.verify import verify
@@ -40,21 +40,22 @@ def aside(ends: Ends, source, embedder) -> Ends:
 
 
 def entries(*ids_: str):
-    return [entry(QuarantinedRow(id_, "embed", "no vector", 2), COLUMNS) for id_ in ids_]
+    return [entry(QuarantinedRow(id_, "embed", "no vector", 2), COLUMNS, 6) for id_ in ids_]
 
 
 def test_an_entry_names_its_key_as_hits_do():
     seen = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
-    shown = entry(QuarantinedRow('["100",{"decimal":"12.5"}]', "embed", "no vector", 2, seen), COLUMNS).as_dict()
+    shown = entry(QuarantinedRow('["100",{"decimal":"12.5"}]', "embed", "no vector", 2, seen), COLUMNS, 6).as_dict()
     assert shown == {
         "key": {"MANDT": "100", "MATNR": "12.5"},
         "stage": "embed",
         "reason": "no vector",
         "attempts": 2,
+        "given_up": False,
         "last_seen": "2026-11-21T09:30:00+00:00",
     }
-    assert entry(QuarantinedRow("[1]", "embed", ""), COLUMNS).key == {"0": 1}, "the key had other columns then"
-    assert entry(QuarantinedRow('[{"digest":"ab"}]', "render", ""), ("K",)).key == {"digest": "ab"}
+    assert entry(QuarantinedRow("[1]", "embed", ""), COLUMNS, 6).key == {"0": 1}, "the key had other columns then"
+    assert entry(QuarantinedRow('[{"digest":"ab"}]', "render", ""), ("K",), 6).key == {"digest": "ab"}
 
 
 @pytest.mark.parametrize(
@@ -125,12 +126,14 @@ def test_only_the_rows_named_are_tried(aside, store, embedder):
     assert ids(store) == ['["100","M002"]', '["100","M006"]']
 
 
-def test_rows_that_stay_bad_count_an_attempt(aside, store, embedder):
+def test_the_attempts_of_rows_that_stay_bad_count_from_one_again(aside, store, embedder):
     embedder.refuse = {"pump number 2"}
+    assert sync(SPEC, aside, OPTIONS).quarantined == 1
+    assert [row.attempts for row in store.quarantine(SPEC.name)] == [2]
     report = retry(SPEC, aside, None, OPTIONS)
-    assert (report.upserted, report.quarantined) == (2, 1)
+    assert (report.upserted, report.quarantined) == (0, 1)
     (row,) = store.quarantine(SPEC.name)
-    assert (row.id, row.attempts) == ('["100","M002"]', 2)
+    assert (row.id, row.attempts) == ('["100","M002"]', 1)
     assert row.last_seen is not None
     assert abs((datetime.now(UTC) - row.last_seen).total_seconds()) < 60
 
@@ -141,7 +144,7 @@ def test_a_row_that_cannot_be_rendered_stays(aside, store, source, embedder):
     report = retry(SPEC, aside, ['["100","M002"]'], OPTIONS)
     assert (report.upserted, report.quarantined) == (0, 1)
     row = next(row for row in store.quarantine(SPEC.name) if row.id == '["100","M002"]')
-    assert (row.stage, row.attempts) == ("render", 2)
+    assert (row.stage, row.attempts) == ("render", 1)
 
 
 def test_rows_that_are_gone_or_empty_now_leave(aside, store, source, embedder):
@@ -157,8 +160,6 @@ def test_rows_that_are_gone_or_empty_now_leave(aside, store, source, embedder):
 
 def test_entries_of_another_key_and_of_keys_too_long(aside, store, source):
     with store.lease(SPEC.name, "test", 0) as lease:
-        from connector.model import ChangeSet
-
         odd = [QuarantinedRow("[1]", "embed", "old"), QuarantinedRow('[{"digest":"ab"}]', "render", "long")]
         store.apply(lease, ChangeSet(quarantined=odd))
     report = retry(SPEC, aside, ["[1]", '[{"digest":"ab"}]'], OPTIONS)
@@ -189,6 +190,148 @@ def test_it_works_under_the_lease_only(aside, store, embedder):
         with pytest.raises(LeaseLost, match="a sync"):
             drop(store, SPEC.name, ids(store), SyncOptions(lease_wait=0.1))
     assert len(ids(store)) == 3
+
+
+# --------------------------------------------------------------------------------------------------- bounded attempts
+
+RUNS = 12
+BOUNDED = replace(OPTIONS, max_attempts=3)
+
+
+def entry_of(store, number: int) -> QuarantinedRow:
+    return next(row for row in store.quarantine(SPEC.name) if row.id == f'["100","M{number:03}"]')
+
+
+def test_a_row_that_failed_often_enough_costs_nothing_any_more(aside, store, embedder, monkeypatch):
+    tried: list[int] = []
+    whole = embedder.embed_documents
+
+    def counting(texts):
+        tried.append(sum(text in BAD for text in texts))
+        return whole(texts)
+
+    monkeypatch.setattr(embedder, "embed_documents", counting)
+    written: list[int] = []
+    monkeypatch.setattr(store, "apply", lambda lease, changes, apply=store.apply: (
+        written.append(len(changes.quarantined)), apply(lease, changes)))  # fmt: skip
+    for run in range(2, RUNS):
+        report = sync(SPEC, aside, BOUNDED)
+        assert (report.read, report.unchanged, report.quarantined) == (10, 7, 3), run
+        assert bool(report.notes) == (run > 3)
+    assert sum(tried) == 2 * 3, "once when it was set aside, then twice more"
+    assert sum(written) == 2 * 3
+    assert {row.attempts for row in store.quarantine(SPEC.name)} == {3}
+    assert all(row.given_up(3) and not row.given_up(4) for row in store.quarantine(SPEC.name))
+    assert "quarantine retry materials" in report.notes[0]
+    assert verify(SPEC, aside).ok, "it is in quarantine, so it is not missing"
+
+
+def test_a_row_given_up_is_tried_again_once_its_content_changes(aside, source, store, embedder):
+    for _ in range(4):
+        sync(SPEC, aside, BOUNDED)
+    source.put("100", "M002", MAKTX="pump number 2 mended", MTART="FERT")
+    source.put("100", "M004", MAKTX="pump number 4", MTART="ROH")
+    report = sync(SPEC, aside, BOUNDED)
+    assert (report.upserted, report.quarantined) == (1, 2)
+    assert entry_of(store, 4).attempts == 1, "another content starts anew"
+    assert entry_of(store, 6).attempts == 3
+    for _ in range(4):
+        sync(SPEC, aside, BOUNDED)
+    assert entry_of(store, 4).attempts == 3
+    embedder.refuse = set()
+    assert sync(SPEC, aside, BOUNDED).upserted == 0, "nobody tells it that the model has become better"
+    assert sync(replace(SPEC, template="{MAKTX}!"), aside, BOUNDED).upserted == 10, (
+        "another template is another content"
+    )
+    assert ids(store) == []
+
+
+def test_a_higher_limit_tries_rows_given_up_again(aside, store, embedder):
+    for _ in range(4):
+        sync(SPEC, aside, BOUNDED)
+    embedder.refuse = set()
+    assert sync(SPEC, aside, replace(BOUNDED, max_attempts=4)).upserted == 3
+
+
+def test_a_retry_by_request_tries_rows_given_up_and_starts_their_attempts_anew(aside, store, embedder):
+    for _ in range(4):
+        sync(SPEC, aside, BOUNDED)
+    embedder.refuse = {"pump number 2", "pump number 4"}
+    report = retry(SPEC, aside, None, BOUNDED)
+    assert (report.upserted, report.quarantined) == (1, 2)
+    assert {row.attempts for row in store.quarantine(SPEC.name)} == {1}
+    embedder.refuse = {"pump number 2"}
+    assert sync(SPEC, aside, BOUNDED).upserted == 1, "syncs try it again"
+    assert entry_of(store, 2).attempts == 2
+
+
+def test_a_row_that_cannot_be_rendered_is_given_up_too(ends, source, store):
+    fill(source, 3)
+    source.put("100", "M001", MAKTX="short", MTART="x" * 200_000)
+    source.put("100", "K" * 2100, MAKTX="long key", MTART="FERT")
+    for run in range(1, RUNS):
+        report = sync(SPEC, ends, BOUNDED)
+        assert (report.read, report.quarantined, report.unchanged + report.upserted) == (4, 2, 2)
+        assert {row.attempts for row in store.quarantine(SPEC.name)} == {min(run, 3)}
+    assert verify(SPEC, ends).ok
+    del source.data["100", "K" * 2100]
+    source.put("100", "M001", MAKTX="short", MTART="FERT")
+    assert sync(SPEC, ends, BOUNDED).upserted == 1
+    assert ids(store) == []
+
+
+def test_a_row_given_up_that_left_the_source_or_turned_blank_leaves_quarantine(aside, source, store):
+    for _ in range(4):
+        sync(SPEC, aside, BOUNDED)
+    del source.data["100", "M002"]
+    source.put("100", "M004", MAKTX=" ", MTART="FERT")
+    report = sync(SPEC, aside, BOUNDED)
+    assert (report.empty, report.quarantined) == (1, 1)
+    assert ids(store) == ['["100","M006"]']
+
+
+def test_a_full_comparison_that_proves_tokens_leaves_them_alone_too(aside, embedder, monkeypatch):
+    from connector.changes.full import FullFeed
+
+    for _ in range(4):
+        sync(SPEC, aside, BOUNDED)
+    monkeypatch.setattr(FullFeed, "trusts_tokens", False)
+    embedder.texts.clear()
+    report = sync(SPEC, aside, BOUNDED)
+    assert (report.unchanged, report.quarantined, report.embedded_texts) == (7, 3, 0)
+
+
+def test_a_row_given_up_that_the_store_holds_all_the_same_is_looked_at(aside, store, embedder):
+    """Somebody wrote it back: then it is stored, and no row of the quarantine."""
+    for _ in range(4):
+        sync(SPEC, aside, BOUNDED)
+    entry_before = entry_of(store, 2)
+    embedder.refuse = set()
+    retry(SPEC, aside, [entry_before.id], BOUNDED)
+    with store.lease(SPEC.name, "vandal", 1) as lease:
+        store.apply(lease, ChangeSet(quarantined=[entry_before]))
+    report = sync(SPEC, aside, BOUNDED)
+    assert (report.unchanged, report.quarantined) == (8, 2)
+    assert entry_before.id not in ids(store)
+
+
+def test_an_entry_of_an_earlier_version_is_tried_until_its_content_is_known(aside, store, embedder):
+    with store.lease(SPEC.name, "earlier", 1) as lease:
+        old = [replace(row, digest=None, attempts=90) for row in store.quarantine(SPEC.name)]
+        store.apply(lease, ChangeSet(quarantined=old))
+    assert not any(row.given_up(3) for row in store.quarantine(SPEC.name))
+    sync(SPEC, aside, BOUNDED)
+    assert all(row.given_up(3) and row.attempts > 90 for row in store.quarantine(SPEC.name))
+
+
+def test_many_syncs_of_bad_rows_log_next_to_nothing(aside, source, embedder, caplog):
+    """pgai wrote 472,000 lines about one row (issue 783)."""
+    fill(source, 60)
+    embedder.refuse = {f"pump number {number}" for number in range(0, 60, 2)}
+    with caplog.at_level("DEBUG"):
+        for _ in range(20):
+            sync(SPEC, aside, OPTIONS)
+    assert len(caplog.records) <= 5
 
 
 # --------------------------------------------------------------------------------------------------------- forgetting

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from connector.model import ChangeSet, Chunk, Lease
 from connector.stores import local, local_search, snapshot
 from connector.stores.lease import LeaseTimes
 from connector.stores.local import LocalStore
+from connector.stores.local_schema import SCHEMA
 from connector.stores.scan import numpy_scan
+from connector.stores.sqlite_file import SqliteFile
 
 DIMENSION = 8
 NAME = "materials"
@@ -147,6 +150,23 @@ def test_damage_inside_is_found_when_it_is_read(store, folder, file):
 
     with pytest.raises(StoreCorrupt, match="cannot be trusted"):
         read()
+
+
+def test_the_quarantine_of_the_first_layout_is_taken_over(store, folder, file):
+    store.close()
+    file.unlink()
+    first = SqliteFile(file, replace(SCHEMA, migrations=SCHEMA.migrations[:1]))
+    with first.write() as db:
+        db.execute(
+            "INSERT INTO collections (id, name, model, fingerprint, dimension) VALUES (1, ?, 'm', 'f', 4)", (NAME,)
+        )
+        db.execute("INSERT INTO quarantine VALUES (1, 'bad', 'embed', 'why', 7, '2026-01-31T12:00:00+00:00')")
+    first.close()
+    with closing(LocalStore(folder, read_only=True)) as looking:
+        assert looking.status(NAME).quarantined == 1
+    with closing(LocalStore(folder)) as again:
+        (row,) = again.quarantine(NAME)
+        assert (row.id, row.attempts, row.digest, row.given_up(1)) == ("bad", 7, None, False)
 
 
 def test_a_later_layout_is_refused(store, folder, file):

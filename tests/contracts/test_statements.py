@@ -116,6 +116,7 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     HanaFeatures.probe(pool)
     assert abs((utc_now(pool) - datetime.now(UTC)).total_seconds()) < 60
     changed_settings(pool, schema)
+    earlier_versions(pool, hana, schema, embedder)
     views_and_wrong_names(pool, hana, schema)
     discovered(pool, hana, schema)
 
@@ -161,6 +162,14 @@ def changed_settings(pool: HanaPool, schema: str) -> None:
     HanaStore(pool, schema).open("empty", first)
     HanaStore(pool, schema, names={"empty": {"/BIC/X": "BIC_X"}}).open("empty", first)
     HanaStore(pool, schema).open("empty", second)
+
+
+def earlier_versions(pool: HanaPool, hana: Any, schema: str, embedder: EngineEmbedder) -> None:
+    """A quarantine as it was before rows had digests, looked at and then written to."""
+    hana.cursor().execute('ALTER TABLE "OWL_QUARANTINE" DROP ("ROW_DIGEST")')
+    hana.commit()
+    assert HanaStore(pool, schema).quarantine("empty") == []
+    HanaStore(pool, schema).open("statements", embedder)
 
 
 def views_and_wrong_names(pool: HanaPool, hana: Any, schema: str) -> None:

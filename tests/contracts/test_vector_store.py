@@ -29,6 +29,7 @@ from connector.errors import (
     LeaseLost,
     ModelMismatch,
     RowRejected,
+    RowsRejected,
     UnknownCollection,
 )
 from connector.hana import ConnectionOptions, HanaPool
@@ -322,6 +323,48 @@ def test_a_refused_row_leaves_nothing_of_its_change_set(store, name, bad):
     assert store.open(name, Model()) == Checkpoint()
     write(store, name, changes(chunk("good")))
     assert set(stored(store, name)) == {("kept", 0), ("good", 0)}
+
+
+def test_the_rows_that_are_refused_are_named(store, name):
+    """By their places among the chunks and, behind them, the metadata."""
+    write(store, name, changes(chunk("described", 0, V=1)))
+    good, half = chunk("good"), Chunk("half", 0, "half \ud800", {}, b"h" * 32)
+    described = Chunk("described", 0, "", {"V": float("nan")}, b"h" * 32)
+    with pytest.raises(RowsRejected) as raised:
+        write(store, name, changes(good, half, good, metadata_only=[described]))
+    assert set(raised.value.rows) == {1, 3}
+    vectors = unit(3, DIMENSION)
+    vectors[2] *= np.nan
+    with pytest.raises(RowsRejected) as raised:
+        write(store, name, changes(good, chunk("b"), chunk("c"), vectors=vectors))
+    assert set(raised.value.rows) == {2}
+    assert set(stored(store, name)) == {("described", 0)}
+
+
+# -------------------------------------------------------------------------------------------------------- quarantine
+
+
+def set_aside(store: VectorStore, name: str, digest: bytes | None, **more: Any) -> QuarantinedRow:
+    """The entry after one more attempt."""
+    write(store, name, ChangeSet(quarantined=[QuarantinedRow("bad", "embed", "why", digest=digest)], **more))
+    (row,) = store.quarantine(name)
+    return row
+
+
+def test_attempts_count_on_while_the_content_is_the_same(store, name):
+    one, other = b"\0content", b"another!"
+    assert [set_aside(store, name, one).attempts for _ in range(3)] == [1, 2, 3]
+    assert (set_aside(store, name, other).attempts, set_aside(store, name, other).attempts) == (1, 2)
+    assert store.quarantine(name)[0].digest == other
+    assert (set_aside(store, name, None).attempts, store.quarantine(name)[0].digest) == (3, None)
+    assert (set_aside(store, name, one).attempts, store.quarantine(name)[0].digest) == (4, one)
+
+
+def test_an_entry_that_is_released_in_the_same_change_set_starts_anew(store, name):
+    for _ in range(3):
+        set_aside(store, name, b"\0content")
+    assert set_aside(store, name, b"\0content", released=["bad"]).attempts == 1
+    assert set_aside(store, name, b"\0content").attempts == 2
 
 
 # ------------------------------------------------------------------------------------------------------------ leases

@@ -204,7 +204,8 @@ class EntryBody(BaseModel):
     key: dict[str, Any] = Field(description="by column name, as in search hits", examples=[{"MATNR": "4711"}])
     stage: str = Field(description="render, embed or apply")
     reason: str = Field(description="names columns and codes, never the row's text")
-    attempts: int
+    attempts: int = Field(description="with its present content, since it was last retried by request")
+    given_up: bool = Field(description="syncs leave it alone until its content changes or it is retried by request")
     last_seen: str | None
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from app.src.service import Service
     from connector.quarantine import Wanted
 
-_COLUMNS = ("key", "stage", "reason", "attempts", "last_seen")
+_COLUMNS = ("key", "stage", "reason", "attempts", "given_up", "last_seen")
 _RETRY_COLUMNS = ("retried", "upserted", "empty", "gone", "quarantined", "seconds")
 _HOW = """COLUMN=value, A=x,B=y, a JSON object, or a JSON array of all key values"""
 
@@ -55,7 +55,8 @@ def show(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = Fal
 
 @verb(quarantine_app, "retry")
 def retry(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = False) -> int:
-    """Read these rows again and process them. Exit 1 when some stay bad."""
+    """Read these rows again and process them, also those that syncs have given up; their attempts count from one again.
+    Exit 1 when some stay bad."""
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
         wanted = _wanted(service, name, keys)
         with watched(name) as observer:

@@ -105,6 +105,9 @@ class SyncSettings(_Section):
     give_up_after: Duration = Field(
         default=86_400.0, description="seconds (or 12h, 2d) after which a job that waits for HANA fails"
     )
+    max_attempts: int = Field(
+        default=6, ge=1, description="at a row in quarantine, before it is left alone until it changes or is retried"
+    )
 
 
 class ApiSettings(_Section):
