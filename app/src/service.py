@@ -233,6 +233,7 @@ class Service:
             owner=owner,
             lease_wait=wanted.lease_wait,
             window=wanted.window,
+            readers=wanted.readers,
         )
 
     # ------------------------------------------------------------------------------------- rows that were set aside
