@@ -14,16 +14,16 @@ from connector.apply import DocumentWriter, Prepared, Written
 from connector.changes.feed import Batch, Divided, Feed
 from connector.channel import Channel, Closed, Crew
 from connector.clock import StageClock
-from connector.model import ChangeSet, Document, Row
+from connector.model import ChangeSet, Document, Query, Row, Source
 from connector.readahead import ReadAhead
+from connector.source import size_of_rows
 
 MAX_BYTES = 32 << 20
 """Of what may wait before a stage; each stage holds one piece of work more in its hands."""
 _WORKS, _PREPARED = 1, 2
 """So many pieces of work may wait. More would gain nothing, and who asks a run to stop waits until they are done."""
 _OVERHEAD = 1000
-"""Bytes of a row, document or chunk beside its text and vector: objects, digests, metadata."""
-_SAMPLE = 16
+"""Bytes of a document or chunk beside its text and vector: objects, digests, metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +138,9 @@ def read_ahead(feed: Feed, clock: StageClock) -> ReadAhead[Batch]:
     return ReadAhead(streams, _size_of_batch, lambda seconds, batch: clock.add("read", seconds, len(batch.rows)))
 
 
-def size_of_rows(rows: Sequence[Row]) -> int:
-    """Bytes, from a few of them."""
-    sample = rows[:: max(1, len(rows) // _SAMPLE)]
-    if not sample:
-        return 0
-    values = sum(sum(map(getsizeof, row.values.values())) for row in sample)
-    return len(rows) * (_OVERHEAD + values // len(sample))
+def pages_ahead(source: Source, query: Query, page_rows: int) -> ReadAhead[list[Row]]:
+    """`source.pages`, read while those before them are worked on."""
+    return ReadAhead([source.pages(query, page_rows)], size_of_rows)
 
 
 def _size_of_batch(batch: Batch) -> int:

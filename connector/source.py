@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
+from sys import getsizeof
 from typing import Any
 
 from connector import catalog
@@ -31,6 +32,12 @@ _SYNTAX = 257
 
 SMALLEST_PAGE = 16
 """Rows; a HANA that has no memory for these has none for anything."""
+
+PAGE_BYTES = 16 << 20
+"""Pages of large rows get fewer rows, so that about so much is read at once."""
+_ROW_BYTES = 1000
+"""Of a row beside its values: the objects around them, and what is made of it."""
+_SAMPLE = 16
 
 
 class HanaSource:
@@ -68,7 +75,7 @@ class HanaSource:
 
     def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         """Every row once, in key order; `size` rows a page, the last one shorter, none empty. While HANA is short of
-        memory pages are smaller.
+        memory, or rows are large, pages are smaller.
 
         Each page is one statement of its own, retried after a lost connection: rows that change meanwhile are seen
         as they are when their page is read. NULL in a key column (views) comes first, as HANA orders it. Raises NoKey
@@ -94,7 +101,7 @@ class HanaSource:
             if page:
                 yield page
                 last = page[-1].key
-            count = min(size, count * 2)
+            count = min(size, count * 2, _rows_that_fit(page))
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         statement = Statement(query)
@@ -135,6 +142,19 @@ class HanaSource:
             if query.where and isinstance(error, StatementFailed) and error.code == _SYNTAX:
                 raise ConfigurationError(f"`where` is no condition that HANA understands: {error}") from None
             raise
+
+
+def size_of_rows(rows: Sequence[Row]) -> int:
+    """Bytes, judged by a few of them."""
+    sample = rows[:: max(1, len(rows) // _SAMPLE)]
+    if not sample:
+        return 0
+    values = sum(sum(map(getsizeof, row.values.values())) for row in sample)
+    return len(rows) * (_ROW_BYTES + values // len(sample))
+
+
+def _rows_that_fit(page: Sequence[Row]) -> int:
+    return max(SMALLEST_PAGE, len(page) * PAGE_BYTES // max(1, size_of_rows(page)))
 
 
 class Statement:
