@@ -17,6 +17,8 @@ from connector.errors import TextsNotEmbeddable
 from connector.model import Embedder
 
 Vector = NDArray[np.float32]
+_ENTRY_BYTES = 350
+"""Of an entry of the cache beside its vector: key, array object, places in the dictionary."""
 
 
 class VectorCache:
@@ -36,10 +38,10 @@ class VectorCache:
 
     def put(self, key: bytes, vector: Vector) -> None:
         self._vectors[key] = vector
-        self._bytes += vector.nbytes
+        self._bytes += vector.nbytes + _ENTRY_BYTES
         while self._bytes > self._max_bytes:
             _, oldest = self._vectors.popitem(last=False)
-            self._bytes -= oldest.nbytes
+            self._bytes -= oldest.nbytes + _ENTRY_BYTES
 
 
 @dataclass(slots=True)
