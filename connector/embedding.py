@@ -17,8 +17,8 @@ from connector.errors import TextsNotEmbeddable
 from connector.model import Embedder
 
 Vector = NDArray[np.float32]
-_ENTRY_BYTES = 350
-"""Of an entry of the cache beside its vector: key, array object, places in the dictionary."""
+_ENTRY_BYTES = 256
+"""What Python needs for one cached vector beside its numbers: array, key, place in the table (measured, rounded up)."""
 
 
 class VectorCache:
