@@ -363,8 +363,13 @@ class Source(Protocol):
 
     def count(self, query: Query) -> int: ...
 
-    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         """Every row once, in key order, `size` at a time; no cursor and no transaction is open between pages."""
+        ...
+
+    def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
+        """The keys cut into at most `parts` ranges of about as many of the `rows` rows each; together they hold every
+        key there may ever be, and none twice."""
         ...
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
@@ -384,6 +389,15 @@ class Query:
     key: tuple[str, ...]
     columns: tuple[str, ...]
     where: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys behind `after` up to and with `upto`, in the order of the database; None: from the first, to the
+    last."""
+
+    after: Key | None = None
+    upto: Key | None = None
 
 
 class Embedder(Protocol):

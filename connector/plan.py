@@ -18,6 +18,7 @@ from connector.document import Renderer, quarantine_id
 from connector.embedding import VectorCache
 from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import CollectionSpec, Document, Embedder, Observer, Row, Source, VectorStore
+from connector.pipeline import pages_ahead
 from connector.stores.records import ModelStamp
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
@@ -108,10 +109,11 @@ class _Pass:
         self._index = _stored(self._plan.collection, store, self._embedder)
         total = source.count(self._renderer.query)
         samples = _Samples(self._options.samples, total)
-        for page in source.pages(self._renderer.query, self._options.page_rows):
-            self._page(page, samples)
-            if self._observer is not None:
-                self._observer.progress(self._plan.rows, max(total, self._plan.rows))
+        with pages_ahead(source, self._renderer.query, self._options.page_rows) as pages:
+            for page in pages:
+                self._page(page, samples)
+                if self._observer is not None:
+                    self._observer.progress(self._plan.rows, max(total, self._plan.rows))
         self._plan.samples = samples.texts
         self._finish(time.perf_counter() - start)
         return self._plan

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import compress
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,8 @@ from connector.pipeline import Pipeline, Work, read_ahead
 
 FREE_DELETES = 10
 """So many rows may lose their vectors, because they turned blank or in a repair, whatever their share."""
+WINDOW_BYTES = 8 << 20
+"""Of texts that are embedded together, however few they are."""
 Stop = Callable[[], bool]
 """Asked between pages; True: end early, keeping what is done."""
 
@@ -67,8 +71,9 @@ class SyncOptions:
     """`max_deletes`: the largest share of the stored documents that one run may delete. `lease_wait` in seconds.
 
     `window` is how many changed documents are collected before they are embedded together: a large window gives the
-    engine batches of like lengths. `full`: compare everything, whatever the change method. `accept_schema`: go on
-    although the type of a column in use is another one than at the last sync.
+    engine batches of like lengths. `readers`: so many threads read a large table at once, each a range of keys.
+    `full`: compare everything, whatever the change method. `accept_schema`: go on although the type of a column in use
+    is another one than at the last sync.
     """
 
     page_rows: int = 1000
@@ -80,6 +85,7 @@ class SyncOptions:
     accept_schema: bool = False
     max_attempts: int = 6
     """Of a row in quarantine; after them it is left alone until its content changes or somebody has it retried."""
+    readers: int = 2
 
 
 @dataclass(slots=True)
@@ -149,6 +155,7 @@ class Reconciler:
         self._pipeline = Pipeline(self._writer, self._count)
         self._report = SyncReport(lease.collection, stages=self._clock.seconds)
         self._pending: dict[str, Document] = {}
+        self._pending_bytes = 0
         self._extra = ChangeSet()
         self._mark: Mapping[str, Any] | None = None
         self._done: list[Callable[[], None]] = []
@@ -170,32 +177,35 @@ class Reconciler:
             self._pipeline.finish()
             if not self._report.stopped:
                 self._finish()
+        except Exception:
+            with suppress(
+                Exception
+            ):  # the first error is the one to tell; what was put before it is stored all the same
+                self._pipeline.finish()
+            raise
         finally:
             self._pipeline.close()
         return self._timed(time.perf_counter() - start)
 
     def _read(self, feed: Feed) -> None:
         total = feed.total()
-        for batch in self._batches(feed):
-            failpoints.reach("after_read")
-            self._batch(batch)
-            failpoints.reach("after_render")
-            if len(self._pending) + _size(self._extra) >= self._options.window:
-                self._flush()
-            self._watch.progress(self._report.read, total)
-            if self._watch.stop():
-                self._report.stopped = True
-                return
+        with read_ahead(feed, self._clock) as batches:
+            for batch in batches:
+                failpoints.reach("after_read")
+                self._pipeline.check()
+                self._batch(batch)
+                failpoints.reach("after_render")
+                if self._collected():
+                    self._flush()
+                self._watch.progress(self._report.read, total)
+                if self._watch.stop():
+                    self._report.stopped = True
+                    return
 
-    def _batches(self, feed: Feed) -> Iterator[Batch]:
-        batches = read_ahead(feed.batches())
-        while True:
-            start = time.perf_counter()
-            batch = next(batches, None)
-            self._clock.add("read", time.perf_counter() - start, len(batch.rows) if batch else 0)
-            if batch is None:
-                return
-            yield batch
+    def _collected(self) -> bool:
+        """Enough for a piece of work?"""
+        rows = len(self._pending) + _size(self._extra)
+        return rows >= self._options.window or self._pending_bytes >= WINDOW_BYTES
 
     # -------------------------------------------------------------------------------------- rows that are there
 
@@ -309,6 +319,7 @@ class Reconciler:
             case Difference.NEW | Difference.CHANGED:
                 self._quarantined.pop(document.id, None)  # released once written; until then its attempts count on
                 self._pending[document.id] = document
+                self._pending_bytes += getsizeof(document.text)
 
     def _empty(self, id_: str, position: int, index: StoredIndex) -> None:
         """Of an empty row nothing is kept."""
@@ -351,7 +362,7 @@ class Reconciler:
         self._move(id_)
 
     def _flush(self) -> None:
-        pending, self._pending = list(self._pending.values()), {}
+        pending, self._pending, self._pending_bytes = list(self._pending.values()), {}, 0
         extra, self._extra = self._extra, ChangeSet()
         mark, self._mark = self._mark, None
         done, self._done = self._done, []

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import pairwise
+from sys import getsizeof
 from typing import Any
 
 from connector import catalog
@@ -20,7 +22,7 @@ from connector.errors import (
     UnknownTable,
 )
 from connector.hana import HanaPool, Rows, quote, utc_now
-from connector.model import Cells, Key, Query, Row, Table, TableRef
+from connector.model import Cells, Key, KeyRange, Query, Row, Table, TableRef
 
 LOOKUP_SIZES = (1, 8, 64)
 """Keys per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
@@ -30,6 +32,12 @@ _SYNTAX = 257
 
 SMALLEST_PAGE = 16
 """Rows; a HANA that has no memory for these has none for anything."""
+
+PAGE_BYTES = 16 << 20
+"""Pages of large rows get fewer rows, so that about so much is read at once."""
+_ROW_BYTES = 1000
+"""Of a row beside its values: the objects around them, and what is made of it."""
+_SAMPLE = 16
 
 
 class HanaSource:
@@ -50,9 +58,24 @@ class HanaSource:
         rows = self._read(query, statement.count, (), "counting")
         return int(rows[0][0])
 
-    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+    def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
+        """Cut where the keys stand now. One statement for each border, which costs HANA about what a page costs: it
+        sorts the keys behind the border before."""
+        statement = Statement(query)
+        borders: list[Key] = []
+        step = max(1, rows // parts)
+        for _ in range(parts - 1):
+            condition, parameters = statement.after(borders[-1]) if borders else ("", ())
+            sql = f"{statement.keys}{statement.where(condition)}{statement.order} LIMIT ? OFFSET ?"
+            found = self._read(query, sql, (*parameters, 1, step - 1), "dividing")
+            if not found:
+                break
+            borders.append(statement.key_of(found[0]))
+        return [KeyRange(after, upto) for after, upto in pairwise([None, *borders, None])]
+
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         """Every row once, in key order; `size` rows a page, the last one shorter, none empty. While HANA is short of
-        memory pages are smaller.
+        memory, or rows are large, pages are smaller.
 
         Each page is one statement of its own, retried after a lost connection: rows that change meanwhile are seen
         as they are when their page is read. NULL in a key column (views) comes first, as HANA orders it. Raises NoKey
@@ -61,8 +84,8 @@ class HanaSource:
         """
         if size < 1:
             raise ValueError(f"a page has at least one row, not {size}")
-        statement = Statement(query)
-        last: Key | None = None
+        statement = Statement(query, None if within is None else within.upto)
+        last = None if within is None else within.after
         count, more = size, True
         while more:
             try:
@@ -78,7 +101,7 @@ class HanaSource:
             if page:
                 yield page
                 last = page[-1].key
-            count = min(size, count * 2)
+            count = min(size, count * 2, _rows_that_fit(page))
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         statement = Statement(query)
@@ -101,7 +124,7 @@ class HanaSource:
         return [statement.row(values) for values in self._read(query, sql, parameters, "reading rows of")]
 
     def _page(self, query: Query, statement: Statement, last: Key | None, limit: int) -> Rows:
-        condition, parameters = ("", ()) if last is None else statement.after(last)
+        condition, parameters = statement.between(last)
         sql = f"{statement.select}{statement.where(condition)}{statement.order} LIMIT ?"
         try:
             return self._read(query, sql, (*parameters, limit), "reading")
@@ -121,10 +144,23 @@ class HanaSource:
             raise
 
 
-class Statement:
-    """The SQL of one query, and how its result rows are read. Pure: sends nothing."""
+def size_of_rows(rows: Sequence[Row]) -> int:
+    """Bytes, judged by a few of them."""
+    sample = rows[:: max(1, len(rows) // _SAMPLE)]
+    if not sample:
+        return 0
+    values = sum(sum(map(getsizeof, row.values.values())) for row in sample)
+    return len(rows) * (_ROW_BYTES + values // len(sample))
 
-    def __init__(self, query: Query) -> None:
+
+def _rows_that_fit(page: Sequence[Row]) -> int:
+    return max(SMALLEST_PAGE, len(page) * PAGE_BYTES // max(1, size_of_rows(page)))
+
+
+class Statement:
+    """The SQL of one query, and how its result rows are read; `upto`: the last key of interest. Pure: sends nothing."""
+
+    def __init__(self, query: Query, upto: Key | None = None) -> None:
         if not query.key:
             raise NoKey(f"{query.table}: a query needs key columns")
         self._key = [quote(name) for name in query.key]
@@ -136,7 +172,9 @@ class Statement:
         # Every name is quoted, and `where` is the operator's own: S608 has nothing to find here.
         self.count = f"SELECT COUNT(*) FROM {table}{self.where()}"  # noqa: S608
         self.select = f"SELECT {','.join(map(quote, self._names))} FROM {table}"  # noqa: S608
+        self.keys = f"SELECT {','.join(self._key)} FROM {table}"  # noqa: S608
         self.order = f" ORDER BY {','.join(self._key)}"
+        self._upto = ("", ()) if upto is None else self.upto(upto)
 
     def where(self, condition: str = "") -> str:
         both = " AND ".join(part for part in (self._own, condition) if part)
@@ -156,6 +194,23 @@ class Statement:
             else:
                 terms, parameters = [above], above_parameters
         return terms[0], tuple(parameters)
+
+    def upto(self, last: Key) -> tuple[str, tuple[Any, ...]]:
+        """The condition for this key and all before it: exactly the rows that `after` leaves out."""
+        sql, parameters = _not_greater(self._key[-1], last[-1])
+        for name, value in reversed(list(zip(self._key[:-1], last[:-1], strict=True))):
+            below, below_parameters = _less(name, value)
+            same, same_parameters = _equal(name, value)
+            terms = [term for term in (below, f"({same} AND {sql})") if term]
+            sql = f"({' OR '.join(terms)})"
+            parameters = [*below_parameters, *same_parameters, *parameters]
+        return sql, tuple(parameters)
+
+    def between(self, last: Key | None) -> tuple[str, tuple[Any, ...]]:
+        """The condition for what comes behind `last` and is still of interest."""
+        after, parameters = ("", ()) if last is None else self.after(last)
+        upto, more = self._upto
+        return " AND ".join(sql for sql in (after, upto) if sql), (*parameters, *more)
 
     def any_of(self, keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
         """The condition for exactly these keys."""
@@ -197,6 +252,14 @@ def _own_condition(where: str | None) -> str:
 def _greater(name: str, value: Any) -> tuple[str, list[Any]]:
     """HANA puts NULL first, so everything that is not NULL comes behind it."""
     return (f"{name} IS NOT NULL", []) if value is None else (f"{name} > ?", [value])
+
+
+def _less(name: str, value: Any) -> tuple[str, list[Any]]:
+    return ("", []) if value is None else (f"{name} IS NULL OR {name} < ?", [value])
+
+
+def _not_greater(name: str, value: Any) -> tuple[str, list[Any]]:
+    return (f"{name} IS NULL", []) if value is None else (f"({name} IS NULL OR {name} <= ?)", [value])
 
 
 def _equal(name: str, value: Any) -> tuple[str, list[Any]]:

@@ -72,7 +72,7 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
         columns = types_in_use(renderer, table)
         if not options.accept_schema:
             _check_types(spec, columns, checkpoint)
-        wanted = Wanted(spec, renderer.query, options.page_rows, options.full)
+        wanted = Wanted(spec, renderer.query, options.page_rows, options.full, options.readers)
         feed = choose(wanted, ends.source, checkpoint)
         before = Before(checkpoint, columns, ends.source.now())
         report = Reconciler(ends, renderer, lease, options, watch)(feed, before)

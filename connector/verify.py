@@ -28,6 +28,7 @@ from connector.model import (
     StoredRecord,
     VectorStore,
 )
+from connector.pipeline import pages_ahead
 from connector.reconcile import FREE_DELETES, Ends, SyncOptions, Watch
 from connector.sync import own
 
@@ -131,13 +132,14 @@ class _Audit:
         report.rows, report.foreign = len(self._stored.documents), self._stored.foreign
         self._quarantined = {row.id for row in store.quarantine(collection)}
         total = self._ends.source.count(self._renderer.query)
-        for rows in self._ends.source.pages(self._renderer.query, self._options.page_rows):
-            self._read += len(rows)
-            self._page(rows)
-            self._watch.progress(self._read, total)
-            if self._watch.stop():
-                report.stopped = True
-                return report
+        with pages_ahead(self._ends.source, self._renderer.query, self._options.page_rows) as pages:
+            for rows in pages:
+                self._read += len(rows)
+                self._page(rows)
+                self._watch.progress(self._read, total)
+                if self._watch.stop():
+                    report.stopped = True
+                    return report
         report.orphaned += len(self._stored.documents)
         report.ok = not report.drift
         if self._lease is not None:

@@ -223,6 +223,7 @@ class Service:
             lease_wait=wanted.lease_wait,
             window=wanted.window,
             max_attempts=wanted.max_attempts,
+            readers=wanted.readers,
         )
 
     # ------------------------------------------------------------------------------------- rows that were set aside

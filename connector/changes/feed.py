@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from connector.model import Key, Row
 
@@ -43,4 +43,13 @@ class Feed(Protocol):
 
     def mark(self) -> Mapping[str, Any] | None:
         """Where the next run goes on, once all batches were given and stored."""
+        ...
+
+
+@runtime_checkable
+class Divided(Feed, Protocol):
+    """A feed whose batches come from several places at once, in no order between them."""
+
+    def streams(self) -> Sequence[Iterator[Batch]]:
+        """What `batches` gives, divided. Instead of that, and once; each part is iterated in a thread of its own."""
         ...

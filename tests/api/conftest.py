@@ -67,9 +67,6 @@ class TableSource:
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         return [Row(key, self.rows_by_key[str(key[0])]) for key in keys if str(key[0]) in self.rows_by_key]
 
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
 
 @pytest.fixture
 def source() -> TableSource:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector import source as source_module
 from connector.errors import ConnectionLost, NoKey, Overloaded, SchemaChanged, UnknownColumn, UnknownTable
 from connector.hana import ConnectionOptions, HanaPool
 from connector.model import Query, Row, TableRef
@@ -66,6 +67,46 @@ def test_the_condition_means_behind_this_key_with_null_first(keys, last):
         found = connection.execute(f"SELECT A,B,C FROM t WHERE {condition}", parameters).fetchall()
     connection.close()
     assert set(found) == {key for key in keys if tuple(map(order, key)) > tuple(map(order, last))}
+
+
+@pytest.mark.parametrize(
+    ("last", "condition", "parameters"),
+    [
+        ((1,), '("A" IS NULL OR "A" <= ?)', (1,)),
+        ((None,), '"A" IS NULL', ()),
+        ((1, 2), '("A" IS NULL OR "A" < ? OR ("A" = ? AND ("B" IS NULL OR "B" <= ?)))', (1, 1, 2)),
+        ((None, 2), '(("A" IS NULL AND ("B" IS NULL OR "B" <= ?)))', (2,)),
+    ],
+)
+def test_the_condition_for_the_end_of_a_range(last, condition, parameters):
+    assert Statement(query(*"ABC"[: len(last)])).upto(last) == (condition, parameters)
+
+
+@given(st.lists(st.tuples(SMALL, SMALL, SMALL), unique=True), st.tuples(SMALL, SMALL, SMALL))
+def test_a_range_ends_with_its_last_key_and_the_next_begins_behind_it(keys, last):
+    import sqlite3
+
+    statement = Statement(query("A", "B", "C"))
+    with sqlite3.connect(":memory:") as connection:
+        connection.execute("CREATE TABLE t (A, B, C)")
+        connection.executemany("INSERT INTO t VALUES (?,?,?)", keys)
+        both = [
+            set(connection.execute(f"SELECT A,B,C FROM t WHERE {condition}", parameters).fetchall())
+            for condition, parameters in (statement.upto(last), statement.after(last))
+        ]
+    connection.close()
+    assert both[0] == {key for key in keys if tuple(map(order, key)) <= tuple(map(order, last))}
+    assert both[0] ^ both[1] == set(keys), "every key on exactly one side"
+
+
+def test_pages_of_large_rows_get_fewer_rows(monkeypatch):
+    """About 3 KB a row, with all that is made of it."""
+    monkeypatch.setattr(source_module, "PAGE_BYTES", 100_000)
+    rows = [(n, "x" * 2000) for n in range(100)]
+    pool = FakePool(rows[:65], rows[64:97])
+    pages_of_two = HanaSource(pool).pages(query("K", columns=("T",)), 64)
+    assert [len(next(pages_of_two)) for _ in range(2)] == [64, 32]
+    assert [parameters[-1] for _, parameters in pool.asked] == [65, 33]
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,12 @@ def keys(source: Source, asked: Query, size: int) -> list[Any]:
     return [row.key for page in source.pages(asked, size) for row in page]
 
 
+def keys_by_range(source: Source, asked: Query, parts: int, size: int) -> list[Any]:
+    ranges = source.ranges(asked, parts, source.count(asked))
+    assert 1 <= len(ranges) <= parts
+    return [row.key for within in ranges for page in source.pages(asked, size, within) for row in page]
+
+
 PAIR = '"A" NVARCHAR(10), "B" INTEGER, "X" NVARCHAR(20), PRIMARY KEY ("A", "B")'
 
 
@@ -196,6 +202,7 @@ def test_keys_of_every_type_page_look_up_and_survive_their_id(place, kind, value
     asked = query(place, ref, "X")
     rows = [row for page in place.source.pages(asked, size) for row in page]
     assert sorted(row.values["X"] for row in rows) == list(range(len(values)))
+    assert keys_by_range(place.source, asked, 3, size) == [row.key for row in rows]
     for row in rows:
         assert row.key == (values[row.values["X"]],)
         assert parse_id(document_id(row.key)) == list(row.key)
@@ -236,6 +243,51 @@ def test_rows_that_come_and_go_between_pages(place):
     assert {row.values["X"] for row in rest if row.key[0] == "0003"} == {"changed"}
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 12])
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_ranges_hold_every_row_once_in_parts_alike(place, count, parts):
+    asked = query(place, place.table(PAIR, pairs(count)), "X")
+    assert keys_by_range(place.source, asked, parts, 2) == [row[:2] for row in pairs(count)]
+    sizes = [sum(map(len, place.source.pages(asked, 5, within))) for within in place.source.ranges(asked, parts, count)]
+    assert max(sizes) - min(sizes) < max(2, parts)
+
+
+def test_ranges_of_keys_with_null(place):
+    ref = place.table('"ID" INTEGER PRIMARY KEY, "A" NVARCHAR(5), "B" INTEGER', [
+        (1, None, 1), (2, None, 2), (3, None, None), (4, "x", None), (5, "x", 1), (6, "y", 0), (7, "y", None),
+    ])  # fmt: skip
+    asked = query(place, ref, "ID", key=("A", "B"))
+    whole = keys(place.source, asked, 10)
+    assert len(whole) == 7
+    for parts in range(1, 8):
+        assert keys_by_range(place.source, asked, parts, 2) == whole, parts
+
+
+def test_ranges_within_the_operators_condition(place):
+    asked = query(place, place.table(PAIR, pairs(30)), "X", where='"B" = 0 OR "B" = 2')
+    assert keys_by_range(place.source, asked, 3, 4) == [row[:2] for row in pairs(30) if row[1] != 1]
+
+
+def test_rows_that_come_and_go_after_the_ranges_were_cut(place):
+    ref = place.table(PAIR, pairs(12))
+    asked = query(place, ref, "X")
+    ranges = place.source.ranges(asked, 3, 12)
+    assert [within.upto for within in ranges] == [("0001", 0), ("0002", 1), None]
+    place.execute(f'DELETE FROM {sql(ref)} WHERE "A" = \'0001\' AND "B" = 0')  # a border itself
+    place.execute(f"DELETE FROM {sql(ref)} WHERE \"A\" = '0003'")
+    for new in ("'', 0", "'0001', -1", "'0002', 9", "'zzz', 0"):
+        place.execute(f"INSERT INTO {sql(ref)} VALUES ({new}, 'new')")
+    read = [row.key for within in ranges for page in place.source.pages(asked, 2, within) for row in page]
+    assert read == keys(place.source, asked, 100)
+    assert len(read) == 12 - 4 + 4
+
+
+def test_a_key_that_does_not_identify_rows_is_refused_in_a_range_too(place):
+    asked = query(place, place.table(PAIR, pairs(9)), key=("A",))
+    with pytest.raises(NoKey, match="does not identify"):
+        keys_by_range(place.source, asked, 2, 100)
+
+
 def test_several_readers_at_once(place):
     asked = query(place, place.table(PAIR, pairs(20)), "X")
     together = zip(place.source.pages(asked, 3), place.source.pages(asked, 3), strict=True)
@@ -270,3 +322,4 @@ def test_every_row_exactly_once_over_random_three_column_keys(place, found, size
     assert len(read) == len(found)
     assert set(read) == set(found)
     assert read == keys(place.source, asked, 100), "the order does not depend on the page size"
+    assert read == keys_by_range(place.source, asked, 1 + size % 4, size)

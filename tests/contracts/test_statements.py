@@ -181,6 +181,8 @@ def views_and_wrong_names(pool: HanaPool, hana: Any, schema: str) -> None:
     source.describe(TableRef(schema, "NULLS"))
     query = Query(TableRef(schema, "NULLS"), ("A", "B"), ("TXT",))
     list(source.pages(query, 3))
+    for within in source.ranges(query, 3, 20):
+        list(source.pages(query, 3, within))
     source.rows(query, [(None, 3)])
     for table in (TableRef(schema, "SRK"), TableRef("NO_SUCH_SCHEMA", "SRC")):
         with pytest.raises(ConnectorError):

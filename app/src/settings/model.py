@@ -95,6 +95,9 @@ class EmbeddingSettings(_Section):
 class SyncSettings(_Section):
     page_rows: int = Field(default=1000, ge=1, le=100_000, description="rows read in one page")
     window: int = Field(default=1000, ge=1, le=100_000, description="changed rows that are embedded together")
+    readers: int = Field(
+        default=2, ge=1, le=8, description="threads that read a large table at once, each a range of its keys"
+    )
     max_deletes: float = Field(
         default=0.2, ge=0, le=1, description="largest share of the stored rows one run may delete"
     )
