@@ -73,5 +73,17 @@ CREATE TABLE quarantine (
 ) WITHOUT ROWID
 """
 
-SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1,), prepare=register)
+# Generations: what each was built by (JSON), when, since when it does not serve any more, and the highest number there
+# was when an older one was dropped, because no number is given twice.
+_LAYOUT_2 = """
+ALTER TABLE collections ADD COLUMN spec TEXT;
+
+ALTER TABLE collections ADD COLUMN created TEXT;
+
+ALTER TABLE collections ADD COLUMN retired TEXT;
+
+ALTER TABLE collections ADD COLUMN highest INTEGER NOT NULL DEFAULT 0
+"""
+
+SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), prepare=register)
 """The identity spells OWLV."""
