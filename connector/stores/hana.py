@@ -290,7 +290,9 @@ class HanaStore:
     # --------------------------------------------------------------------------------------------------- writing
 
     def apply(self, lease: Lease, changes: ChangeSet) -> None:
-        found = self._known(lease.collection)
+        found = self._find(lease.collection)
+        if found is None:  # switched to, or dropped
+            raise lost(lease)
         writer = _Writer(self._sql, found, changes)
 
         def write(session: Session) -> None:

@@ -75,20 +75,20 @@ class HanaGenerations:
     def upgrade(self) -> None:
         """The columns that a state table of an earlier version lacks; looked for once. Another worker may add them at
         the same moment."""
-        if self._upgraded:
+        if self._upgraded or not (there := self._columns()):
             return
-        if not self._has_columns():
+        if "HIGHEST" not in there:
             try:
                 self._pool.execute(self._sql.add_columns(), doing=f"adding this version's columns to {STATE}")
             except DatabaseError:
-                if not self._has_columns():
+                if "HIGHEST" not in self._columns():
                     raise
         self._upgraded = True
 
-    def _has_columns(self) -> bool:
+    def _columns(self) -> set[str]:
+        """Of the state table; none where there is no such table yet."""
         place = (self._schema, STATE)
-        columns = self._pool.read(catalog.FIND_COLUMNS, place, doing="looking at the state table")
-        return any(row[0] == "HIGHEST" for row in columns)
+        return {row[0] for row in self._pool.read(catalog.FIND_COLUMNS, place, doing="looking at the state table")}
 
     def all(self, collection: str, counted: bool) -> list[Generation]:
         return [self._generation(collection, row, counted) for row in self._rows(collection)]
@@ -164,6 +164,8 @@ class HanaGenerations:
     def record(self, name: str, recipe: Recipe) -> None:
         text = records.recipe_text(recipe)
         self.upgrade()
+        if not self._upgraded:
+            return
         known = self._pool.read(self._sql.read_spec(), (name,), doing=f"reading what {name!r} is made by")
         if known and known[0][0] != text:
             self._pool.execute(self._sql.record_spec(), (text, name), doing=f"recording what {name!r} is made by")
@@ -173,6 +175,8 @@ class HanaGenerations:
     def switch(self, collection: str, number: int) -> None:
         """Run again after a lost reply it finds the switch made."""
         self.upgrade()
+        if not self._upgraded:
+            raise no_generation(collection, number, [])
 
         def work(session: Session) -> None:
             found = session.query(self._sql.lock_all(), _names_of(collection), doing="locking the generations")
