@@ -519,8 +519,8 @@ class VectorStore(Protocol):
         else a new, empty one. Raises UnknownCollection where none is active."""
         ...
 
-    def record_recipe(self, name: str, recipe: Recipe) -> None:
-        """Remember what the generation kept under `name` is made by. Nothing happens where there is none."""
+    def record_recipe(self, collection: str, number: int, recipe: Recipe) -> None:
+        """Remember what generation `number` is made by, serving or not. Nothing happens where there is none."""
         ...
 
     def switch(self, collection: str, number: int) -> None:

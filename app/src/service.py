@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from app.src import doctor
 from app.src.discovery import Discovery
+from app.src.generations import QUERIES, Generations, Switched, Working, shown
 from app.src.jobs import Job, JobOptions, Jobs, Retention, Run
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness
 from app.src.searching import Found, Searching, SearchOptions
-from app.src.settings import Settings, no_collections
+from app.src.settings import CollectionSettings, Settings, no_collections
 from connector.errors import (
     DatabaseError,
     UnknownCollection,
@@ -38,9 +39,10 @@ from connector.model import (
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
+    from connector.generations import Comparison
     from connector.plan import Plan
     from connector.quarantine import Entry, RetryReport, Wanted
-    from connector.sync import Ends, SyncOptions, SyncReport
+    from connector.sync import SyncOptions, SyncReport
     from connector.verify import VerifyReport
 
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
@@ -85,7 +87,8 @@ class Service:
         self.jobs = Jobs(settings.state_folder(file), self._job_options())
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
-        self._searching = Searching(self.parts, self.metrics, self._stored)
+        self._generations = Generations(self.parts, self._block)
+        self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
 
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
@@ -124,9 +127,12 @@ class Service:
         return [collection.name for collection in self.settings.collections]
 
     def spec(self, name: str) -> CollectionSpec:
+        return self._block(name).spec()
+
+    def _block(self, name: str) -> CollectionSettings:
         for collection in self.settings.collections:
             if collection.name == name:
-                return collection.spec()
+                return collection
         hint = _choices(name, self.names()) if self.settings.collections else f"; {no_collections(self.file)}"
         raise UnknownCollection(f'no collection is named "{name}"' + hint)
 
@@ -137,16 +143,35 @@ class Service:
         observer: Observer | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> SyncReport:
-        """Bring a collection up to date. Raises the errors of the connector and of the engine."""
-        from connector.sync import sync
+        """Bring a collection up to date, and the generation that is built beside it when the settings name another
+        model (`Generations.sync`). Raises the errors of the connector and of the engine."""
+        return self._synced(self._generations.sync, name, request, observer, stop)
 
+    def build(
+        self,
+        name: str,
+        request: SyncRequest | None = None,
+        observer: Observer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> SyncReport:
+        """As `sync`, into a new generation beside the one that serves, whatever the settings changed."""
+        return self._synced(self._generations.build, name, request, observer, stop)
+
+    def _synced(
+        self,
+        work: Callable[[CollectionSpec, Working], SyncReport],
+        name: str,
+        request: SyncRequest | None,
+        observer: Observer | None,
+        stop: Callable[[], bool],
+    ) -> SyncReport:
         request = request or SyncRequest()
         options = self._options(request.owner)
         max_deletes = options.max_deletes if request.max_deletes is None else request.max_deletes
         options = replace(options, full=request.full, max_deletes=max_deletes)
         spec = self.spec(name)
         with self._counted(name):
-            report = sync(spec, self._ends(), options, observer, stop)
+            report = work(spec, Working(options, observer, stop))
         self._searching.forget(name)
         self._count_sync(report)
         return report
@@ -184,6 +209,14 @@ class Service:
         self.spec(name)
         return self.jobs.start(name, lambda run: self.sync(name, request, _JobObserver(run), run.stopping).as_dict())
 
+    def start_build(self, name: str, request: SyncRequest) -> Job:
+        """Build another generation in the background. Raises as `start_sync`, and UnknownCollection before a first
+        sync."""
+        self.spec(name)
+        return self.jobs.start(
+            name, lambda run: self.build(name, request, _JobObserver(run), run.stopping).as_dict(), "build"
+        )
+
     def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
         """What a sync would do; writes nothing. Raises as a sync would before it writes."""
         from connector.plan import PlanOptions
@@ -199,14 +232,13 @@ class Service:
         name: str,
         *,
         repair: bool = False,
+        generation: int | None = None,
         observer: Observer | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> VerifyReport:
-        from connector.sync import Watch
-        from connector.verify import verify
-
-        watch = Watch(observer, stop)
-        return verify(self.spec(name), self._ends(), repair=repair, options=self._options("verify"), watch=watch)
+        """`generation`: another one than serves. Each is proved by its own recipe and model."""
+        working = Working(self._options("verify"), observer, stop)
+        return self._generations.verify(self.spec(name), generation, repair=repair, working=working)
 
     def start_verify(self, name: str, *, repair: bool) -> Job:
         """Verify in the background. Raises as `start_sync`."""
@@ -216,11 +248,6 @@ class Service:
             return self.verify(name, repair=repair, observer=_JobObserver(run), stop=run.stopping).as_dict()
 
         return self.jobs.start(name, work, "verify")
-
-    def _ends(self) -> Ends:
-        from connector.sync import Ends
-
-        return Ends(self.source, self.store, self.embedder)
 
     def _options(self, owner: str) -> SyncOptions:
         """A run as configured."""
@@ -263,10 +290,11 @@ class Service:
         self, name: str, ids: list[str] | None, observer: Observer | None, stop: Callable[[], bool]
     ) -> RetryReport:
         from connector import quarantine
-        from connector.sync import Watch
+        from connector.sync import Ends, Watch
 
-        spec = self.spec(name)
-        report = quarantine.retry(spec, self._ends(), ids, self._options("retry"), Watch(observer, stop))
+        maker = self._generations.maker(self.spec(name))
+        ends = Ends(self.source, self.store, maker.embedder)
+        report = quarantine.retry(maker.spec, ends, ids, self._options("retry"), Watch(observer, stop))
         self._searching.forget(name)
         self._look_at_quarantine(name)
         return report
@@ -295,6 +323,35 @@ class Service:
 
     def _look_at_quarantine(self, name: str) -> None:
         self.metrics.quarantined.labels(name).set(len(self.store.quarantine(name)))
+
+    # -------------------------------------------------------------------------------------------------- generations
+
+    def generations(self, name: str) -> list[dict[str, Any]]:
+        """By number; [] when the collection was never synced."""
+        self.spec(name)
+        return [shown(each) for each in self._generations.all(name)]
+
+    def compare(
+        self, name: str, number: int | None = None, queries: Sequence[str] = (), sample: int = QUERIES
+    ) -> Comparison:
+        """As `Generations.compare`."""
+        return self._generations.compare(self.spec(name), number, queries, sample)
+
+    def switch(self, name: str, number: int | None = None, *, force: bool = False) -> Switched:
+        """As `Generations.switch`."""
+        switched = self._generations.switch(self.spec(name), number, force=force)
+        self._searching.forget(name)
+        return switched
+
+    def rollback(self, name: str) -> Switched:
+        """As `Generations.rollback`."""
+        switched = self._generations.rollback(self.spec(name))
+        self._searching.forget(name)
+        return switched
+
+    def drop_generation(self, name: str, number: int) -> None:
+        """As `Generations.drop`."""
+        self._generations.drop(self.spec(name), number)
 
     # ------------------------------------------------------------------------------------------------------- status
 

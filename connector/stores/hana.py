@@ -391,8 +391,8 @@ class HanaStore:
     def begin_generation(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
         return self._generations.begin(collection, embedder, recipe)
 
-    def record_recipe(self, name: str, recipe: Recipe) -> None:
-        self._generations.record(name, recipe)
+    def record_recipe(self, collection: str, number: int, recipe: Recipe) -> None:
+        self._generations.record(collection, number, recipe)
 
     def switch(self, collection: str, number: int) -> None:
         self._generations.switch(collection, number)

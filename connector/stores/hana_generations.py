@@ -161,14 +161,13 @@ class HanaGenerations:
         values = (name, table.name, number, stamp.id, stamp.fingerprint, stamp.dimension, known, text)
         self._pool.execute(self._sql.insert(), values, doing=f"registering {name!r}")
 
-    def record(self, name: str, recipe: Recipe) -> None:
+    def record(self, collection: str, number: int, recipe: Recipe) -> None:
         text = records.recipe_text(recipe)
         self.upgrade()
-        if not self._upgraded:
-            return
-        known = self._pool.read(self._sql.read_spec(), (name,), doing=f"reading what {name!r} is made by")
-        if known and known[0][0] != text:
-            self._pool.execute(self._sql.record_spec(), (text, name), doing=f"recording what {name!r} is made by")
+        known = [row.spec for row in self._rows(collection) if row.number == number]
+        if known and known[0] != text:  # by its number, for a switch may change its name now
+            values = (text, number, collection, generation_name(collection, number))
+            self._pool.execute(self._sql.record_spec(), values, doing=f"recording what {collection!r} is made by")
 
     # -------------------------------------------------------------------------------------------------- switching
 

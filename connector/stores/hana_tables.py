@@ -173,11 +173,8 @@ class GenerationSql(StateSql):
     def revive(self) -> str:
         return f'UPDATE {self.state} SET "RETIRED_AT" = NULL WHERE "COLLECTION" = ?'
 
-    def read_spec(self) -> str:
-        return f'SELECT "SPEC" FROM {self.state} WHERE "COLLECTION" = ?'
-
     def record_spec(self) -> str:
-        return f'UPDATE {self.state} SET "SPEC" = ? WHERE "COLLECTION" = ?'
+        return f'UPDATE {self.state} SET "SPEC" = ? WHERE "GENERATION" = ? AND "COLLECTION" IN (?, ?)'
 
     def retire(self) -> str:
         return self._rename("CURRENT_UTCTIMESTAMP")

@@ -99,13 +99,15 @@ class LocalGenerations:
             )
             return name
 
-    def record(self, name: str, recipe: Recipe) -> None:
+    def record(self, collection: str, number: int, recipe: Recipe) -> None:
         text = records.recipe_text(recipe)
         with self._file.read() as db:
-            known = db.execute("SELECT spec FROM collections WHERE name = ?", (name,)).fetchone()
-        if known is not None and known[0] != text:
+            known = [row.spec for row in _rows(db, collection) if row.number == number]
+        if known and known[0] != text:
             with self._file.write() as db:
-                db.execute("UPDATE collections SET spec = ? WHERE name = ?", (text, name))
+                for row in _rows(db, collection):
+                    if row.number == number:
+                        db.execute("UPDATE collections SET spec = ? WHERE id = ?", (text, row.id))
 
     def switch(self, collection: str, number: int) -> None:
         with self._file.write() as db:

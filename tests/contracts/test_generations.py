@@ -85,7 +85,7 @@ def states(store: VectorStore, name: str) -> dict[int, str]:
 def built(store: VectorStore, name: str) -> str:
     """The name of a complete second generation, beside a first one with the rows a, b and old."""
     write(store, name, changes(chunk("a"), chunk("b"), chunk("old"), checkpoint=DONE))
-    store.record_recipe(name, recipe(name, model="a"))
+    store.record_recipe(name, 1, recipe(name, model="a"))
     beside = store.begin_generation(name, OTHER, recipe(name))
     store.open(beside, OTHER)
     write(store, beside, wide("a", "b", "new"))
@@ -99,7 +99,7 @@ def test_what_there_is_of_a_collection_that_was_never_opened(store):
     for call in (store.switch, store.drop_generation):
         with pytest.raises(UnknownGeneration, match="never-opened"):
             call("never-opened", 1)
-    store.record_recipe("never-opened", recipe("never-opened"))
+    store.record_recipe("never-opened", 1, recipe("never-opened"))
     assert store.generations("never-opened") == []
 
 
@@ -317,8 +317,15 @@ def test_an_empty_collection_takes_another_model_under_a_number_of_its_own(store
 
 def test_the_recipe_is_replaced(store, name, built):
     new = replace(recipe(name), spec=replace(recipe(name).spec, where=None, key=(), metadata=(), chunk=ChunkSpec()))
-    store.record_recipe(built, new)
+    store.record_recipe(name, 2, new)
     assert generations(store, name)[2].recipe == new
+    store.record_recipe(name, 3, new)
+    store.switch(name, 2)
+    store.record_recipe(name, 1, recipe(name, "{OTHER}"))
+    assert {number: each.recipe for number, each in generations(store, name).items()} == {
+        1: recipe(name, "{OTHER}"),
+        2: new,
+    }
 
 
 def test_a_vector_of_the_one_generation_is_none_of_the_other(store, name, built):

@@ -184,7 +184,7 @@ def generations(pool: HanaPool, hana: Any, schema: str) -> None:
         store.begin_generation("beside", second, recipe)
         store.switch("beside", 2)
         store.switch("beside", 1)
-    store.record_recipe("beside", Recipe(spec, ModelSource("hash:64")))
+    store.record_recipe("beside", 1, Recipe(spec, ModelSource("hash:64")))
     store.drop_generation("beside", 2)
     for column in ("SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST"):
         hana.cursor().execute(f'ALTER TABLE "OWL_STATE" DROP ("{column}")')

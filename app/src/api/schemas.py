@@ -179,7 +179,7 @@ class ProblemBody(BaseModel):
 class JobBody(BaseModel):
     id: str
     collection: str
-    kind: str = Field(description="sync, verify or retry")
+    kind: str = Field(description="sync, verify, retry or build")
     state: str = Field(description="queued, running, waiting (for another worker), succeeded, failed or cancelled")
     progress: dict[str, int] = Field(examples=[{"done": 400, "total": 596}])
     result: dict[str, Any] | None = Field(description="the report of the work, once it is over")

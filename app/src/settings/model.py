@@ -107,7 +107,7 @@ class ApiSettings(_Section):
     max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
     max_k: int = Field(default=1000, ge=1, description="hits of one search")
     threads: int = Field(default=8, ge=1, le=128, description="requests that may wait for engine or store at once")
-    job_workers: int = Field(default=2, ge=1, le=32, description="jobs (sync, verify, retry) that run at once")
+    job_workers: int = Field(default=2, ge=1, le=32, description="jobs (sync, verify, retry, build) that run at once")
 
 
 class StateSettings(_Section):
@@ -162,6 +162,10 @@ class CollectionSettings(_Section):
     metadata: Columns = ()
     changes: ChangesSettings = ChangesSettings()
     chunk: ChunkSettings = ChunkSettings()
+    switch: Literal["manual", "auto"] = Field(
+        default="manual",
+        description="another model is built beside the one that serves; auto: it serves once it is complete and proved",
+    )
 
     @field_validator("name")
     @classmethod
