@@ -240,12 +240,14 @@ class Service:
         working = Working(self._options("verify"), observer, stop)
         return self._generations.verify(self.spec(name), generation, repair=repair, working=working)
 
-    def start_verify(self, name: str, *, repair: bool) -> Job:
+    def start_verify(self, name: str, *, repair: bool, generation: int | None = None) -> Job:
         """Verify in the background. Raises as `start_sync`."""
         self.spec(name)
 
         def work(run: Run) -> Mapping[str, Any]:
-            return self.verify(name, repair=repair, observer=_JobObserver(run), stop=run.stopping).as_dict()
+            observer = _JobObserver(run)
+            report = self.verify(name, repair=repair, generation=generation, observer=observer, stop=run.stopping)
+            return report.as_dict()
 
         return self.jobs.start(name, work, "verify")
 

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,9 @@ class TableSource:
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         return [Row(key, self.rows_by_key[str(key[0])]) for key in keys if str(key[0]) in self.rows_by_key]
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
 
 
 @pytest.fixture

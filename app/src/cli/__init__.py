@@ -3,7 +3,7 @@
 imported by verbs that compute vectors.
 """
 
-from app.src.cli import commands, discovery, emulator, jobs, quarantine, searching  # noqa: F401 - they register their verbs
+from app.src.cli import commands, discovery, emulator, generations, jobs, quarantine, searching  # noqa: F401 - they register verbs
 from app.src.cli.application import app
 
 
