@@ -189,10 +189,13 @@ class Generations:
         """Keep up what serves, by its own recipe, and build another generation as the settings say beside it, going on
         with an unfinished one. Raises UnknownCollection before a first sync."""
         store, maker = self._parts.store, self._configured(spec)
+        before = active(store.generations(spec.name, counted=False))
         # First of all: with one beside it, what serves keeps its own recipe even if the settings are for its model.
         beside = store.begin_generation(spec.name, maker.embedder, Recipe(spec, maker.source))
         number = int(beside.rpartition("@")[2])
         serving, notes = self._keep_up(spec, working)
+        if before is not None and before.recipe is None:
+            notes.append("no sync had recorded how what serves is made, so it was kept up as the settings say now")
         full = replace(working, options=replace(working.options, full=True))
         built = self._run(replace(maker, spec=replace(spec, name=beside), number=number), full)
         report = BuildReport(**{item.name: getattr(built, item.name) for item in fields(SyncReport)})

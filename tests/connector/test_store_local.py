@@ -552,3 +552,26 @@ def test_a_drop_that_was_cut_short_is_finished_by_another(store, folder, monkeyp
     store.drop_generation(NAME, 2)
     assert [each.number for each in store.generations(NAME)] == [1, 3]
     assert found(store) == keys(range(10))
+
+
+WRITER = """
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1]) as database:
+    database.execute("UPDATE collections SET lease_owner = 'somebody'")
+database.close()
+"""
+
+
+def test_opening_the_store_once_more_takes_no_locks_away(store, folder, file):
+    """POSIX locks of a process on a file go when it closes any descriptor of it. Then another process takes itself for
+    the last one, removes the log under our open connections, and what is read from then on is damaged."""
+    add(store, range(3))
+    LocalStore(folder).close()
+    with sqlite3.connect(file) as database:
+        names = [name for (name,) in database.execute("SELECT name FROM collections")]
+    database.close()
+    assert names == [NAME]
+    subprocess.run([sys.executable, "-c", WRITER, str(file)], check=True)
+    assert file.with_name(file.name + "-wal").exists(), "it is still in use"
+    add(store, range(3, 6))
+    assert found(store) == keys(range(6))

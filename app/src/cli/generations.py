@@ -51,10 +51,9 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """Editions of a collection: which there are, and change of model or template without downtime."""
-    chosen = {"build": build, "compare": compare, "switch": switch, "rollback": rollback, "drop": drop}
-    action = _only(chosen, number)
-    if (force and not switch) or (queries is not None and not compare):
-        raise UsageFault("--force goes with --switch, --queries with --compare")
+    action = check(
+        number, queries, build=build, compare=compare, switch=switch, rollback=rollback, drop=drop, force=force
+    )
     texts = _lines(queries)
     with opened(loaded_for(ctx)) as service:
         if action == "build":
@@ -76,9 +75,11 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
     return OK
 
 
-def _only(chosen: dict[str, bool], number: int | None) -> str | None:
-    """The one action that was asked for."""
-    asked = [action for action, wanted in chosen.items() if wanted]
+def check(number: int | None, queries: Path | None, *, force: bool, **actions: bool) -> str | None:
+    """The one action that was asked for; None: to look. Raises UsageFault for what does not go together."""
+    if (force and not actions["switch"]) or (queries is not None and not actions["compare"]):
+        raise UsageFault("--force goes with --switch, --queries with --compare")
+    asked = [action for action, wanted in actions.items() if wanted]
     if len(asked) > 1:
         raise UsageFault(f"one thing at a time: {' or '.join(f'--{action}' for action in asked)}")
     action = asked[0] if asked else None
