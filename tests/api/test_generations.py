@@ -359,6 +359,34 @@ def test_switching_by_itself_needs_something_to_compare_by(synced: Service, conf
     assert states(auto) == {1: "active", 2: "building"}
 
 
+@pytest.mark.slow
+def test_from_the_test_embedder_to_the_real_model_of_the_same_dimension(
+    configured: Configured, source: TableSource
+) -> None:
+    """Both have 384 dimensions, so nothing but the generation keeps a query from the vectors of the other model."""
+    old = configured("hash:384")
+    old.sync(NAME)
+    new = configured("all-MiniLM-L6-v2")
+    meaning = "a seat for the desk"
+    assert first(new, "office chair") == first(old, "office chair") == "4"
+    report = new.sync(NAME)
+    assert isinstance(report, BuildReport)
+    assert (report.upserted, report.serving is not None and report.serving.unchanged) == (4, 4)
+    compared = new.compare(NAME, queries=[meaning])
+    assert compared.overlap_at_10 == 1.0
+    before = [hit.score for hit in old.search(NAME, meaning, 4).hits]
+    assert [hit.score for hit in new.search(NAME, meaning, 4).hits] == before, "by the model that serves"
+    new.switch(NAME)
+    assert first(new, meaning) == "4"
+    after = [hit.score for hit in new.search(NAME, meaning, 4).hits]
+    assert after != before
+    assert [hit.score for hit in old.search(NAME, meaning, 4).hits] == after, "the other process goes along"
+    assert new.verify(NAME).ok
+    assert new.verify(NAME, generation=1).ok
+    new.rollback(NAME)
+    assert [hit.score for hit in new.search(NAME, meaning, 4).hits] == before
+
+
 # --------------------------------------------------------------------------------------------------------------- REST
 
 
