@@ -37,6 +37,7 @@ class _Row:
     table: str
     number: int
     stamp: ModelStamp
+    checkpoint: str | None
     last_sync: datetime | None
     epoch: int
     spec: str | None = None
@@ -191,10 +192,12 @@ class HanaGenerations:
             for row in rows.values():
                 if row.state == "active":
                     retired = generation_name(collection, row.number)
-                    session.execute(self._sql.retire(), (retired, epoch, collection), doing="retiring a generation")
+                    values = (retired, records.to_compare_whole(row.checkpoint), epoch, collection)
+                    session.execute(self._sql.retire(), values, doing="retiring a generation")
                     session.execute(self._sql.move_quarantine(), (retired, collection), doing="moving its quarantine")
             failpoints.reach("mid_alias_swap")
-            session.execute(self._sql.serve(), (collection, epoch, target.name), doing="switching to a generation")
+            values = (collection, records.to_compare_whole(target.checkpoint), epoch, target.name)
+            session.execute(self._sql.serve(), values, doing="switching to a generation")
             session.execute(self._sql.move_quarantine(), (collection, target.name), doing="moving its quarantine")
 
         self._pool.in_transaction(work, doing=f"switching {collection!r} to generation {number}")
@@ -235,15 +238,6 @@ def _names_of(collection: str) -> tuple[str, str]:
     return collection, generation_name(escaped, 0)[:-1] + "%"
 
 
-def _row(  # noqa: PLR0913 - a row has as many columns
-    name: str,
-    table: str,
-    number: int,
-    model: str,
-    fingerprint: str,
-    dimension: int,
-    last_sync: datetime | None,
-    epoch: int,
-    *later: Any,
-) -> _Row:
-    return _Row(name, table, number, ModelStamp(model, fingerprint, dimension), last_sync, epoch, *later)
+def _row(name: str, table: str, number: int, *more: Any) -> _Row:
+    model, fingerprint, dimension, *rest = more
+    return _Row(name, table, number, ModelStamp(model, fingerprint, dimension), *rest)

@@ -145,7 +145,8 @@ class StateSql:
 
 
 _GENERATION_COLUMNS = (
-    '"COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "LAST_SYNC", "LEASE_EPOCH"'
+    '"COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "CHECKPOINT", "LAST_SYNC", '
+    '"LEASE_EPOCH"'
 )
 _OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""
 
@@ -184,8 +185,8 @@ class GenerationSql(StateSql):
 
     def _rename(self, retired: str) -> str:
         return (
-            f'UPDATE {self.state} SET "COLLECTION" = ?, "LEASE_EPOCH" = ?, "LEASE_OWNER" = NULL, "LEASE_UNTIL" = NULL, '
-            f'"RETIRED_AT" = {retired} WHERE "COLLECTION" = ?'
+            f'UPDATE {self.state} SET "COLLECTION" = ?, "CHECKPOINT" = ?, "LEASE_EPOCH" = ?, "LEASE_OWNER" = NULL, '
+            f'"LEASE_UNTIL" = NULL, "RETIRED_AT" = {retired} WHERE "COLLECTION" = ?'
         )
 
     def move_quarantine(self) -> str:

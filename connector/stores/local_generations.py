@@ -30,7 +30,7 @@ from connector.stores.sqlite_file import SqliteFile
 
 DELETE_PAGE = 5000
 """Records deleted in one transaction: other writers wait no longer than that takes."""
-_COLUMNS = "id, name, generation, model, fingerprint, dimension, last_sync, lease_epoch"
+_COLUMNS = "id, name, generation, model, fingerprint, dimension, checkpoint, last_sync, lease_epoch"
 _LATER_COLUMNS = ("spec", "created", "retired", "highest")
 """Not there in a file of an earlier layout that is only read."""
 _OF_COLLECTION = "name = :name OR substr(name, 1, length(:name) + 1) = :name || '@'"
@@ -42,6 +42,7 @@ class _Row:
     name: str
     number: int
     stamp: ModelStamp
+    checkpoint: str | None
     last_sync: str | None
     epoch: int
     spec: str | None
@@ -121,14 +122,18 @@ class LocalGenerations:
                 raise half_dropped(collection, number)
             epoch = max(row.epoch for row in rows.values()) + 1  # of either name, no earlier lease has it
             sql = (
-                "UPDATE collections SET name = ?, retired = ?, lease_epoch = ?, lease_owner = NULL, lease_until = NULL "
-                "WHERE id = ?"
+                "UPDATE collections SET name = ?, retired = ?, checkpoint = ?, lease_epoch = ?, lease_owner = NULL, "
+                "lease_until = NULL WHERE id = ?"
             )
             for row in rows.values():
                 if row.state == "active":
-                    db.execute(sql, (generation_name(collection, row.number), _now(), epoch, row.id))
+                    retired, checkpoint = (
+                        generation_name(collection, row.number),
+                        records.to_compare_whole(row.checkpoint),
+                    )
+                    db.execute(sql, (retired, _now(), checkpoint, epoch, row.id))
             failpoints.reach("mid_alias_swap")
-            db.execute(sql, (collection, None, epoch, target.id))
+            db.execute(sql, (collection, None, records.to_compare_whole(target.checkpoint), epoch, target.id))
 
     def droppable(self, collection: str, number: int) -> str:
         """Its name. Raises UnknownGeneration, GenerationRefused."""
@@ -181,9 +186,8 @@ def _rows(db: sqlite3.Connection, collection: str) -> list[_Row]:
 
 
 def _row(row: tuple[Any, ...]) -> _Row:
-    id_, name, number, model, fingerprint, dimension, last_sync, epoch, spec, created, retired, highest = row
-    stamp = ModelStamp(model, fingerprint, dimension)
-    return _Row(id_, name, number, stamp, last_sync, epoch, spec, created, retired, highest or 0)
+    id_, name, number, model, fingerprint, dimension, *more, highest = row
+    return _Row(id_, name, number, ModelStamp(model, fingerprint, dimension), *more, highest or 0)
 
 
 def _owned(db: sqlite3.Connection, lease: Lease) -> _Row:

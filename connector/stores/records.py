@@ -165,6 +165,15 @@ def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
     )
 
 
+def to_compare_whole(text: str | None) -> str | None:
+    """A checkpoint's text so that the next run compares everything. What tells of changes once (a log that is consumed)
+    may have told them to another generation."""
+    if not text:
+        return text
+    values = {name: value for name, value in json.loads(text).items() if name not in ("mark", "last_full")}
+    return json.dumps(values, ensure_ascii=False)
+
+
 def recipe_text(recipe: Recipe) -> str:
     """As JSON, without the collection's name, which changes with a switch."""
     spec = recipe.spec

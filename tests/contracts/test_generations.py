@@ -178,6 +178,18 @@ def test_a_switch_changes_everything_at_once(store, name, built):
     assert {row.id for row in store.quarantine(name)} == {"q1"}
 
 
+def test_after_a_switch_everything_is_compared_again(store, name, built):
+    """A log of changes that is consumed may have told them to the other generation."""
+    known = Checkpoint(rows_read=3, key=("A",), last_full=datetime.now(UTC), mark={"log": 7})
+    for each in (name, built):
+        write(store, each, ChangeSet(checkpoint=known))
+    store.switch(name, 2)
+    for each in (name, f"{name}@1"):
+        now = status(store, each).checkpoint
+        assert (now.mark, now.last_full, now.rows_read, now.key) == (None, None, 3, ("A",))
+        assert now.last_sync is not None
+
+
 def test_a_search_of_another_process_never_mixes(store, name, built, another):
     """`other` has just searched, so it remembers the first generation for a while."""
     other = another()
