@@ -474,7 +474,9 @@ class _JobObserver:
 
 _NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
 """Counts that are 0 before the first sync; everything else is not known yet."""
-_STATUS_KEYS = (*(item.name for item in fields(CollectionStatus)), "lag_seconds")
+_INNER = "checkpoint"
+"""Of a status, for sync alone."""
+_STATUS_KEYS = (*(item.name for item in fields(CollectionStatus) if item.name != _INNER), "lag_seconds")
 
 
 def _status_dict(status: CollectionStatus) -> dict[str, Any]:
@@ -482,7 +484,8 @@ def _status_dict(status: CollectionStatus) -> dict[str, Any]:
     if last is not None and last.tzinfo is None:
         last = last.replace(tzinfo=UTC)
     lag = None if last is None else max(0.0, round((datetime.now(UTC) - last).total_seconds(), 1))
-    return asdict(status) | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
+    shown = {name: value for name, value in asdict(status).items() if name != _INNER}
+    return shown | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
 
 
 def _choices(name: str, names: Sequence[str]) -> str:

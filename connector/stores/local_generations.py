@@ -48,7 +48,7 @@ class _Row:
     spec: str | None
     created: str | None
     retired: str | None
-    highest: int
+    highest: int | None
 
     @property
     def state(self) -> GenerationState:
@@ -127,11 +127,8 @@ class LocalGenerations:
             )
             for row in rows.values():
                 if row.state == "active":
-                    retired, checkpoint = (
-                        generation_name(collection, row.number),
-                        records.to_compare_whole(row.checkpoint),
-                    )
-                    db.execute(sql, (retired, _now(), checkpoint, epoch, row.id))
+                    retired = generation_name(collection, row.number)
+                    db.execute(sql, (retired, _now(), records.to_compare_whole(row.checkpoint), epoch, row.id))
             failpoints.reach("mid_alias_swap")
             db.execute(sql, (collection, None, records.to_compare_whole(target.checkpoint), epoch, target.id))
 
@@ -174,7 +171,7 @@ class LocalGenerations:
 
 def next_number(db: sqlite3.Connection, collection: str) -> int:
     """One that no generation of the collection has or had."""
-    return free_number((row.number, row.highest) for row in _rows(db, collection))
+    return free_number((row.number, row.highest or 0) for row in _rows(db, collection))
 
 
 def _rows(db: sqlite3.Connection, collection: str) -> list[_Row]:
@@ -186,8 +183,8 @@ def _rows(db: sqlite3.Connection, collection: str) -> list[_Row]:
 
 
 def _row(row: tuple[Any, ...]) -> _Row:
-    id_, name, number, model, fingerprint, dimension, *more, highest = row
-    return _Row(id_, name, number, ModelStamp(model, fingerprint, dimension), *more, highest or 0)
+    id_, name, number, model, fingerprint, dimension, *more = row
+    return _Row(id_, name, number, ModelStamp(model, fingerprint, dimension), *more)
 
 
 def _owned(db: sqlite3.Connection, lease: Lease) -> _Row:
