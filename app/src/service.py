@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.src import doctor
 from app.src.discovery import Discovery
-from app.src.generations import QUERIES, Generations, Switched, Working, shown
+from app.src.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
 from app.src.jobs import Job, JobOptions, Jobs, Retention, Run
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
@@ -194,8 +194,10 @@ class Service:
         outcome = "paused" if report.paused else "stopped" if report.stopped else "succeeded"
         metrics.syncs.labels(name, outcome).inc()
         metrics.sync_seconds.labels(name).observe(report.seconds)
-        metrics.embedded_texts.inc(report.embedded_texts)
-        metrics.embed_tokens.inc(report.tokens)
+        kept_up = report.serving if isinstance(report, BuildReport) else None
+        for each in (report, kept_up):  # what was embedded, in both; the rows are the same ones
+            metrics.embedded_texts.inc(each.embedded_texts if each else 0)
+            metrics.embed_tokens.inc(each.tokens if each else 0)
         metrics.quarantined.labels(name).set(report.quarantined)
         for fate in _ACCOUNTED:
             metrics.rows_synced.labels(name, fate).inc(getattr(report, fate))

@@ -75,6 +75,9 @@ def test_sync_builds_beside_what_serves_and_keeps_that_up(wide: Service, source:
     document = report.as_dict()
     assert (document["generation"], document["serving"]["upserted"]) == (2, 1)  # type: ignore[index]
     assert any("--switch" in note for note in report.notes)
+    metrics = wide.metrics.render().decode()
+    assert "owl_sap_embed_texts_total 6.0" in metrics
+    assert 'rows_synced_total{collection="materials",outcome="upserted"} 5.0' in metrics
     assert states(wide) == {1: "active", 2: "building"}
     assert rows(wide) == {1: 5, 2: 5}
     (status,) = wide.status([NAME])
