@@ -11,6 +11,7 @@ ConnectorError
 │   ├── ModelMismatch           the collection holds vectors of another model or dimension
 │   ├── UnknownCollection
 │   ├── UnknownKey              no row in quarantine has it
+│   ├── UnknownGeneration       the collection has none of that number
 │   └── NoProposal              nothing in a table that a collection could be proposed from
 ├── DatabaseError               HANA or the store said no; carries `code`: exit 3
 │   ├── ConnectionLost          the session is gone, its transaction too                       (retryable)
@@ -28,6 +29,8 @@ ConnectorError
 ├── TextsNotEmbeddable          the engine could not make finite vectors of some texts
 ├── StoreCorrupt                the local store's file cannot be trusted
 ├── LeaseLost                   another worker owns the collection now; nothing was written
+├── GenerationRefused           a generation is not in the state that this asks for: unfinished, or active
+├── GenerationChanged           another generation serves than the one that was asked for: ask again      (retryable)
 └── SyncPaused                  something looks wrong enough that a person should look first
 """
 
@@ -72,6 +75,10 @@ class UnknownKey(ConfigurationError):
 
 
 class UnknownCollection(ConfigurationError):
+    pass
+
+
+class UnknownGeneration(ConfigurationError):
     pass
 
 
@@ -161,6 +168,14 @@ class StoreCorrupt(ConnectorError):
 
 class LeaseLost(ConnectorError):
     pass
+
+
+class GenerationRefused(ConnectorError):
+    """The message says what to do first."""
+
+
+class GenerationChanged(ConnectorError):
+    retryable = True
 
 
 class SyncPaused(ConnectorError):

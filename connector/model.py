@@ -328,6 +328,64 @@ class CollectionStatus:
     checkpoint: Checkpoint = Checkpoint()
 
 
+GenerationState = Literal["building", "active", "retired"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What loads a model again: the name it was configured by, and what pins it."""
+
+    name: str
+    revision: str | None = None
+    weights_sha256: str | None = None
+    precision: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a generation is made by: rows become texts by `spec`, texts vectors by `model`."""
+
+    spec: CollectionSpec
+    model: ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One edition of a collection. The store keeps it under `name`: the collection's own while it serves, else NAME@N,
+    which every method but `open` for something new takes like any other collection. A number is never used twice."""
+
+    name: str
+    number: int
+    state: GenerationState
+    model: str
+    fingerprint: str
+    """As `ModelStamp` has it: it decides whether a model is the one."""
+    dimension: int
+    table: str
+    rows: int | None
+    """Documents of ours; None when they were not counted."""
+    created: datetime | None
+    """UTC, by the store's clock; None for one that an earlier version made."""
+    retired: datetime | None
+    last_sync: datetime | None
+    """None: no run has come to its end yet, so rows are missing."""
+    recipe: Recipe | None
+    """None when no run has recorded it."""
+
+    @property
+    def complete(self) -> bool:
+        return self.last_sync is not None
+
+
+def generation_name(collection: str, number: int) -> str:
+    """Of one that does not serve; no configured name has an @."""
+    return f"{collection}@{number}"
+
+
+def is_generation(name: str) -> bool:
+    return "@" in name
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A search result: the best chunk of a document. `score` is the cosine similarity, BM25 or a fused score, by how
@@ -468,17 +526,27 @@ class VectorStore(Protocol):
         """After a bulk load: build or refresh the search index. Cheap when there is nothing to do."""
         ...
 
-    def search(self, collection: str, vector: NDArray[np.float32], k: int, where: Filter | None) -> list[Hit]:
-        """Best first; one hit per document (its best chunk); ties by id. Raises BadFilter, UnknownCollection."""
+    def search(
+        self,
+        collection: str,
+        vector: NDArray[np.float32],
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+    ) -> list[Hit]:
+        """Best first; one hit per document (its best chunk); ties by id. Raises BadFilter, UnknownCollection, and
+        GenerationChanged when another one than `generation` (None: any) serves now."""
         ...
 
-    def keyword(self, collection: str, text: str, k: int, where: Filter | None) -> list[Hit]:
+    def keyword(
+        self, collection: str, text: str, k: int, where: Filter | None, generation: int | None = None
+    ) -> list[Hit]:
         """As `search`, by the words of `text` (`stores/words.py`): whole words whatever their case, any of them, scored
         by BM25, so that rare words and short texts count more. Scores compare within one answer only. None of `text` is
         query syntax. Raises ConfigurationError where the store cannot do it."""
         ...
 
-    def vectors(self, collection: str, hits: Sequence[Hit]) -> Vectors:
+    def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:
         """The stored vectors of the chunks that were found, in order; zeros for one that is gone meanwhile."""
         ...
 
@@ -486,6 +554,30 @@ class VectorStore(Protocol):
 
     def status(self, collection: str) -> CollectionStatus | None:
         """None when the collection was never opened."""
+        ...
+
+    def generations(self, collection: str, counted: bool = True) -> list[Generation]:
+        """All there are, by number; [] when the collection was never opened. Counting costs a look at every record."""
+        ...
+
+    def begin_generation(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
+        """The name NAME@N of a generation to be built beside the active one, with vectors of `embedder`: the newest
+        unfinished one of that model; else the newest retired one of that model and recipe, which is being built again;
+        else a new, empty one. Raises UnknownCollection where none is active."""
+        ...
+
+    def record_recipe(self, collection: str, number: int, recipe: Recipe) -> None:
+        """Remember what generation `number` is made by, serving or not. Nothing happens where there is none."""
+        ...
+
+    def switch(self, collection: str, number: int) -> None:
+        """Generation `number` serves from now on, and the one that did is retired: one transaction. Who writes to
+        either loses the lease. Nothing happens when it serves already. Raises UnknownGeneration."""
+        ...
+
+    def drop_generation(self, collection: str, number: int) -> None:
+        """Delete one that does not serve, with all it holds; cut short, it stays as an unfinished one. Raises
+        UnknownGeneration, GenerationRefused for the active one, LeaseLost while somebody writes to it."""
         ...
 
     def close(self) -> None: ...

@@ -26,6 +26,7 @@ _STALE_SECONDS = 5.0
 """How long searches remember whether a collection is stale: they ask often."""
 _SUMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "sync": ("read", ("upserted", "unchanged", "empty", "quarantined", "superseded")),
+    "build": ("read", ("upserted", "unchanged", "empty", "quarantined", "superseded")),
     "retry": ("retried", ("upserted", "empty", "gone", "quarantined")),
 }
 """By kind of job: every row read must have met one of these fates."""
@@ -49,8 +50,18 @@ class Operations(Protocol):
         self, name: str, request: SyncRequest | None, observer: Observer | None, stop: Callable[[], bool]
     ) -> SyncReport: ...
 
+    def build(
+        self, name: str, request: SyncRequest | None, observer: Observer | None, stop: Callable[[], bool]
+    ) -> SyncReport: ...
+
     def verify(
-        self, name: str, *, repair: bool, observer: Observer | None, stop: Callable[[], bool]
+        self,
+        name: str,
+        *,
+        repair: bool,
+        generation: int | None,
+        observer: Observer | None,
+        stop: Callable[[], bool],
     ) -> VerifyReport: ...
 
     def retry_ids(
@@ -76,6 +87,7 @@ class Background:
         self._operations = operations
         self._works: Mapping[Kind, Callable[[Run], Mapping[str, Any]]] = {
             "sync": self._sync,
+            "build": self._build,
             "verify": self._verify,
             "retry": self._retry,
         }
@@ -117,9 +129,13 @@ class Background:
         """Raises JobRunning, QueueFull, StateUnusable."""
         return self.jobs.start(name, "sync", asdict(request))
 
-    def start_verify(self, name: str, *, repair: bool) -> Job:
+    def start_build(self, name: str, request: SyncRequest) -> Job:
         """Raises as `start_sync`."""
-        return self.jobs.start(name, "verify", {"repair": repair})
+        return self.jobs.start(name, "build", asdict(request))
+
+    def start_verify(self, name: str, *, repair: bool, generation: int | None = None) -> Job:
+        """Raises as `start_sync`."""
+        return self.jobs.start(name, "verify", {"repair": repair, "generation": generation})
 
     def start_retry(self, name: str, ids: list[str] | None) -> Job:
         """Retry these entries of the quarantine; None: all. Raises as `start_sync`."""
@@ -142,16 +158,30 @@ class Background:
         return result
 
     def _sync(self, run: Run) -> Mapping[str, Any]:
+        request = self._sync_request(run)
+        return self._operations.sync(run.collection, request, _JobObserver(run), run.stopping).as_dict()
+
+    def _build(self, run: Run) -> Mapping[str, Any]:
+        request = self._sync_request(run)
+        return self._operations.build(run.collection, request, _JobObserver(run), run.stopping).as_dict()
+
+    def _sync_request(self, run: Run) -> SyncRequest:
         asked = run.job.request
         request = SyncRequest(asked.get("full", False), asked.get("max_deletes"), asked.get("owner", "sync"))
         if asked.get("retry_login") and run.job.attempts == 1:  # never again without being asked: HANA locks users
             self._operations.allow_login()
-        return self._operations.sync(run.collection, request, _JobObserver(run), run.stopping).as_dict()
+        return request
 
     def _verify(self, run: Run) -> Mapping[str, Any]:
-        repair = run.job.request.get("repair", False)
-        watched, stop = _JobObserver(run), run.stopping
-        return self._operations.verify(run.collection, repair=repair, observer=watched, stop=stop).as_dict()
+        asked = run.job.request
+        report = self._operations.verify(
+            run.collection,
+            repair=asked.get("repair", False),
+            generation=asked.get("generation"),
+            observer=_JobObserver(run),
+            stop=run.stopping,
+        )
+        return report.as_dict()
 
     def _retry(self, run: Run) -> Mapping[str, Any]:
         ids = run.job.request.get("ids")

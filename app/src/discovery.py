@@ -104,8 +104,14 @@ class Discovery:
 
     def plan(self, spec: CollectionSpec, options: PlanOptions, observer: Observer | None = None) -> Plan:
         """What a sync of this collection would do. Raises as `connector.plan.plan` does."""
+        from connector.generations import filled_by_sync
         from connector.plan import plan
 
         self._parts.check_schema()
         with self._parts.store_to_read() as store:
-            return plan(spec, self._parts.source, store, self._parts.embedder, options, observer)
+            filled = spec
+            if store is not None:
+                filled, store = filled_by_sync(store, spec, self._parts.embedder)
+            planned = plan(filled, self._parts.source, store, self._parts.embedder, options, observer)
+        planned.collection = spec.name
+        return planned

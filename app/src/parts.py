@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.src.settings import HanaSettings, Settings
 from connector.errors import ConfigurationError, ConnectorError, TextsNotEmbeddable, UnknownTable
-from connector.model import Source, Vectors, VectorStore
+from connector.model import ModelSource, Source, Vectors, VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
@@ -52,6 +52,9 @@ class EngineEmbedder:
     def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
         return self._engine.split(text, max_tokens, overlap)
 
+    def close(self) -> None:
+        self._engine.close()
+
 
 class Parts:
     """Thread-safe. Nothing is connected or loaded before it is needed; `close` ends what was opened."""
@@ -62,6 +65,8 @@ class Parts:
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
         self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
+        self._others: dict[tuple[str, str | None], EngineEmbedder] = {}
+        self._others_lock = threading.Lock()
         self.store_in_hana = store is None and settings.store.kind == "hana"
 
     @property
@@ -78,6 +83,20 @@ class Parts:
     @property
     def embedder(self) -> EngineEmbedder:
         return self._part("embedder", lambda: EngineEmbedder(self.engine))
+
+    @property
+    def model_source(self) -> ModelSource:
+        """What would load the configured model again."""
+        wanted = self.settings.embedding
+        return ModelSource(wanted.model, wanted.revision, self.engine.weights_sha256, wanted.precision)
+
+    def embedder_of(self, model: ModelSource) -> EngineEmbedder:
+        """A model that is not the configured one, beside it in memory from now on. Raises the engine's errors."""
+        key = (model.name, model.revision)
+        with self._others_lock:  # not the parts' own lock: loading takes seconds
+            if key not in self._others:
+                self._others[key] = EngineEmbedder(self._load_engine(model))
+            return self._others[key]
 
     @property
     def source(self) -> Source:
@@ -147,6 +166,10 @@ class Parts:
         for name in ("store", *(name for name in parts if name.startswith("pool ")), "engine"):
             if name in parts:
                 parts[name].close()
+        with self._others_lock:
+            others, self._others = self._others, {}
+        for embedder in others.values():
+            embedder.close()
 
     # ----------------------------------------------------------------------------------------------- how they are built
 
@@ -157,10 +180,14 @@ class Parts:
             part: Part = self._parts[name]
         return part
 
-    def _load_engine(self) -> EmbeddingEngine:
+    def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
+        """The configured model; or another, on the same device within the same limits."""
         from app.src.core.engine import EngineOptions, load_engine
 
         wanted = self.settings.embedding
+        if model is not None:
+            pinned = {"revision": model.revision, "weights_sha256": model.weights_sha256}
+            wanted = wanted.model_copy(update={"model": model.name, "precision": model.precision, **pinned})
         options = EngineOptions(
             model=wanted.model,
             precision=wanted.precision,

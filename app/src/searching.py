@@ -15,14 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.metrics import Metrics
-from app.src.parts import Parts
-from connector.errors import ConfigurationError, DatabaseError, ModelMismatch, UnknownCollection
-from connector.model import CollectionSpec, CollectionStatus, Filter, Hit
+from app.src.parts import EngineEmbedder, Parts
+from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
+from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Vectors
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 DEEP, DEEPEST = 50, 4000
 """Hits of each ranking that fusion and MMR choose from: four times `k`, within these bounds."""
+_TRIES = 3
+"""So often a search is made anew because another generation took over in its midst."""
 _STATUS_SECONDS = 5.0
 """How long search remembers which model a collection was made with: asking counts its rows."""
 
@@ -89,16 +91,25 @@ class _Stages:
 
 
 class Searching:
-    """Thread-safe. `stored` says what a collection holds, None when it was never synced."""
+    """Thread-safe. `stored` says what a collection holds, None when it was never synced; `embedder` which model the
+    queries to that are embedded by."""
 
-    def __init__(self, parts: Parts, metrics: Metrics, stored: Callable[[str], CollectionStatus | None]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        metrics: Metrics,
+        stored: Callable[[str], CollectionStatus | None],
+        embedder: Callable[[CollectionStatus], EngineEmbedder],
+    ) -> None:
         self._parts = parts
         self._metrics = metrics
         self._stored = stored
+        self._embedder_for = embedder
         self._known: dict[str, tuple[float, CollectionStatus]] = {}
+        self._embedders: dict[str, tuple[tuple[int, str], EngineEmbedder]] = {}
 
     def forget(self, name: str) -> None:
-        """The collection may have changed its model."""
+        """Another generation may serve."""
         self._known.pop(name, None)
 
     def search(
@@ -109,6 +120,17 @@ class Searching:
             raise ValueError("the search text is empty")
         if not isinstance(query, str) and options.mode != "vector":
             raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not a vector")
+        for _ in range(_TRIES - 1):
+            try:
+                return self._searched(spec, query, k, where, options)
+            except GenerationChanged:
+                self.forget(spec.name)
+        return self._searched(spec, query, k, where, options)
+
+    def _searched(
+        self, spec: CollectionSpec, query: str | Sequence[float], k: int, where: Filter | None, options: SearchOptions
+    ) -> Found:
+        """In one generation from the first step to the last. Raises GenerationChanged when another takes over."""
         stored, stages = self._known_status(spec.name), _Stages()
         vector = None
         if options.mode != "keyword":
@@ -117,24 +139,24 @@ class Searching:
         spread = options.mmr_lambda is not None and options.mmr_lambda < 1
         depth = max(k, min(max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
         with stages.timed("store"):
-            hits = self._ranked(spec.name, query, vector, depth, where, options)
+            hits = self._ranked(stored, query, vector, depth, where, options)
         if spread:
             with stages.timed("rank"):
-                hits = self._spread(spec.name, hits, k, options)
+                hits = self._spread(stored, hits, k, options)
         for stage, seconds in stages.seconds.items():
             self._metrics.search_seconds.labels(spec.name, stage).observe(seconds)
         columns = self.key_columns(spec, stored)
         return Found(
             [_found(hit, columns) for hit in hits[:k]],
             {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()},
-            _notes(spec, where, query, options.mode, bool(hits)) + self._cut(query, options.mode),
+            _notes(spec, where, query, options.mode, bool(hits)) + self._cut(query, stored, options.mode),
         )
 
     # --------------------------------------------------------------------------------------------------- the rankings
 
     def _ranked(
         self,
-        name: str,
+        stored: CollectionStatus,
         query: str | Sequence[float],
         vector: NDArray[np.float32] | None,
         depth: int,
@@ -145,8 +167,9 @@ class Searching:
         from connector.ranking import fuse
 
         store, least = self._parts.store, options.min_score
-        near = [] if vector is None else store.search(name, vector, depth, where)
-        worded = [] if options.mode == "vector" else store.keyword(name, str(query), depth, where)
+        name, serving = stored.collection, stored.generation
+        near = [] if vector is None else store.search(name, vector, depth, where, serving)
+        worded = [] if options.mode == "vector" else store.keyword(name, str(query), depth, where, serving)
         if options.mode != "hybrid" or vector is None:
             return [hit for hit in near or worded if least is None or hit.score >= least]
         fused = fuse([near, worded])
@@ -154,24 +177,27 @@ class Searching:
             return fused
         cosines = {hit.id: hit.score for hit in near}
         others = [hit for hit in fused if hit.id not in cosines]
-        cosines |= dict(zip((hit.id for hit in others), self._cosines(name, others, vector), strict=True))
+        cosines |= dict(zip((hit.id for hit in others), self._cosines(stored, others, vector), strict=True))
         return [hit for hit in fused if cosines[hit.id] >= least]
 
-    def _cosines(self, name: str, hits: Sequence[Hit], vector: NDArray[np.float32]) -> list[float]:
+    def _cosines(self, stored: CollectionStatus, hits: Sequence[Hit], vector: NDArray[np.float32]) -> list[float]:
         """Of the chunk shown, as far as it is still stored (0 otherwise)."""
         if not hits:
             return []
-        cosines: list[float] = (self._parts.store.vectors(name, hits).astype(np.float64) @ vector).tolist()
+        cosines: list[float] = (self._vectors(stored, hits).astype(np.float64) @ vector).tolist()
         return cosines
 
-    def _spread(self, name: str, hits: list[Hit], k: int, options: SearchOptions) -> list[Hit]:
+    def _vectors(self, stored: CollectionStatus, hits: Sequence[Hit]) -> Vectors:
+        return self._parts.store.vectors(stored.collection, hits, stored.generation)
+
+    def _spread(self, stored: CollectionStatus, hits: list[Hit], k: int, options: SearchOptions) -> list[Hit]:
         """By MMR. Scores that are no cosines become shares of the best one."""
         from connector.ranking import mmr
 
         relevance = np.array([hit.score for hit in hits], dtype=np.float64)
         if options.mode != "vector" and len(relevance):
             relevance /= relevance.max()
-        chosen = mmr(relevance, self._parts.store.vectors(name, hits), k, options.mmr_lambda or 0.0)
+        chosen = mmr(relevance, self._vectors(stored, hits), k, options.mmr_lambda or 0.0)
         return [hits[place] for place in chosen]
 
     # ----------------------------------------------------------------------------------------------- what is stored
@@ -187,24 +213,23 @@ class Searching:
         return status
 
     def _query_vector(self, query: str | Sequence[float], stored: CollectionStatus) -> NDArray[np.float32]:
-        from connector.stores.records import ModelStamp
-
         if not isinstance(query, str):
             return unit_vector(query, stored.dimension)
-        configured = ModelStamp.of(self._parts.embedder)
-        if (configured.id, configured.dimension) != (stored.model, stored.dimension):
-            raise ModelMismatch(
-                f'"{stored.collection}" holds vectors of {stored.model} ({stored.dimension} numbers each), but the '
-                f"configured model is {configured.id} ({configured.dimension}); configure the model it was made with, "
-                "or search by words (mode keyword)"
-            )
-        return self._parts.embedder.embed_query(query)
+        return self._embedder(stored).embed_query(query)
 
-    def _cut(self, query: str | Sequence[float], mode: Mode) -> list[str]:
+    def _embedder(self, stored: CollectionStatus) -> EngineEmbedder:
+        """Looked up once: the model of a generation never changes."""
+        key = (stored.generation, stored.model)
+        known = self._embedders.get(stored.collection)
+        if known is None or known[0] != key:
+            known = self._embedders[stored.collection] = key, self._embedder_for(stored)
+        return known[1]
+
+    def _cut(self, query: str | Sequence[float], stored: CollectionStatus, mode: Mode) -> list[str]:
         """The model looks at the beginning of a long text only, and nobody should have to find that out."""
         if mode == "keyword" or not isinstance(query, str):
             return []
-        embedder = self._parts.embedder
+        embedder = self._embedder(stored)
         if len(query) <= embedder.max_tokens:  # no token is shorter than a character
             return []
         (tokens,) = embedder.count_tokens([query])

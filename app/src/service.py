@@ -18,12 +18,13 @@ from app.src import doctor
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
 from app.src.discovery import Discovery
+from app.src.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
 from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness
 from app.src.searching import Found, Searching, SearchOptions
-from app.src.settings import Settings, no_collections
+from app.src.settings import CollectionSettings, Settings, no_collections
 from connector.errors import (
     DatabaseError,
     UnknownCollection,
@@ -40,9 +41,10 @@ from connector.model import (
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
+    from connector.generations import Comparison
     from connector.plan import Plan
     from connector.quarantine import Entry, RetryReport, Wanted
-    from connector.sync import Ends, SyncOptions, SyncReport
+    from connector.sync import SyncOptions, SyncReport
     from connector.verify import VerifyReport
 
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
@@ -79,7 +81,8 @@ class Service:
         self.jobs = self.background.jobs
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
-        self._searching = Searching(self.parts, self.metrics, self._stored)
+        self._generations = Generations(self.parts, self._block)
+        self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
 
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
@@ -117,9 +120,12 @@ class Service:
         return [collection.name for collection in self.settings.collections]
 
     def spec(self, name: str) -> CollectionSpec:
+        return self._block(name).spec()
+
+    def _block(self, name: str) -> CollectionSettings:
         for collection in self.settings.collections:
             if collection.name == name:
-                return collection.spec()
+                return collection
         hint = _choices(name, self.names()) if self.settings.collections else f"; {no_collections(self.file)}"
         raise UnknownCollection(f'no collection is named "{name}"' + hint)
 
@@ -130,16 +136,35 @@ class Service:
         observer: Observer | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> SyncReport:
-        """Bring a collection up to date. Raises the errors of the connector and of the engine."""
-        from connector.sync import sync
+        """Bring a collection up to date, and the generation that is built beside it when the settings name another
+        model (`Generations.sync`). Raises the errors of the connector and of the engine."""
+        return self._synced(self._generations.sync, name, request, observer, stop)
 
+    def build(
+        self,
+        name: str,
+        request: SyncRequest | None = None,
+        observer: Observer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> SyncReport:
+        """As `sync`, into a new generation beside the one that serves, whatever the settings changed."""
+        return self._synced(self._generations.build, name, request, observer, stop)
+
+    def _synced(
+        self,
+        work: Callable[[CollectionSpec, Working], SyncReport],
+        name: str,
+        request: SyncRequest | None,
+        observer: Observer | None,
+        stop: Callable[[], bool],
+    ) -> SyncReport:
         request = request or SyncRequest()
         options = self._options(request.owner)
         max_deletes = options.max_deletes if request.max_deletes is None else request.max_deletes
         options = replace(options, full=request.full, max_deletes=max_deletes)
         spec = self.spec(name)
         with self._counted(name):
-            report = sync(spec, self._ends(), options, observer, stop)
+            report = work(spec, Working(options, observer, stop))
         self._searching.forget(name)
         self._count_sync(report)
         return report
@@ -162,8 +187,10 @@ class Service:
         outcome = "paused" if report.paused else "stopped" if report.stopped else "succeeded"
         metrics.syncs.labels(name, outcome).inc()
         metrics.sync_seconds.labels(name).observe(report.seconds)
-        metrics.embedded_texts.inc(report.embedded_texts)
-        metrics.embed_tokens.inc(report.tokens)
+        kept_up = report.serving if isinstance(report, BuildReport) else None
+        for each in (report, kept_up):  # what was embedded, in both; the rows are the same ones
+            metrics.embedded_texts.inc(each.embedded_texts if each else 0)
+            metrics.embed_tokens.inc(each.tokens if each else 0)
         metrics.quarantined.labels(name).set(report.quarantined)
         for fate in _ACCOUNTED:
             metrics.rows_synced.labels(name, fate).inc(getattr(report, fate))
@@ -176,6 +203,12 @@ class Service:
         """Sync in the background. Raises UnknownCollection, JobRunning, QueueFull, StateUnusable."""
         self.spec(name)
         return self.background.start_sync(name, request)
+
+    def start_build(self, name: str, request: SyncRequest) -> Job:
+        """Build another generation in the background. Raises as `start_sync`, and UnknownCollection before a first
+        sync."""
+        self.spec(name)
+        return self.background.start_build(name, request)
 
     def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
         """What a sync would do; writes nothing. Raises as a sync would before it writes."""
@@ -192,24 +225,18 @@ class Service:
         name: str,
         *,
         repair: bool = False,
+        generation: int | None = None,
         observer: Observer | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> VerifyReport:
-        from connector.sync import Watch
-        from connector.verify import verify
+        """`generation`: another one than serves. Each is proved by its own recipe and model."""
+        working = Working(self._options("verify"), observer, stop)
+        return self._generations.verify(self.spec(name), generation, repair=repair, working=working)
 
-        watch = Watch(observer, stop)
-        return verify(self.spec(name), self._ends(), repair=repair, options=self._options("verify"), watch=watch)
-
-    def start_verify(self, name: str, *, repair: bool) -> Job:
+    def start_verify(self, name: str, *, repair: bool, generation: int | None = None) -> Job:
         """Verify in the background. Raises as `start_sync`."""
         self.spec(name)
-        return self.background.start_verify(name, repair=repair)
-
-    def _ends(self) -> Ends:
-        from connector.sync import Ends
-
-        return Ends(self.source, self.store, self.embedder)
+        return self.background.start_verify(name, repair=repair, generation=generation)
 
     def _options(self, owner: str) -> SyncOptions:
         """A run as configured."""
@@ -256,10 +283,11 @@ class Service:
     ) -> RetryReport:
         """As `retry`, by the ids of the entries."""
         from connector import quarantine
-        from connector.sync import Watch
+        from connector.sync import Ends, Watch
 
-        spec = self.spec(name)
-        report = quarantine.retry(spec, self._ends(), ids, self._options("retry"), Watch(observer, stop))
+        maker = self._generations.maker(self.spec(name))
+        ends = Ends(self.source, self.store, maker.embedder)
+        report = quarantine.retry(maker.spec, ends, ids, self._options("retry"), Watch(observer, stop))
         self._searching.forget(name)
         self._look_at_quarantine(name)
         return report
@@ -285,6 +313,35 @@ class Service:
 
     def _look_at_quarantine(self, name: str) -> None:
         self.metrics.quarantined.labels(name).set(len(self.store.quarantine(name)))
+
+    # -------------------------------------------------------------------------------------------------- generations
+
+    def generations(self, name: str) -> list[dict[str, Any]]:
+        """By number; [] when the collection was never synced."""
+        self.spec(name)
+        return [shown(each) for each in self._generations.all(name)]
+
+    def compare(
+        self, name: str, number: int | None = None, queries: Sequence[str] = (), sample: int = QUERIES
+    ) -> Comparison:
+        """As `Generations.compare`."""
+        return self._generations.compare(self.spec(name), number, queries, sample)
+
+    def switch(self, name: str, number: int | None = None, *, force: bool = False) -> Switched:
+        """As `Generations.switch`."""
+        switched = self._generations.switch(self.spec(name), number, force=force)
+        self._searching.forget(name)
+        return switched
+
+    def rollback(self, name: str) -> Switched:
+        """As `Generations.rollback`."""
+        switched = self._generations.rollback(self.spec(name))
+        self._searching.forget(name)
+        return switched
+
+    def drop_generation(self, name: str, number: int) -> None:
+        """As `Generations.drop`."""
+        self._generations.drop(self.spec(name), number)
 
     # ------------------------------------------------------------------------------------------------------- status
 
@@ -388,7 +445,9 @@ class Service:
 
 _NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
 """Counts that are 0 before the first sync; everything else is not known yet."""
-_STATUS_KEYS = (*(item.name for item in fields(CollectionStatus)), "lag_seconds")
+_INNER = "checkpoint"
+"""Of a status, for sync alone."""
+_STATUS_KEYS = (*(item.name for item in fields(CollectionStatus) if item.name != _INNER), "lag_seconds")
 
 
 def _status_dict(status: CollectionStatus) -> dict[str, Any]:
@@ -396,7 +455,8 @@ def _status_dict(status: CollectionStatus) -> dict[str, Any]:
     if last is not None and last.tzinfo is None:
         last = last.replace(tzinfo=UTC)
     lag = None if last is None else max(0.0, round((datetime.now(UTC) - last).total_seconds(), 1))
-    return asdict(status) | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
+    shown = {name: value for name, value in asdict(status).items() if name != _INNER}
+    return shown | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
 
 
 def _choices(name: str, names: Sequence[str]) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +32,21 @@ from connector.model import (
     CollectionStatus,
     Embedder,
     Filter,
+    Generation,
     Hit,
     Lease,
     QuarantinedRow,
+    Recipe,
     StoredChunk,
     StoredRecord,
     Vectors,
+    is_generation,
 )
-from connector.stores import filter_sql, filters, hana_keywords, hana_tables, records
-from connector.stores.hana_tables import StateSql, VectorSql, table_name
+from connector.stores import hana_keywords, hana_tables, records
+from connector.stores.generation_rules import changed
+from connector.stores.hana_generations import HanaGenerations
+from connector.stores.hana_search import HanaSearch
+from connector.stores.hana_tables import StateSql, VectorSql, table_name, table_taken
 from connector.stores.hana_writer import HanaWriter, Place
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
@@ -49,7 +55,6 @@ STORED_PAGE = 10_000
 LOOKUP_SIZES = (1, 8, 64, 512)
 """Ids per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
 RECORDS_PAGE = 1_000
-VECTORS_PAGE = 500
 INDEX_FROM = 10_000
 """Records above which an HNSW index is made; below it HANA's exact search is fast enough, and exact."""
 REMEMBERED = 2.0
@@ -57,9 +62,8 @@ REMEMBERED = 2.0
 ATTEMPTS_OVERLOADED = 2
 """At writing much at once while HANA is overloaded: who writes can do with less, which helps more than patience."""
 _EXISTS = frozenset({288, 289})
-_INCONSISTENT = 266
-_TIE_STEPS = 3
-"""How often a result is enlarged only because more rows share the last score."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class HanaStore:
         self._full_text: bool | None = None
         self._upgraded = False
         self._remembered: dict[str, tuple[float, _Collection]] = {}
+        self._generations = HanaGenerations(pool, schema, self._names, self._ensure_table)
 
     def close(self) -> None:
         """Nothing of its own is open."""
@@ -113,11 +118,17 @@ class HanaStore:
         self._remembered.pop(collection, None)
         found = self._find(collection)
         if found is None:
+            if is_generation(collection):
+                raise self._unknown(collection)
             self._check_features()
             self._create_state()
+        self._generations.upgrade()
+        if found is None:
             found = self._find(collection) or self._add(collection, stamp)
         self._upgrade_quarantine()
         if found.stamp != stamp:
+            if is_generation(collection):
+                raise found.stamp.mismatch(collection, stamp)
             self._change_model(found, stamp)
             return Checkpoint()
         self._ensure_table(found.table, stamp.dimension)
@@ -170,13 +181,10 @@ class HanaStore:
         table = VectorSql(self._schema, table_name(collection, 1))
         owners = [row[0] for row in self._pool.read(self._sql.find_by_table(), (table.name,))]
         if set(owners) - {collection}:  # not ourselves: another worker may just have registered the same collection
-            raise ConfigurationError(
-                f"collections {collection!r} and {owners[0]!r} would both be kept in table {table.name}: "
-                "rename one of them"
-            )
+            raise table_taken(collection, owners[0], table.name)
         self._ensure_table(table, stamp.dimension)
         names = json.dumps(dict(self._names.get(collection, {})))
-        row = (collection, table.name, 1, stamp.id, stamp.fingerprint, stamp.dimension, names)
+        row = (collection, table.name, 1, stamp.id, stamp.fingerprint, stamp.dimension, names, None)
         with suppress(RowRejected):  # another worker was first
             self._pool.execute(self._sql.insert(), row, doing=f"registering collection {collection!r}")
         return self._known(collection)
@@ -216,7 +224,7 @@ class HanaStore:
         if exists and self._counts(found)[0]:  # somebody wrote before we had the lease
             self.release_lease(Lease(found.name, "", epoch))
             raise found.stamp.mismatch(found.name, stamp)
-        generation = found.generation + 1
+        generation = self._generations.free_number(found.name)
         table = VectorSql(self._schema, table_name(found.name, generation))
         self._ensure_table(table, stamp.dimension)
         values = (table.name, generation, stamp.id, stamp.fingerprint, stamp.dimension, found.name, epoch)
@@ -243,13 +251,34 @@ class HanaStore:
     def _known(self, collection: str) -> _Collection:
         found = self._find(collection)
         if found is None:
-            raise UnknownCollection(f"schema {self._schema} has no collection {collection!r}; `sync` creates it")
+            self._remembered.pop(collection, None)
+            raise self._unknown(collection)
         self._remembered[collection] = (time.monotonic(), found)
         return found
+
+    def _unknown(self, collection: str) -> UnknownCollection:
+        return UnknownCollection(f"schema {self._schema} has no collection {collection!r}; `sync` creates it")
 
     def _recent(self, collection: str) -> _Collection:
         at, found = self._remembered.get(collection, (-REMEMBERED, None))
         return found if found is not None and time.monotonic() - at < REMEMBERED else self._known(collection)
+
+    def _serving(self, collection: str, generation: int | None, work: Callable[[_Collection], T]) -> T:
+        """`work` on what serves. What is remembered may have been switched away from and dropped meanwhile, by another
+        process: then once more on what serves now."""
+        found = self._recent(collection)
+        if generation is None or found.generation == generation:
+            try:
+                return work(found)
+            except (ConfigurationError, DatabaseError):  # no such table, or a vector of another dimension
+                before, found = found, self._known(collection)
+                if found.table == before.table:
+                    raise
+        else:
+            found = self._known(collection)
+        if generation is not None and found.generation != generation:
+            raise changed(collection, generation, found.generation)
+        return work(found)
 
     # ---------------------------------------------------------------------------------------------------- leases
 
@@ -277,7 +306,9 @@ class HanaStore:
     # --------------------------------------------------------------------------------------------------- writing
 
     def apply(self, lease: Lease, changes: ChangeSet) -> None:
-        found = self._known(lease.collection)
+        found = self._find(lease.collection)
+        if found is None:  # switched to, or dropped
+            raise lost(lease)
         writer = HanaWriter(self._sql, Place(found.name, found.table, found.stamp), changes)
 
         def write(session: Session) -> None:
@@ -374,107 +405,70 @@ class HanaStore:
         total, ours, rows = self._pool.read(found.table.count(), doing=f"counting collection {found.name!r}")[0]
         return int(total), int(ours), int(rows)
 
+    # ------------------------------------------------------------------------------------------------- generations
+
+    def generations(self, collection: str, counted: bool = True) -> list[Generation]:
+        return self._generations.all(collection, counted)
+
+    def begin_generation(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
+        return self._generations.begin(collection, embedder, recipe)
+
+    def record_recipe(self, collection: str, number: int, recipe: Recipe) -> None:
+        self._generations.record(collection, number, recipe)
+
+    def switch(self, collection: str, number: int) -> None:
+        self._generations.switch(collection, number)
+        self._remembered.clear()
+
+    def drop_generation(self, collection: str, number: int) -> None:
+        name = self._generations.droppable(collection, number)
+        with self.lease(name, "drop", 0) as lease:
+            self._generations.drop(collection, lease)
+        self._remembered.pop(name, None)
+
     # -------------------------------------------------------------------------------------------------- searching
 
-    def search(self, collection: str, vector: NDArray[np.float32], k: int, where: Filter | None) -> list[Hit]:
+    def search(
+        self,
+        collection: str,
+        vector: NDArray[np.float32],
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+    ) -> list[Hit]:
         """By HANA: exact below the size that gets an HNSW index, approximate above it. Rows without a vector are never
         found. Of rows with equal scores at the end of a long run of them, HANA chooses."""
-        found = self._recent(collection)
-        condition = filters.parse(where, self._names.get(collection, found.names))
-        query = records.vector_text(records.unit_query(vector, found.stamp.dimension))
-        compiled = _compiled(condition)
 
-        def read(count: int) -> Rows:
-            sql = found.table.search(count, compiled.sql, compiled.projection)
-            return self._pool.read(sql, (query, *compiled.parameters), doing="searching")
+        return self._serving(
+            collection, generation, lambda found: self._search(found).nearest(vector, found.stamp.dimension, k, where)
+        )
 
-        with _filter_errors(condition):
-            return _best(read, k)
-
-    def keyword(self, collection: str, text: str, k: int, where: Filter | None) -> list[Hit]:
+    def keyword(
+        self, collection: str, text: str, k: int, where: Filter | None, generation: int | None = None
+    ) -> list[Hit]:
         """By HANA's text search in VEC_TEXT; a word counts once a text, however often it stands there. Where HANA
         refuses text search on this column, by LIKE, which also finds words inside of words."""
-        found = self._recent(collection)
-        condition = filters.parse(where, self._names.get(collection, found.names))
-        if k < 1:
-            return []
-        if self._full_text is None:
-            self._full_text = hana_keywords.supports(self._pool, found.table)
-        query = hana_keywords.prepare(self._pool, found.table, text, self._full_text)
-        if query is None:
-            return []
-        compiled = _compiled(condition)
 
-        def read(count: int) -> Rows:
-            sql, parameters = query.statement(count, compiled)
-            return self._pool.read(sql, parameters, doing="searching by words")
+        def search(found: _Collection) -> list[Hit]:
+            if self._full_text is None:
+                self._full_text = hana_keywords.supports(self._pool, found.table)
+            return self._search(found).by_words(text, k, where, full_text=self._full_text)
 
-        with _filter_errors(condition):
-            return _best(read, k)
+        return self._serving(collection, generation, search)
 
-    def vectors(self, collection: str, hits: Sequence[Hit]) -> Vectors:
-        found, ids = self._recent(collection), [hit.record for hit in hits]
-        dimension = found.stamp.dimension
-        stored: dict[int, NDArray[np.float32] | None] = {}
-        for start in range(0, len(ids), VECTORS_PAGE):
-            some = list(dict.fromkeys(ids[start : start + VECTORS_PAGE]))
-            rows = self._pool.read(found.table.vectors(len(some)), some, doing="reading the vectors of hits")
-            stored |= {id_: records.from_fvecs(vector, dimension) for id_, vector in rows}
-        gathered = np.zeros((len(ids), dimension), np.float32)
-        for place, id_ in enumerate(ids):
-            vector = stored.get(id_)
-            if vector is not None:
-                gathered[place] = vector
-        return gathered
+    def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:
+        ids = [hit.record for hit in hits]
+        return self._serving(
+            collection, generation, lambda found: self._search(found).vectors(ids, found.stamp.dimension)
+        )
 
-
-@contextmanager
-def _filter_errors(condition: filters.Condition | None) -> Iterator[None]:
-    try:
-        yield
-    except (RowRejected, StatementFailed) as error:
-        if condition is not None and (isinstance(error, RowRejected) or error.code == _INCONSISTENT):
-            raise filters.not_comparable(condition) from None
-        raise
-
-
-def _compiled(condition: filters.Condition | None) -> filter_sql.Compiled:
-    return filter_sql.Compiled("", ()) if condition is None else filter_sql.to_hana(condition)
-
-
-def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
-    """The best `k` documents, given how to read the best records. Several chunks of one document count once, so more
-    records are read until there are `k` documents."""
-    if k < 1:
-        return []
-    count, ties = k + min(k, 50), 0
-    while True:
-        rows = read(count)
-        scored = [row for row in rows if row[5] is not None]
-        best = records.best_per_document(map(_hit, scored), k)
-        exhausted = len(rows) < count or len(scored) < len(rows)
-        full = len(best) == k
-        if exhausted or (full and (best[-1].score > scored[-1][5] or ties == _TIE_STEPS)):
-            return best
-        ties += full
-        count *= 4
+    def _search(self, found: _Collection) -> HanaSearch:
+        return HanaSearch(self._pool, found.table, self._names.get(found.name, found.names))
 
 
 def _seconds(ttl: float) -> int:
     """Whole ones for HANA, and never none."""
     return max(1, round(ttl))
-
-
-def _hit(row: Sequence[Any]) -> Hit:
-    id_, key, number, text, meta, score = row
-    return Hit(
-        id=f"record:{id_}" if key is None else key,
-        score=float(score),
-        text=text or "",
-        metadata=records.metadata_of(meta),
-        number=number or 0,
-        record=id_,
-    )
 
 
 def _stored(row: Sequence[Any]) -> StoredChunk:

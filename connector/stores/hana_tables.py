@@ -21,7 +21,9 @@ _STATE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) PRIMARY KEY, "TABLE_NAME" NVARCHAR(127) NOT NULL, "GENERATION" INTEGER NOT NULL,
 "MODEL_ID" NVARCHAR(200) NOT NULL, "FINGERPRINT" NVARCHAR(200) NOT NULL, "DIMENSION" INTEGER NOT NULL,
 "META_NAMES" NCLOB, "CHECKPOINT" NVARCHAR(5000), "LAST_SYNC" TIMESTAMP, "LEASE_OWNER" NVARCHAR(200),
-"LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP)"""
+"LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP, {later})"""
+_LATER_STATE_COLUMNS = '"SPEC" NCLOB, "CREATED_AT" TIMESTAMP, "RETIRED_AT" TIMESTAMP, "HIGHEST" INTEGER'
+"""Of generations. State tables of earlier versions get them when they are opened."""
 _QUARANTINE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) NOT NULL, "SRC_KEY" NVARCHAR(2000) NOT NULL, "STAGE" NVARCHAR(100) NOT NULL,
 "REASON" NVARCHAR(2000) NOT NULL, "ATTEMPTS" INTEGER NOT NULL, "LAST_SEEN" TIMESTAMP, "ROW_DIGEST" VARBINARY(8),
@@ -33,6 +35,12 @@ def table_name(collection: str, generation: int) -> str:
     if not 1 <= len(collection) <= LONGEST_NAME:
         raise ConfigurationError(f"a collection's name has 1 to {LONGEST_NAME} characters, this one {len(collection)}")
     return f"OWL_{re.sub('[^A-Z0-9_]', '_', collection.upper())}_G{generation}"
+
+
+def table_taken(collection: str, owner: str, table: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"collections {collection!r} and {owner!r} would both be kept in table {table}: rename one of them"
+    )
 
 
 # The parts put together below are quoted identifiers and constants; values are always bound.
@@ -56,7 +64,7 @@ class StateSql:
     def create(self) -> dict[str, str]:
         """By table name."""
         return {
-            STATE: f"CREATE COLUMN TABLE {self.state} {_STATE_COLUMNS}",
+            STATE: f"CREATE COLUMN TABLE {self.state} {_STATE_COLUMNS.format(later=_LATER_STATE_COLUMNS)}",
             QUARANTINE: f"CREATE COLUMN TABLE {self.quarantine} {_QUARANTINE_COLUMNS}",
         }
 
@@ -72,7 +80,7 @@ class StateSql:
     def insert(self) -> str:
         return (
             f'INSERT INTO {self.state} ("COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", '
-            '"DIMENSION", "META_NAMES") VALUES (?, ?, ?, ?, ?, ?, ?)'
+            '"DIMENSION", "META_NAMES", "SPEC", "CREATED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP)'
         )
 
     def change_model(self) -> str:
@@ -144,6 +152,70 @@ class StateSql:
 
     def count_quarantine(self) -> str:
         return f'SELECT COUNT(*) FROM {self.quarantine} WHERE "COLLECTION" = ?'
+
+
+_GENERATION_COLUMNS = (
+    '"COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "CHECKPOINT", "LAST_SYNC", '
+    '"LEASE_EPOCH"'
+)
+_OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSql(StateSql):
+    """Statements about the generations of a collection."""
+
+    def add_columns(self) -> str:
+        return f"ALTER TABLE {self.state} ADD ({_LATER_STATE_COLUMNS})"
+
+    def find_all(self) -> str:
+        return (
+            f'SELECT {_GENERATION_COLUMNS}, "SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST" FROM {self.state} '
+            f'WHERE {_OF_COLLECTION} ORDER BY "GENERATION"'
+        )
+
+    def find_first(self) -> str:
+        """In a state table of an earlier version."""
+        return f'SELECT {_GENERATION_COLUMNS} FROM {self.state} WHERE "COLLECTION" = ?'
+
+    def lock_all(self) -> str:
+        return f"SELECT {_GENERATION_COLUMNS} FROM {self.state} WHERE {_OF_COLLECTION} FOR UPDATE"
+
+    def revive(self) -> str:
+        return f'UPDATE {self.state} SET "RETIRED_AT" = NULL WHERE "COLLECTION" = ?'
+
+    def record_spec(self) -> str:
+        return f'UPDATE {self.state} SET "SPEC" = ? WHERE "GENERATION" = ? AND "COLLECTION" IN (?, ?)'
+
+    def retire(self) -> str:
+        return self._rename("CURRENT_UTCTIMESTAMP")
+
+    def serve(self) -> str:
+        return self._rename("NULL")
+
+    def _rename(self, retired: str) -> str:
+        return (
+            f'UPDATE {self.state} SET "COLLECTION" = ?, "CHECKPOINT" = ?, "LEASE_EPOCH" = ?, "LEASE_OWNER" = NULL, '
+            f'"LEASE_UNTIL" = NULL, "RETIRED_AT" = {retired} WHERE "COLLECTION" = ?'
+        )
+
+    def move_quarantine(self) -> str:
+        return f'UPDATE {self.quarantine} SET "COLLECTION" = ? WHERE "COLLECTION" = ?'
+
+    def mark_dropped(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "FINGERPRINT" = ?, "CHECKPOINT" = NULL, "LAST_SYNC" = NULL '
+            'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+
+    def keep_highest(self) -> str:
+        return f'UPDATE {self.state} SET "HIGHEST" = ? WHERE "COLLECTION" = ?'
+
+    def drop_quarantine(self) -> str:
+        return f'DELETE FROM {self.quarantine} WHERE "COLLECTION" = ?'
+
+    def delete(self) -> str:
+        return f'DELETE FROM {self.state} WHERE "COLLECTION" = ?'
 
 
 @dataclass(frozen=True, slots=True)

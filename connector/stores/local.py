@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,21 @@ from connector.model import (
     CollectionStatus,
     Embedder,
     Filter,
+    Generation,
     Hit,
     Lease,
     QuarantinedRow,
+    Recipe,
     StoredChunk,
     StoredRecord,
     Vectors,
     VectorScan,
+    is_generation,
 )
 from connector.stores import filter_sql, filters, local_keywords, records
+from connector.stores.generation_rules import changed
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
+from connector.stores.local_generations import LocalGenerations, next_number
 from connector.stores.local_records import IN_LIMIT, Records
 from connector.stores.local_schema import SCHEMA
 from connector.stores.local_search import CollectionIndex, Search
@@ -92,7 +97,7 @@ class LocalStore:
         self._scan = scan
         self._names = names or {}
         self._times = lease_times
-        self._indexes: dict[tuple[int, int], CollectionIndex] = {}
+        self._indexes: dict[str, tuple[tuple[int, int], CollectionIndex]] = {}
         self._indexes_lock = threading.Lock()
         self._file = SqliteFile(folder / FILE, SCHEMA, read_only=read_only)
         try:
@@ -100,6 +105,7 @@ class LocalStore:
         except BaseException:
             self._file.close()
             raise
+        self._generations = LocalGenerations(self._file, self._names)
 
     def close(self) -> None:
         self._file.close()
@@ -112,15 +118,17 @@ class LocalStore:
         with self._file.write() as db:
             found = _find(db, collection)
             if found is None:
+                if is_generation(collection):
+                    raise _unknown(collection)
                 self._add(db, collection, stamp)
                 return Checkpoint()
             if found.stamp != stamp:
-                if not _is_free_and_empty(db, found):
+                if is_generation(collection) or not _is_free_and_empty(db, found):
                     raise found.stamp.mismatch(collection, stamp)
                 db.execute(
-                    "UPDATE collections SET model = ?, fingerprint = ?, dimension = ?, checkpoint = NULL, "
-                    "last_sync = NULL, lease_epoch = lease_epoch + 1 WHERE id = ?",
-                    (stamp.id, stamp.fingerprint, stamp.dimension, found.id),
+                    "UPDATE collections SET generation = ?, model = ?, fingerprint = ?, dimension = ?, "
+                    "checkpoint = NULL, last_sync = NULL, lease_epoch = lease_epoch + 1 WHERE id = ?",
+                    (next_number(db, collection), stamp.id, stamp.fingerprint, stamp.dimension, found.id),
                 )
                 return Checkpoint()
             self._record_names(db, found)
@@ -128,13 +136,14 @@ class LocalStore:
 
     def _add(self, db: sqlite3.Connection, collection: str, stamp: ModelStamp) -> None:
         db.execute(
-            "INSERT INTO collections (name, model, fingerprint, dimension, names) VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO collections (name, model, fingerprint, dimension, names, created) VALUES (?, ?, ?, ?, ?, ?)",
             (
                 collection,
                 stamp.id,
                 stamp.fingerprint,
                 stamp.dimension,
                 json.dumps(dict(self._names.get(collection, {}))),
+                datetime.now(UTC).isoformat(),
             ),
         )
 
@@ -275,13 +284,41 @@ class LocalStore:
             checkpoint=found.checkpoint,
         )
 
+    # ------------------------------------------------------------------------------------------------- generations
+
+    def generations(self, collection: str, counted: bool = True) -> list[Generation]:
+        return self._generations.all(collection, counted)
+
+    def begin_generation(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
+        return self._generations.begin(collection, embedder, recipe)
+
+    def record_recipe(self, collection: str, number: int, recipe: Recipe) -> None:
+        self._generations.record(collection, number, recipe)
+
+    def switch(self, collection: str, number: int) -> None:
+        self._generations.switch(collection, number)
+
+    def drop_generation(self, collection: str, number: int) -> None:
+        name = self._generations.droppable(collection, number)
+        with self.lease(name, "drop", 0) as lease:
+            self._generations.drop(collection, lease)
+        with self._indexes_lock:
+            self._indexes.pop(name, None)
+
     # -------------------------------------------------------------------------------------------------- searching
 
-    def search(self, collection: str, vector: NDArray[np.float32], k: int, where: Filter | None) -> list[Hit]:
+    def search(
+        self,
+        collection: str,
+        vector: NDArray[np.float32],
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+    ) -> list[Hit]:
         """Exact: the true best `k` by cosine, in one consistent view of the collection."""
         while True:
             with self._file.read() as db:
-                found = _known(db, collection)
+                found = _serving(db, collection, generation)
                 condition = filters.parse(where, self._names.get(collection, found.names))
                 query = records.unit_query(vector, found.stamp.dimension)
                 snapshot = self._index(found).snapshot(db)
@@ -290,27 +327,31 @@ class LocalStore:
                 with _filter_errors(condition):
                     return Search(db, found.id, snapshot, self._scan)(query, k, condition)
 
-    def keyword(self, collection: str, text: str, k: int, where: Filter | None) -> list[Hit]:
+    def keyword(
+        self, collection: str, text: str, k: int, where: Filter | None, generation: int | None = None
+    ) -> list[Hit]:
         """By SQLite's FTS5. How rare a word is counts over all collections of this store."""
         if not self._has_keywords:
             raise local_keywords.unsupported()
         with self._file.read() as db:
-            found = _known(db, collection)
+            found = _serving(db, collection, generation)
             condition = filters.parse(where, self._names.get(collection, found.names))
             with _filter_errors(condition):
                 return local_keywords.KeywordSearch(db, found.id)(text, k, condition)
 
-    def vectors(self, collection: str, hits: Sequence[Hit]) -> Vectors:
+    def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:
         with self._file.read() as db:
-            dimension = _known(db, collection).stamp.dimension
+            dimension = _serving(db, collection, generation).stamp.dimension
             return Records(db).vectors([hit.record for hit in hits], dimension)
 
     def _index(self, found: _Collection) -> CollectionIndex:
+        """After a switch the index of the generation that served goes with the next search."""
         with self._indexes_lock:
             key = (found.id, found.stamp.dimension)
-            if key not in self._indexes:
-                self._indexes[key] = CollectionIndex(*key)
-            return self._indexes[key]
+            known = self._indexes.get(found.name)
+            if known is None or known[0] != key:
+                known = self._indexes[found.name] = key, CollectionIndex(*key)
+            return known[1]
 
 
 @contextmanager
@@ -349,7 +390,18 @@ def _find(db: sqlite3.Connection, name: str) -> _Collection | None:
 def _known(db: sqlite3.Connection, name: str) -> _Collection:
     found = _find(db, name)
     if found is None:
-        raise UnknownCollection(f"the local store has no collection {name!r}; `sync` creates it")
+        raise _unknown(name)
+    return found
+
+
+def _unknown(name: str) -> UnknownCollection:
+    return UnknownCollection(f"the local store has no collection {name!r}; `sync` creates it")
+
+
+def _serving(db: sqlite3.Connection, name: str, generation: int | None) -> _Collection:
+    found = _known(db, name)
+    if generation is not None and generation != found.generation:
+        raise changed(name, generation, found.generation)
     return found
 
 

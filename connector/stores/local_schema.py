@@ -73,9 +73,19 @@ CREATE TABLE quarantine (
 ) WITHOUT ROWID
 """
 
-# What a row in quarantine was read as: while that is the same, it need not be tried again.
+# What a row in quarantine was read as: while that is the same, it need not be tried again. Generations: what each was
+# built by (JSON), when, since when it does not serve any more, and the highest number there was when an older one was
+# dropped, because no number is given twice.
 _LAYOUT_2 = """
-ALTER TABLE quarantine ADD COLUMN row_digest BLOB
+ALTER TABLE quarantine ADD COLUMN row_digest BLOB;
+
+ALTER TABLE collections ADD COLUMN spec TEXT;
+
+ALTER TABLE collections ADD COLUMN created TEXT;
+
+ALTER TABLE collections ADD COLUMN retired TEXT;
+
+ALTER TABLE collections ADD COLUMN highest INTEGER NOT NULL DEFAULT 0
 """
 
 SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), prepare=register)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
@@ -17,7 +17,20 @@ import orjson
 from numpy.typing import NDArray
 
 from connector.errors import ConfigurationError, ModelMismatch, RowRejected, RowsRejected
-from connector.model import ChangeSet, Checkpoint, Embedder, Hit, QuarantinedRow, Scalar, Vectors
+from connector.model import (
+    ChangeSet,
+    Checkpoint,
+    ChunkSpec,
+    CollectionSpec,
+    Embedder,
+    Hit,
+    ModelSource,
+    QuarantinedRow,
+    Recipe,
+    Scalar,
+    TableRef,
+    Vectors,
+)
 
 UNIT_TOLERANCE = 1e-3
 """A stored vector's length may differ from 1 by this much (half precision stays within it)."""
@@ -186,6 +199,54 @@ def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
         last_full=None if last_full is None else datetime.fromisoformat(last_full),
         mark=values.get("mark"),
     )
+
+
+def to_compare_whole(text: str | None) -> str | None:
+    """A checkpoint's text so that the next run compares everything. What tells of changes once (a log that is consumed)
+    may have told them to another generation."""
+    if not text:
+        return text
+    values = {name: value for name, value in json.loads(text).items() if name not in ("mark", "last_full")}
+    return json.dumps(values, ensure_ascii=False)
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """As JSON, without the collection's name, which changes with a switch."""
+    spec = recipe.spec
+    kept = {
+        "source": asdict(spec.source),
+        "template": spec.template,
+        "key": spec.key,
+        "where": spec.where,
+        "metadata": spec.metadata,
+        "chunk": asdict(spec.chunk),
+    }
+    return json.dumps({"spec": kept, "model": asdict(recipe.model)}, ensure_ascii=False)
+
+
+def recipe_of(collection: str, text: str | None) -> Recipe | None:
+    if not text:
+        return None
+    values = json.loads(text)
+    spec, model = values["spec"], values["model"]
+    return Recipe(
+        CollectionSpec(
+            name=collection,
+            source=TableRef(**spec["source"]),
+            template=spec["template"],
+            key=tuple(spec["key"]),
+            where=spec["where"],
+            metadata=tuple(spec["metadata"]),
+            chunk=ChunkSpec(**spec["chunk"]),
+        ),
+        ModelSource(**model),
+    )
+
+
+def same_spec(collection: str, stored: str | None, recipe: Recipe) -> bool:
+    """Whether a stored recipe makes the same texts and metadata of the rows."""
+    known = recipe_of(collection, stored)
+    return known is not None and json.loads(recipe_text(known))["spec"] == json.loads(recipe_text(recipe))["spec"]
 
 
 def in_utc(moment: datetime | None) -> datetime | None:

@@ -23,7 +23,6 @@ from connector.errors import (
 )
 
 BUSY_SECONDS = 30.0
-_HEADER = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class SqliteFile:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not path.exists():
                     self._create()
-            self._check_header()
+            self._check_size()
             with self._lent() as connection:
                 self._migrate(connection)
 
@@ -188,11 +187,12 @@ class SqliteFile:
             for name in ("", "-wal", "-shm"):
                 Path(f"{temporary}{name}").unlink(missing_ok=True)
 
-    def _check_header(self) -> None:
-        with self.path.open("rb") as file:
-            header = file.read(len(_HEADER))
-        if header != _HEADER:
-            raise self._corrupt("it is empty" if not header else "it is no SQLite file")
+    def _check_size(self) -> None:
+        """The file is not opened to look at it: closing it again would take away the locks that other connections of
+        this process hold on it (POSIX), and another process would then take itself for the last one and remove the
+        log. Anything that is no SQLite file SQLite tells itself."""
+        if not self.path.stat().st_size:
+            raise self._corrupt("it is empty")
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         (identity,) = connection.execute("PRAGMA application_id").fetchone()
@@ -242,7 +242,9 @@ class SqliteFile:
         code = getattr(error, "sqlite_errorcode", None)
         primary = code & 0xFF if code is not None else -1
         match primary:
-            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_FORMAT:
+            case sqlite3.SQLITE_NOTADB:
+                return self._corrupt(f"it is no SQLite file, or its first page is damaged: SQLite says {error}")
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_FORMAT:
                 return self._corrupt(f"SQLite says {error}")
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return TransactionRolledBack(f"{self._name} was locked by another writer for {BUSY_SECONDS:g} s")

@@ -18,7 +18,7 @@ from app.src.api.server import _listener, create_app
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ConnectorError, UnknownTable
-from connector.model import Column, Key, Query, Row, Table, TableRef
+from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef
 
 MATERIALS = TableRef("S", "MARA")
 TEXTS = {
@@ -58,11 +58,14 @@ class TableSource:
     def count(self, query: Query) -> int:
         return len(self.rows_by_key)
 
-    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         for key in sorted(self.rows_by_key):
             assert self.gate.wait(20)
             self._check()
             yield [Row((key,), self.rows_by_key[key])]
+
+    def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
+        return [KeyRange()]
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         return [Row(key, self.rows_by_key[str(key[0])]) for key in keys if str(key[0]) in self.rows_by_key]

@@ -13,6 +13,7 @@ from app.src.searching import MODES, SearchOptions
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
+from connector.model import ModelSource, Recipe
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"
@@ -175,6 +176,10 @@ def test_keyword_search_of_another_models_collection(synced: Service, settings: 
     try:
         with serving(service) as client:
             assert keys(ask(client, query="gearbox", mode="keyword")) == ["1"]
+            assert keys(ask(client, query="gearbox bearing", mode="hybrid"))[0] == "1", "by the model of what is stored"
+            gone = Recipe(service.spec("materials"), ModelSource("/no/such/model"))
+            service.store.record_recipe("materials", 1, gone)
+            service._searching._embedders.clear()
             refused = client.post(SEARCH, json={"query": "gearbox", "mode": "hybrid"})
             assert (refused.status_code, "keyword" in refused.json()["detail"]) == (409, True)
     finally:

@@ -92,18 +92,6 @@ def test_search_works_from_the_local_store_while_hana_is_away(
     assert hit.key == {"MATNR": "4"}
 
 
-def test_search_with_another_model_is_refused(synced: Service, settings: Settings, source: Any) -> None:
-    other = settings.embedding.model_copy(update={"model": "hash:128"})
-    service = Service(settings.model_copy(update={"embedding": other}), source=source)
-    try:
-        with pytest.raises(ModelMismatch, match="hash:128"):
-            service.search("materials", "a")
-        with pytest.raises(ModelMismatch):
-            service.sync("materials")
-    finally:
-        service.close()
-
-
 def test_another_model_of_the_same_size_is_refused_too(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synced.embedder, "fingerprint", "other weights")
     with pytest.raises(ModelMismatch):

@@ -17,6 +17,7 @@ from connector.errors import (
     ConnectionMisconfigured,
     ConnectorError,
     DatabaseError,
+    GenerationChanged,
     LoginRefused,
     Overloaded,
     PermissionRefused,
@@ -226,7 +227,7 @@ def test_classify_is_total(code, text, doing):
 
 def test_what_is_retryable():
     retryable = {error for error in CLASSES if error.retryable}
-    assert retryable == {ConnectionLost, Unavailable, TransactionRolledBack, Overloaded}
+    assert retryable == {ConnectionLost, Unavailable, TransactionRolledBack, Overloaded, GenerationChanged}
 
 
 @pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)

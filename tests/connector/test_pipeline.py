@@ -61,7 +61,9 @@ class FakeWriter:
         for document in documents:
             self.embed(document.id)
         vector = np.ones(4, np.float32)
-        ready = [Ready(each.id, [Chunk(each.id, 0, each.text, {}, b"")], [vector]) for each in documents]
+        ready = [
+            Ready(each.id, [Chunk(each.id, 0, each.text, {}, b"")], [vector], each.row_digest) for each in documents
+        ]
         return Prepared(ready, [], Embedded(embedded_texts=len(ready)))
 
     def apply(self, prepared: Prepared, extra: ChangeSet | None = None, closing: ChangeSet | None = None) -> Written:

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector.errors import BadFilter, ConfigurationError, RowRejected, UnknownTable
+from connector.errors import (
+    BadFilter,
+    ConfigurationError,
+    GenerationRefused,
+    RowRejected,
+    StatementFailed,
+    UnknownTable,
+)
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool
-from connector.model import ChangeSet, Chunk
+from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, ModelSource, Recipe, TableRef
 from connector.stores.hana import HanaStore
 from connector.stores.hana_tables import VectorSql, table_name
 from connector.stores.records import from_fvecs, fvecs
@@ -392,3 +399,53 @@ def test_identifiers_are_quoted():
     assert all(
         '"S""x"."T"' in text for text in (sql.insert(), sql.delete(), sql.search(1), sql.create_hnsw(), sql.count())
     )
+
+
+# -------------------------------------------------------------------------------------------------------- generations
+
+
+class Other(Model):
+    fingerprint = "fingerprint-b"
+
+
+RECIPE = Recipe(CollectionSpec(NAME, TableRef("S", "T"), "{T}"), ModelSource("b"))
+
+
+def test_each_generation_has_a_table_of_its_own(store, run):
+    write(store, ChangeSet([chunk("a")], unit(1)))
+    beside = store.begin_generation(NAME, Other(), RECIPE)
+    assert [each.table for each in store.generations(NAME)] == ["OWL_MATERIALS_G1", "OWL_MATERIALS_G2"]
+    store.open(beside, Other())
+    with store.lease(beside, "writer", 5) as lease:
+        store.apply(lease, ChangeSet([chunk("b")], unit(1), checkpoint=Checkpoint(1)))
+    store.switch(NAME, 2)
+    assert store.status(NAME).table == "OWL_MATERIALS_G2"
+    assert [tuple(row) for row in run('SELECT "SRC_KEY" FROM "OWL_MATERIALS_G2"')] == [("b",)]
+    store.drop_generation(NAME, 1)
+    assert run("SELECT TABLE_NAME FROM SYS.TABLES WHERE TABLE_NAME = 'OWL_MATERIALS_G1' AND SCHEMA_NAME = "
+               "CURRENT_SCHEMA") == []  # fmt: skip
+
+
+def test_a_drop_that_was_cut_short_is_finished_by_another(store, run, monkeypatch):
+    store.begin_generation(NAME, Other(), RECIPE)
+    with monkeypatch.context() as patched:
+        patched.setattr(VectorSql, "drop", lambda self: "DROP NONSENSE")
+        with pytest.raises(StatementFailed):
+            store.drop_generation(NAME, 2)
+    with pytest.raises(GenerationRefused, match="drop it again"):
+        store.switch(NAME, 2)
+    run('DROP TABLE "OWL_MATERIALS_G2"')
+    assert [each.rows for each in store.generations(NAME)] == [0, 0]
+    assert store.begin_generation(NAME, Other(), RECIPE) == f"{NAME}@3", "it is not built on"
+    store.drop_generation(NAME, 2)
+    assert [each.number for each in store.generations(NAME)] == [1, 3]
+
+
+def test_the_table_of_a_generation_that_another_collection_has(store):
+    store.begin_generation(NAME, Other(), RECIPE)
+    store.open("MATERIALS_G2X", Model())
+    other = HanaStore(store._pool, store._schema)
+    other._pool.execute(f'UPDATE "{store._schema}"."OWL_STATE" SET "TABLE_NAME" = \'OWL_MATERIALS_G3\' '
+                        "WHERE COLLECTION = 'MATERIALS_G2X'")  # fmt: skip
+    with pytest.raises(ConfigurationError, match="rename one"):
+        other.begin_generation(NAME, Wide(), RECIPE)

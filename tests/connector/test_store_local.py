@@ -19,9 +19,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector.errors import DatabaseError, RowRejected, StatementFailed, StoreCorrupt
-from connector.model import ChangeSet, Chunk, Lease
-from connector.stores import local, local_search, snapshot
+from connector.errors import DatabaseError, GenerationRefused, RowRejected, StatementFailed, StoreCorrupt
+from connector.model import (
+    ChangeSet,
+    Checkpoint,
+    Chunk,
+    CollectionSpec,
+    Lease,
+    ModelSource,
+    Recipe,
+    TableRef,
+)
+from connector.stores import local, local_generations, local_schema, local_search, snapshot
 from connector.stores.lease import LeaseTimes
 from connector.stores.local import LocalStore
 from connector.stores.local_schema import SCHEMA
@@ -38,6 +47,13 @@ class Model:
     fingerprint = "fingerprint-a"
     dimension = DIMENSION
     max_tokens = 10
+
+
+class Other(Model):
+    fingerprint = "fingerprint-b"
+
+
+RECIPE = Recipe(CollectionSpec(NAME, TableRef("S", "T"), "{T}"), ModelSource("b"))
 
 
 def unit(count: int, seed: int = 0) -> np.ndarray:
@@ -505,3 +521,76 @@ def test_metadata_is_readable_json_in_the_file(store, file):
     (meta,) = database.execute("SELECT meta FROM records").fetchone()
     database.close()
     assert json.loads(meta) == {"N": 0, "ÄÖ": "ü"}
+
+
+def test_a_file_of_the_first_layout_is_taken_over(folder, file):
+    """What an earlier version wrote: without the columns of generations."""
+    file.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(file)) as database:
+        first = replace(local_schema.SCHEMA, migrations=local_schema.SCHEMA.migrations[:1])
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute(f"PRAGMA application_id = {first.application_id:d}")
+        for statement in first.migrations[0].split(";\n\n"):
+            database.execute(statement)
+        database.execute(
+            "INSERT INTO collections (name, model, fingerprint, dimension) VALUES (?, 'm@1', 'f', ?)", (NAME, DIMENSION)
+        )
+        database.execute("PRAGMA user_version = 1")
+        database.commit()
+    with closing(LocalStore(folder, read_only=True)) as reader:
+        assert [(each.number, each.recipe, each.created) for each in reader.generations(NAME)] == [(1, None, None)]
+    with closing(LocalStore(folder)) as store:
+        assert [(each.number, each.state) for each in store.generations(NAME)] == [(1, "active")]
+    with closing(sqlite3.connect(file)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (local_schema.SCHEMA.version,)
+
+
+def test_a_drop_that_was_cut_short_is_finished_by_another(store, folder, monkeypatch):
+    add(store, range(10))
+    beside = store.begin_generation(NAME, Other(), RECIPE)
+    with store.lease(beside, "writer", 5) as lease:
+        store.apply(lease, ChangeSet(chunks(range(20)), unit(20), checkpoint=Checkpoint(20)))
+    monkeypatch.setattr(local_generations, "DELETE_PAGE", 7)
+    deletions = iter([True, False])
+    delete_page = local_generations.LocalGenerations._delete_page
+
+    def dying(self: Any, lease: Lease) -> bool:
+        if not next(deletions):
+            raise KeyboardInterrupt
+        return delete_page(self, lease)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local_generations.LocalGenerations, "_delete_page", dying)
+        with pytest.raises(KeyboardInterrupt):
+            store.drop_generation(NAME, 2)
+    (_, left) = store.generations(NAME)
+    assert (left.rows, left.complete) == (13, False)
+    with pytest.raises(GenerationRefused, match="drop it again"):
+        store.switch(NAME, 2)
+    assert store.begin_generation(NAME, Other(), RECIPE) == f"{NAME}@3", "it is not built on"
+    store.drop_generation(NAME, 2)
+    assert [each.number for each in store.generations(NAME)] == [1, 3]
+    assert found(store) == keys(range(10))
+
+
+WRITER = """
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1]) as database:
+    database.execute("UPDATE collections SET lease_owner = 'somebody'")
+database.close()
+"""
+
+
+def test_opening_the_store_once_more_takes_no_locks_away(store, folder, file):
+    """POSIX locks of a process on a file go when it closes any descriptor of it. Then another process takes itself for
+    the last one, removes the log under our open connections, and what is read from then on is damaged."""
+    add(store, range(3))
+    LocalStore(folder).close()
+    with sqlite3.connect(file) as database:
+        names = [name for (name,) in database.execute("SELECT name FROM collections")]
+    database.close()
+    assert names == [NAME]
+    subprocess.run([sys.executable, "-c", WRITER, str(file)], check=True)
+    assert file.with_name(file.name + "-wal").exists(), "it is still in use"
+    add(store, range(3, 6))
+    assert found(store) == keys(range(6))

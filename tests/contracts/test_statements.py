@@ -19,7 +19,16 @@ from connector import catalog
 from connector.errors import ConnectorError, StatementFailed
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, utc_now
 from connector.introspection import introspect
-from connector.model import ChangeSet, Checkpoint, CollectionSpec, QuarantinedRow, Query, TableRef
+from connector.model import (
+    ChangeSet,
+    Checkpoint,
+    CollectionSpec,
+    ModelSource,
+    QuarantinedRow,
+    Query,
+    Recipe,
+    TableRef,
+)
 from connector.source import HanaSource
 from connector.stores import hana_tables
 from connector.stores.hana import HanaStore
@@ -117,6 +126,7 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     assert abs((utc_now(pool) - datetime.now(UTC)).total_seconds()) < 60
     changed_settings(pool, schema)
     earlier_versions(pool, hana, schema, embedder)
+    generations(pool, hana, schema)
     views_and_wrong_names(pool, hana, schema)
     discovered(pool, hana, schema)
 
@@ -172,6 +182,27 @@ def earlier_versions(pool: HanaPool, hana: Any, schema: str, embedder: EngineEmb
     HanaStore(pool, schema).open("statements", embedder)
 
 
+def generations(pool: HanaPool, hana: Any, schema: str) -> None:
+    """All that can happen to them, on a state table of an earlier version too."""
+    spec = CollectionSpec("beside", TableRef(schema, "SRC"), "{TXT}")
+    recipe = Recipe(spec, ModelSource("hash:32"))
+    first, second = (EngineEmbedder(load_engine(EngineOptions(model=model))) for model in ("hash:16", "hash:32"))
+    store = HanaStore(pool, schema)
+    store.open("beside", first)
+    for _ in range(2):
+        store.begin_generation("beside", second, recipe)
+        store.switch("beside", 2)
+        store.switch("beside", 1)
+    store.record_recipe("beside", 1, Recipe(spec, ModelSource("hash:64")))
+    store.drop_generation("beside", 2)
+    for column in ("SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST"):
+        hana.cursor().execute(f'ALTER TABLE "OWL_STATE" DROP ("{column}")')
+    hana.commit()
+    earlier = HanaStore(pool, schema)
+    assert [each.number for each in earlier.generations("beside")] == [1]
+    earlier.open("beside", first)
+
+
 def views_and_wrong_names(pool: HanaPool, hana: Any, schema: str) -> None:
     hana.cursor().execute(
         'CREATE VIEW "NULLS" AS SELECT CASE WHEN "B" > 5 THEN "A" ELSE NULL END AS "A", "B", "TXT" FROM "SRC"'
@@ -202,7 +233,7 @@ def test_every_statement_sent_is_listed_and_every_listed_one_is_sent(recorded, h
 
 def test_every_text_of_the_store_is_among_them(hana_schema):
     """Also those that no test above came by."""
-    for texts in (hana_tables.StateSql(hana_schema), hana_tables.VectorSql(hana_schema, "OWL_X_G1")):
+    for texts in (hana_tables.GenerationSql(hana_schema), hana_tables.VectorSql(hana_schema, "OWL_X_G1")):
         for name, method in inspect.getmembers(texts, inspect.ismethod):
             required = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty]
             if not name.startswith("_"):

@@ -57,8 +57,9 @@ def _add_starts(routes: APIRouter, desk: Desk) -> None:
     async def verify(name: str, body: schemas.VerifyBody | None = None) -> Response:
         """Compare the collection with its source in the background; with `repair`, mend it. The job's result is the
         report; `ok` in it says whether all is well. 409 while a job of this collection runs."""
-        repair = body is not None and body.repair
-        return started(await desk.run(partial(service.start_verify, name, repair=repair)))
+        wanted = body or schemas.VerifyBody()
+        work = partial(service.start_verify, name, repair=wanted.repair, generation=wanted.generation)
+        return started(await desk.run(work))
 
 
 def _add_records(routes: APIRouter, desk: Desk) -> None:

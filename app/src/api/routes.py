@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 
-from app.src.api import embeddings, jobs, quarantine, schemas, tables
+from app.src.api import embeddings, generations, jobs, quarantine, schemas, tables
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
 from app.src.metrics import CONTENT_TYPE
@@ -27,7 +27,8 @@ def router(service: Service) -> APIRouter:
     """Every route of this version, bound to `service`."""
     desk = Desk(service)
     routes = APIRouter(responses=_PROBLEMS)
-    for add in (_add_health, _add_engine, embeddings.add, tables.add, _add_collections, jobs.add, quarantine.add):
+    adds = (_add_health, _add_engine, embeddings.add, tables.add, _add_collections, jobs.add, quarantine.add)
+    for add in (*adds, generations.add):
         add(routes, desk)
     return routes
 

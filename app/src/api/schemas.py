@@ -125,6 +125,25 @@ Keys = list[dict[str, Any] | list[Any]] | None
 
 class VerifyBody(_Body):
     repair: bool = Field(default=False, description="mend what is found")
+    generation: int | None = Field(default=None, ge=1, description="another one than the one that serves")
+
+
+class GenerationsBody(_Body):
+    """`number`: which one to compare, switch to or drop; null: the newest that is being built."""
+
+    action: Literal["build", "compare", "switch", "rollback", "drop"]
+    number: int | None = Field(default=None, ge=1)
+    force: bool = Field(default=False, description="switch even to one that is not complete")
+    queries: list[str] = Field(default=[], description="compare: texts to ask for, besides stored ones")
+    sample: int = Field(default=50, ge=0, le=1000, description="compare: how many stored texts to ask for")
+
+    @model_validator(mode="after")
+    def _fits(self) -> GenerationsBody:
+        if self.number is None and self.action == "drop":
+            raise ValueError("say which one to drop: number")
+        if self.number is not None and self.action in ("build", "rollback"):
+            raise ValueError(f"{self.action} takes no number")
+        return self
 
 
 class KeysBody(_Body):
@@ -185,7 +204,7 @@ class ProblemBody(BaseModel):
 class JobBody(BaseModel):
     id: str
     collection: str
-    kind: str = Field(description="sync, verify or retry")
+    kind: str = Field(description="sync, verify, retry or build")
     state: str = Field(
         description="queued, running, waiting (for another worker, or until next_try), succeeded, failed or cancelled"
     )
@@ -207,6 +226,45 @@ class EntryBody(BaseModel):
     attempts: int = Field(description="with its present content, since it was last retried by request")
     given_up: bool = Field(description="syncs leave it alone until its content changes or it is retried by request")
     last_seen: str | None
+
+
+class GenerationBody(BaseModel):
+    generation: int
+    state: Literal["building", "active", "retired"]
+    complete: bool = Field(description="a sync of it has come to its end")
+    model: str
+    dimension: int
+    rows: int | None
+    table: str
+    created: str | None
+    retired: str | None
+    last_sync: str | None
+    template: str | None = Field(description="null: made by an earlier version")
+
+
+class ComparisonBody(BaseModel):
+    collection: str
+    serving: int
+    other: int
+    serving_rows: int
+    other_rows: int
+    complete: bool
+    queries: int
+    overlap_at_10: float | None = Field(description="mean share of the first ten rows that both find")
+    rank_biased_overlap: float | None = Field(description="1: the same rows in the same order")
+    same_first: float | None = Field(description="share of the queries with the same best row")
+
+
+class SwitchedBody(BaseModel):
+    collection: str
+    generation: int
+    retired: int
+    notes: list[str]
+
+
+class GenerationDropped(BaseModel):
+    collection: str
+    dropped: int
 
 
 class DropResponse(BaseModel):

@@ -7,6 +7,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     commands,
     discovery,
     emulator,
+    generations,
     jobs,
     quarantine,
     searching,

@@ -107,6 +107,10 @@ class _SyncRun:
             output.say(_paused(name, report.paused, report.to_delete))
         if report.quarantined:
             output.say(f"{name}: {report.quarantined} rows could not be processed and were set aside")
+        kept_up = getattr(report, "serving", None)
+        if kept_up is not None and kept_up.paused:
+            output.say(_paused(f"{name}, what serves", kept_up.paused, kept_up.to_delete))
+            self.code = max(self.code, FAILED)
         if report.paused or (self._strict and report.quarantined):
             self.code = max(self.code, FAILED)
 
@@ -125,11 +129,14 @@ def verify(
     ctx: typer.Context,
     name: Name,
     repair: Annotated[bool, typer.Option("--repair", help="Mend what is found.")] = False,
+    generation: Annotated[
+        int | None, typer.Option(min=1, help="Another one than the one that serves (owl-sap generations).")
+    ] = None,
     json: JsonFlag = False,
 ) -> int:
     """Compare a collection with its source, row by row and vector by vector. Exit 1 when something is off."""
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted, watched(name) as observer:
-        report = service.verify(name, repair=repair, observer=observer, stop=interrupted)
+        report = service.verify(name, repair=repair, generation=generation, observer=observer, stop=interrupted)
     if interrupted.code is not None and report.stopped:
         output.say(f"stopped on request; nothing is proved{', what was mended stays mended' if repair else ''}")
         return interrupted.code

@@ -22,6 +22,8 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.DatabaseError, UNAVAILABLE),
     (errors.StoreCorrupt, UNAVAILABLE),
     (errors.LeaseLost, UNAVAILABLE),
+    (errors.GenerationChanged, UNAVAILABLE),
+    (errors.GenerationRefused, FAILED),
     (errors.SyncPaused, FAILED),
     (errors.RowRejected, FAILED),
     (errors.TextsNotEmbeddable, FAILED),

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 State = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled"]
-Kind = Literal["sync", "verify", "retry"]
+Kind = Literal["sync", "verify", "retry", "build"]
 STATES: tuple[State, ...] = ("queued", "running", "waiting", "succeeded", "failed", "cancelled")
 OVER: tuple[State, ...] = ("succeeded", "failed", "cancelled")
 

@@ -127,7 +127,7 @@ class ApiSettings(_Section):
         default=2,
         ge=0,
         le=32,
-        description="jobs (sync, verify, retry) that `serve` runs at once; 0 leaves all to `owl-sap worker`",
+        description="jobs (sync, verify, retry, build) that `serve` runs at once; 0 leaves all to `owl-sap worker`",
     )
     run_schedules: bool = Field(default=True, description="`serve` starts the collections' scheduled syncs")
 
@@ -245,6 +245,10 @@ class CollectionSettings(_Section):
     changes: ChangesSettings = ChangesSettings()
     chunk: ChunkSettings = ChunkSettings()
     schedule: ScheduleSettings | None = None
+    switch: Literal["manual", "auto"] = Field(
+        default="manual",
+        description="another model is built beside the one that serves; auto: it serves once it is complete and proved",
+    )
 
     @field_validator("name")
     @classmethod

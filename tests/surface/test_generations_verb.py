@@ -1,0 +1,117 @@
+"""`owl-sap generations` over the stand-in: from a changed model to the switch and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.src.cli.exits import UsageFault
+from app.src.cli.generations import check
+from tests.adversity.scene import Scene
+
+pytest.importorskip("hdbcli")
+
+ROWS, EMPTY = 40, 2
+WIDE = {"OWL_SAP_EMBEDDING__MODEL": "hash:128"}
+
+
+@pytest.fixture(params=["hana"])
+def scene(request: pytest.FixtureRequest, make_scene: Callable[..., Scene]) -> Scene:
+    scene = make_scene(request.param, rows=ROWS)
+    scene.sync()
+    return scene
+
+
+def document(scene: Scene, *arguments: str, code: int = 0, **more: Any) -> Any:
+    done, out, errors = scene.cli(*arguments, "--json", env=WIDE, **more)
+    assert done == code, errors
+    return json.loads(out)
+
+
+def listed(scene: Scene) -> list[tuple[int, str, bool, int, int]]:
+    found = document(scene, "generations", "rows")
+    return [tuple(each[name] for name in ("generation", "state", "complete", "rows", "dimension")) for each in found]
+
+
+@pytest.mark.covers("generations", "sync", "verify", "status")
+def test_from_a_changed_model_to_the_switch_and_back(scene: Scene) -> None:
+    stored = ROWS - EMPTY
+    (report,) = document(scene, "sync", "rows")
+    assert (report["collection"], report["generation"], report["upserted"]) == ("rows", 2, stored)
+    assert (report["serving"]["unchanged"], report["serving"]["embedded_texts"]) == (stored, 0)
+    assert listed(scene) == [(1, "active", True, stored, 64), (2, "building", True, stored, 128)]
+    (hit,) = document(scene, "search", "rows", "pump 12 of plant 5", "-k", "1")
+    assert hit["key"] == {"K": 12}
+    (scene.folder / "queries.txt").write_text("pump 3\n\n  plant 6 \n", encoding="utf-8")
+    compared = document(scene, "generations", "rows", "--compare", "--queries", "queries.txt", "--sample", "10")
+    assert (compared["serving"], compared["other"], compared["queries"]) == (1, 2, 12)
+    assert 0.0 < compared["overlap_at_10"] <= 1.0
+    assert document(scene, "verify", "rows", "--generation", "2")["ok"]
+    switched = document(scene, "generations", "rows", "--switch")
+    assert switched == {"collection": "rows", "generation": 2, "retired": 1, "notes": []}
+    (status,) = document(scene, "status", "rows")
+    assert (status["generation"], status["dimension"], status["rows"]) == (2, 128, stored)
+    (hit,) = document(scene, "search", "rows", "pump 12 of plant 5", "-k", "1")
+    assert hit["key"] == {"K": 12}
+    assert document(scene, "generations", "rows", "--rollback")["generation"] == 1
+    assert document(scene, "generations", "rows", "2", "--switch")["retired"] == 1
+    assert document(scene, "generations", "rows", "--drop", "1") == {"collection": "rows", "dropped": 1}
+    assert listed(scene) == [(2, "active", True, stored, 128)]
+    (report,) = document(scene, "sync", "rows")
+    assert ("generation" in report, report["unchanged"], report["embedded_texts"]) == (False, stored, 0)
+    if scene.kind == "hana":
+        tables = scene.run(f"SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = '{scene.schema}'")
+        assert {name for (name,) in tables if name.startswith("OWL_ROWS")} == {"OWL_ROWS_G2"}
+
+
+@pytest.mark.covers("generations")
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+def test_a_template_built_on_request(scene: Scene) -> None:
+    assert scene.cli("sync", "rows")[0] == 0
+    settings = scene.folder / "owl-sap.toml"
+    settings.write_text(settings.read_text().replace('"{TXT}"', '"{TXT} ({GRP})"'))
+    code, out, errors = scene.cli("--output", "table", "generations", "rows", "--build")
+    assert (code, "--switch" in errors) == (0, True), errors
+    assert "built" in out
+    code, out, _ = scene.cli("generations", "rows")
+    assert [json.loads(line)["template"] for line in out.splitlines()] == ["{TXT}", "{TXT} ({GRP})"]
+    code, out, _ = scene.cli("--output", "table", "generations", "rows", "--compare")
+    assert (code, "overlap at 10" in out) == (0, True)
+
+
+@pytest.mark.covers("generations", errors=True)
+@pytest.mark.parametrize("scene", ["local"], indirect=True)
+def test_refusals(scene: Scene) -> None:
+    def refused(code: int, why: str, *arguments: str, name: str = "rows") -> None:
+        done, out, errors = scene.cli("generations", name, *arguments, "--json", env=WIDE)
+        assert (done, out) == (code, ""), arguments
+        assert why in errors, errors
+
+    refused(2, 'did you mean "rows"', name="rowz")
+    refused(2, "one thing at a time: --build or --switch", "--build", "--switch")
+    refused(2, "cannot be read", "--compare", "--queries", "none.txt")
+    refused(1, "is being built", "--switch")
+    refused(2, "there are: 1", "--switch", "5")
+    code, out, errors = scene.cli("verify", "rows", "--generation", "5")
+    assert (code, out, "there are: 1" in errors) == (2, "", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"drop": True}, "--drop N"),
+        ({"rollback": True, "number": 3}, "a number goes with"),
+        ({"force": True}, "--force goes with"),
+        ({"queries": Path("q.txt")}, "--queries with --compare"),
+        ({"compare": True, "rollback": True}, "one thing at a time: --compare or --rollback"),
+    ],
+)
+def test_words_that_do_not_go_together(arguments: dict[str, Any], why: str) -> None:
+    flags = ("build", "compare", "switch", "rollback", "drop", "force")
+    given = dict.fromkeys(flags, False) | {"number": None, "queries": None} | arguments
+    with pytest.raises(UsageFault, match=why):
+        check(**given)
