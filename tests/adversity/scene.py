@@ -18,7 +18,7 @@ from typing import Any
 
 from app.src.parts import EngineEmbedder
 from connector.hana import ConnectionOptions, HanaPool
-from connector.model import ChunkSpec, CollectionSpec, Row, TableRef, VectorStore
+from connector.model import ChunkSpec, CollectionSpec, KeyRange, Row, TableRef, VectorStore
 from connector.model import Query as SourceQuery
 from connector.retry import RetryPolicy
 from connector.source import HanaSource
@@ -226,8 +226,8 @@ class WatchedSource(HanaSource):
         super().__init__(pool)
         self._before_page = before_page
 
-    def pages(self, query: SourceQuery, size: int) -> Iterator[list[Row]]:
+    def pages(self, query: SourceQuery, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         self._before_page(1)
-        for number, page in enumerate(super().pages(query, size), start=2):
+        for number, page in enumerate(super().pages(query, size, within), start=2):
             yield page
             self._before_page(number)
