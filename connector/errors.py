@@ -7,6 +7,7 @@ ConnectorError
 │   ├── UnknownTable            259, 362, 397 or not in the catalogue
 │   ├── UnknownColumn           260
 │   ├── NoKey                   no primary key and no `key` given, or a `key` that two rows share
+│   ├── LogMissing              the change log of a collection, or a trigger that fills it, is not at work
 │   ├── BadFilter               a search filter that is not of the filter language
 │   ├── ModelMismatch           the collection holds vectors of another model or dimension
 │   ├── UnknownCollection
@@ -176,6 +177,10 @@ class GenerationRefused(ConnectorError):
 
 class GenerationChanged(ConnectorError):
     retryable = True
+
+
+class LogMissing(ConfigurationError):
+    """The change log of a collection, or a trigger that fills it, is not there or not at work."""
 
 
 class SyncPaused(ConnectorError):

@@ -438,6 +438,88 @@ class Source(Protocol):
         """UTC, by the clock of the database."""
         ...
 
+    @property
+    def capture(self) -> Capture:
+        """What it can say of its changes; asked only by the methods that need it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a watermark column: values behind `after`, and of those that hold `after` itself the rows behind
+    `key` (None: none of them), up to and including `upto`. Values as `watermarks` writes them."""
+
+    column: Column
+    after: str
+    key: Key | None
+    upto: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Rows of a span in order of (watermark, key), and the watermark of the last one."""
+
+    rows: list[Row]
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowIds:
+    """Of a column table: the highest `"$rowid$"` (0 when it is empty) and how many rows it has."""
+
+    highest: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """That the row of this key was inserted, updated or deleted."""
+
+    id: int
+    key: Key
+
+
+Token = Literal["hash", "rowid"]
+"""What stands for a row's content: a hash by the database, or the id that every change of the row replaces."""
+
+
+class Capture(Protocol):
+    """What a source can say of its changes. A source that cannot do it raises ConfigurationError, saying why."""
+
+    def table_id(self, table: TableRef) -> int | None:
+        """Another one once the table was dropped and made anew; None for a view."""
+        ...
+
+    def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
+        """The rows of a span, each with exactly what `Source.pages` gives of it, `size` at a time."""
+        ...
+
+    def highest(self, query: Query, column: Column) -> str | None:
+        """The highest value of a watermark column; None when there is none."""
+        ...
+
+    def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
+        """Every row once, in key order, with its token; without `values` that is all, and the rows hold none."""
+        ...
+
+    def row_ids(self, query: Query) -> RowIds:
+        """For the table as a whole, whatever `where` says."""
+        ...
+
+    def check_log(self, query: Query, log: TableRef) -> None:
+        """Raises LogMissing when the log, or a trigger that fills it, is not there or not at work."""
+        ...
+
+    def log_length(self, log: TableRef) -> int: ...
+
+    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
+        """The first `size` entries with an id above `after`, in order of their ids."""
+        ...
+
+    def forget(self, log: TableRef, ids: Sequence[int]) -> None:
+        """Delete exactly these entries; those that are gone already do not matter."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Query:

@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from connector.changes.choose import Wanted, check, choose
 from connector.clock import StageClock
 from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, quarantine_id
 from connector.embedding import VectorCache
 from connector.errors import RowRejected, TextsNotEmbeddable
-from connector.model import CollectionSpec, Document, Embedder, Observer, Row, Source, VectorStore
+from connector.model import Checkpoint, CollectionSpec, Document, Embedder, Observer, Row, Source, VectorStore
 from connector.pipeline import pages_ahead
 from connector.stores.records import ModelStamp
 
@@ -46,9 +47,13 @@ class Plan:
     histogram are about rows to be embedded: `tokens` of distinct chunks, for equal texts are embedded once;
     `duplicates`: rows whose text another of them has; `chunked`: rows of several chunks; `truncated`: rows with a chunk
     longer than the model takes, of which its end would be lost. `paused`: what the brake of sync would say.
+    `method`: how a sync would find changes now; `reason`: why it would compare everything although another method is
+    configured. The counts are of everything all the same.
     """
 
     collection: str
+    method: str = "full"
+    reason: str = ""
     rows: int = 0
     new: int = 0
     changed: int = 0
@@ -86,8 +91,15 @@ def plan(
     `store` None: nothing is stored yet. Memory: sync's index, and 40 bytes for each chunk to be embedded.
     Raises what a sync would before it writes: configuration errors, ModelMismatch, a lost connection.
     """
-    renderer = Renderer(spec, source.describe(spec.source), embedder)
-    return _Pass(spec.name, renderer, embedder, options or PlanOptions(), observer)(source, store)
+    options, table = options or PlanOptions(), source.describe(spec.source)
+    check(spec, table)
+    renderer = Renderer(spec, table, embedder)
+    found = _Pass(spec.name, renderer, embedder, options, observer)(source, store)
+    status = None if store is None else store.status(spec.name)
+    wanted = Wanted(spec, renderer.query, table, options.page_rows, source.now())
+    choice = choose(wanted, source, Checkpoint() if status is None else status.checkpoint)
+    found.method, found.reason = choice.method, choice.reason
+    return found
 
 
 class _Pass:

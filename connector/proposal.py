@@ -3,6 +3,7 @@ Pure: asks nothing itself. A proposal is for a person to read and change; nothin
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from connector.errors import ConfigurationError, NoProposal
 from connector.hana import quote
 from connector.model import Column, Table, TableRef
 from connector.roles import TEXTS, Role, guess, tells_changes
+from connector.watermarks import tells_time
 
 MOST_TEXTS = 6
 MOST_METADATA = 8
@@ -198,12 +200,22 @@ class _Choices:
         return tuple(chosen)
 
     def changes(self) -> None:
-        columns = [column.name for column in self._table.columns if tells_changes(column)]
-        if columns:
-            self.notes.append(
-                f"{', '.join(columns[:3])} may say when a row changed, often to the day only and not always kept up: "
-                'sync does not rely on it and compares every row (changes = { method = "full" }, the default).'
+        columns = [column for column in self._table.columns if tells_changes(column)]
+        if not columns:
+            return
+        told = (
+            f"{', '.join(column.name for column in columns[:3])} may say when a row changed, often to the day only and "
+            'not always kept up: sync does not rely on it and compares every row (changes = { method = "full" }, the '
+            "default)."
+        )
+        fits = next((column.name for column in columns if tells_time(column)), None)
+        if fits is not None:
+            name = json.dumps(fits, ensure_ascii=False)
+            told += (
+                " If every change sets it, in UTC, a run need read only what is new: changes = { method = "
+                f'"watermark", column = {name}, delay = "30s" }}; deletions then wait for the daily comparison.'
             )
+        self.notes.append(told)
 
 
 def _told(column: Column) -> str:

@@ -22,10 +22,11 @@ from connector.changes.feed import Batch, Feed
 from connector.clock import STAGES, StageClock
 from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, document_id, quarantine_id
-from connector.errors import RowRejected
+from connector.errors import RowRejected, SchemaChanged, UnknownTable
 from connector.model import (
     ChangeSet,
     Checkpoint,
+    CollectionSpec,
     Document,
     Embedder,
     Lease,
@@ -93,12 +94,17 @@ class SyncReport:
     """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` beside it.
 
     `paused` is None or a reason: `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing
-    was). `stopped`: the run was asked to end early, so nothing was deleted and the checkpoint stayed. `complete`: every
-    row was compared. `stages`: seconds busy.
+    was), `log_missing` (nothing was read). `stopped`: the run was asked to end early, so nothing was deleted and the
+    checkpoint stayed. `complete`: every row was compared. `method`: how rows were found, by comparing all of them
+    (`full`; by `hash` or `rowid` without moving the unchanged ones) or by `watermark` or `log`. `loaded`: rows whose
+    values were read. `late_rows`: those a full comparison found changed that the watermark would have missed.
+    `stages`: seconds busy.
     """
 
     collection: str
+    method: str = "full"
     read: int = 0
+    loaded: int = 0
     upserted: int = 0
     unchanged: int = 0
     empty: int = 0
@@ -109,6 +115,7 @@ class SyncReport:
     stopped: bool = False
     complete: bool = True
     to_delete: int = 0
+    late_rows: int = 0
     embedded_texts: int = 0
     reused_texts: int = 0
     tokens: int = 0
@@ -159,8 +166,10 @@ class Reconciler:
         self._extra = ChangeSet()
         self._mark: Mapping[str, Any] | None = None
         self._done: list[Callable[[], None]] = []
-        self._moved: set[str] = set()
-        """Ids that this run has changed already, when the store was asked for one batch at a time."""
+        self._moved: dict[str, bytes | None] = {}
+        """What this run has changed already, by id, when the store is asked for one batch at a time: a digest of what
+        is stored since, or will be; None: nothing."""
+        self._emptied = 0
         self._blank: set[int] = set()
         """Positions of stored rows that came blank."""
         self._left_alone = 0
@@ -169,6 +178,8 @@ class Reconciler:
         start = time.perf_counter()
         self._feed, self._before = feed, before
         self._report.complete = feed.complete
+        known = before.checkpoint.rows_read - before.checkpoint.empty
+        self._limit = self._options.max_deletes * max(known, 0)
         self._quarantined = {row.id: row for row in self._ends.store.quarantine(self._lease.collection)}
         self._whole = StoredIndex(self._ends.store.stored(self._lease.collection)) if feed.complete else None
         try:
@@ -213,17 +224,21 @@ class Reconciler:
         self._report.read += len(batch.rows)
         with self._clock("render", len(batch.rows)):
             rows = self._by_id(batch.rows)
-            index = self._index([*rows, *map(document_id, batch.gone)])
+            index = self._index([*rows, *map(quarantine_id, batch.gone)])
             positions = index.positions(list(rows))
             index.mark_seen(positions)
             changed = self._changed(rows, index, positions)
-        if batch.lazy and changed:
+        if not batch.lazy:
+            self._report.loaded += len(batch.rows)
+        elif changed:
             changed = self._loaded(changed)
         with self._clock("render", len(changed)):
             for document, position in self._documents(changed, index):
-                self._sort(document, position, index)
+                differs = self._sort(document, position, index)
+                if differs and batch.late is not None and batch.late(changed[document.id].key):
+                    self._report.late_rows += 1
             for key in batch.gone:
-                self._gone(document_id(key), index)
+                self._gone(quarantine_id(key), index)
         if batch.mark is not None:
             self._mark = batch.mark
         if batch.done is not None:
@@ -288,6 +303,7 @@ class Reconciler:
             found = self._ends.source.rows(self._renderer.query, [row.key for row in rows.values()])
         loaded = {id_: replace(row, token=tokens[id_]) for row in found if (id_ := document_id(row.key)) in tokens}
         self._report.superseded += len(rows) - len(loaded)
+        self._report.loaded += len(loaded)
         return loaded
 
     def _documents(self, rows: Mapping[str, Row], index: StoredIndex) -> Iterator[tuple[Document, int]]:
@@ -299,12 +315,13 @@ class Reconciler:
             except RowRejected as error:
                 self._reject(row, str(error))
 
-    def _sort(self, document: Document, position: int, index: StoredIndex) -> None:
+    def _sort(self, document: Document, position: int, index: StoredIndex) -> bool:
+        """True where the store holds something else."""
         self._report.superseded += self._pending.pop(document.id, None) is not None
         if document.empty:
             self._empty(document.id, position, index)
-            return
-        difference = Difference.CHANGED if document.id in self._moved else index.compare(document, position)
+            return position >= 0
+        difference = self._difference(document, position, index)
         match difference:
             case Difference.SAME | Difference.ROW:
                 self._report.unchanged += 1
@@ -314,12 +331,13 @@ class Reconciler:
             case Difference.METADATA:
                 self._report.upserted += 1
                 self._extra.metadata_only += index.metadata_chunks(document, position)
-                self._move(document.id)
+                self._move(document.id, document)
                 self._release(document.id)
             case Difference.NEW | Difference.CHANGED:
                 self._quarantined.pop(document.id, None)  # released once written; until then its attempts count on
                 self._pending[document.id] = document
                 self._pending_bytes += getsizeof(document.text)
+        return difference not in (Difference.SAME, Difference.ROW)
 
     def _empty(self, id_: str, position: int, index: StoredIndex) -> None:
         """Of an empty row nothing is kept."""
@@ -328,24 +346,51 @@ class Reconciler:
             if position >= 0:
                 self._blank.add(position)
                 index.mark_unseen(position)  # removed at the end, where the brake is
-        elif position >= 0 or id_ in self._moved:
-            self._extra.deleted.append(id_)
-            self._move(id_)
+        elif self._stored(id_, position):
+            self._emptied += 1
+            if self._may_delete(self._emptied, FREE_DELETES):
+                self._extra.deleted.append(id_)
+                self._move(id_, None)
         self._release(id_)
 
     def _gone(self, id_: str, index: StoredIndex) -> None:
         """The feed says that the source no longer has it."""
         was_pending = self._pending.pop(id_, None) is not None
         self._report.superseded += was_pending
-        if id_ in self._moved or int(index.positions([id_])[0]) >= 0:
-            self._extra.deleted.append(id_)
-            self._report.deleted += 1
-            self._move(id_)
+        if self._stored(id_, int(index.positions([id_])[0])):
+            self._report.to_delete += 1
+            if self._may_delete(self._report.deleted + 1, 0):
+                self._extra.deleted.append(id_)
+                self._report.deleted += 1
+                self._move(id_, None)
         self._release(id_)
 
-    def _move(self, id_: str) -> None:
+    def _may_delete(self, count: int, free: int) -> bool:
+        """The brake of a run that does not know all rows: what is too much pauses it, and the next run, which compares
+        everything, judges by the true numbers."""
+        if self._report.paused is None and count > max(free, self._limit):
+            self._limit = self._options.max_deletes * self._stored_rows()
+            if count > max(free, self._limit):
+                self._report.paused = "max_deletes"
+        return self._report.paused is None
+
+    def _stored_rows(self) -> int:
+        """Counting them costs the store a pass, so that it is only done when the number of the last comparison is too
+        small for what is to be deleted."""
+        status = self._ends.store.status(self._lease.collection)
+        return 0 if status is None else status.rows
+
+    def _difference(self, document: Document, position: int, index: StoredIndex) -> Difference:
+        if document.id not in self._moved:
+            return index.compare(document, position)
+        return Difference.SAME if self._moved[document.id] == _content(document) else Difference.CHANGED
+
+    def _stored(self, id_: str, position: int) -> bool:
+        return self._moved[id_] is not None if id_ in self._moved else position >= 0
+
+    def _move(self, id_: str, document: Document | None) -> None:
         if self._whole is None:
-            self._moved.add(id_)
+            self._moved[id_] = None if document is None else _content(document)
 
     def _release(self, id_: str) -> None:
         if self._quarantined.pop(id_, None) is not None:
@@ -359,16 +404,18 @@ class Reconciler:
             self._whole.mark_seen(self._whole.positions([id_]))
         self._extra.quarantined.append(QuarantinedRow(id_, "render", reason, digest=self._renderer.row_digest(row)))
         self._extra.deleted.append(id_)
-        self._move(id_)
+        self._move(id_, None)
 
     def _flush(self) -> None:
         pending, self._pending, self._pending_bytes = list(self._pending.values()), {}, 0
         extra, self._extra = self._extra, ChangeSet()
         mark, self._mark = self._mark, None
         done, self._done = self._done, []
+        if mark is None and self._report.paused:  # before entries of a log go, the checkpoint says that all is compared
+            mark = self._before.checkpoint.mark
         closing = None if mark is None else ChangeSet(checkpoint=self._checkpoint(mark), partial=True)
         for document in pending:
-            self._move(document.id)
+            self._move(document.id, document)
         if pending or extra or closing or done:
             self._pipeline.put(Work(pending, extra, closing, done))
 
@@ -384,6 +431,7 @@ class Reconciler:
 
     def _finish(self) -> None:
         """Only after a feed that came to its end: delete what the source no longer has, and move the checkpoint."""
+        self._check_table()
         released: list[str] = []
         if self._whole is not None:
             self._delete_unseen(self._whole)
@@ -398,6 +446,17 @@ class Reconciler:
         with self._clock("apply"):
             self._ends.store.apply(self._lease, changes)
         failpoints.reach("after_checkpoint")
+
+    def _check_table(self) -> None:
+        """Raises SchemaChanged where the table is another one by now than the one that was read."""
+        query, columns = self._renderer.query, self._before.columns
+        try:
+            now = schema.used(self._ends.source.describe(query.table), columns)
+        except UnknownTable as error:
+            raise SchemaChanged(f"{query.table} went away while it was read: {error}") from None
+        other = [name for name, kind in columns.items() if now.get(name) != kind]
+        if other:
+            raise SchemaChanged(f"{query.table} changed while it was read: {', '.join(other)} is not what it was")
 
     def _checkpoint(self, mark: Mapping[str, Any] | None) -> Checkpoint:
         report, old = self._report, self._before.checkpoint
@@ -442,9 +501,14 @@ class Reconciler:
         return self._report
 
 
-def types_in_use(renderer: Renderer, table: Table) -> dict[str, str]:
+def types_in_use(renderer: Renderer, table: Table, spec: CollectionSpec) -> dict[str, str]:
     query = renderer.query
-    return schema.used(table, dict.fromkeys((*query.key, *query.columns)))
+    watermark = [name for name in (spec.changes.column,) if name is not None]
+    return schema.used(table, dict.fromkeys((*query.key, *query.columns, *watermark)))
+
+
+def _content(document: Document) -> bytes:
+    return document.text_digest + document.meta_digest + document.row_digest
 
 
 def _size(changes: ChangeSet) -> int:

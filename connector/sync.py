@@ -5,20 +5,24 @@ Chooses what to read and whether to go on at all; the comparison itself is `reco
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from connector import failpoints, schema
-from connector.changes.choose import Wanted, choose
+from connector.changes.choose import Choice, Wanted, check, choose, same_settings
 from connector.document import Renderer
 from connector.errors import (
     ConfigurationError,
     DatabaseError,
     LeaseLost,
+    LogMissing,
     SchemaChanged,
     SyncPaused,
+    UnknownColumn,
     UnknownTable,
 )
-from connector.model import Checkpoint, CollectionSpec, Lease, Observer, Table, VectorStore
+from connector.model import ChangeSet, Checkpoint, CollectionSpec, Lease, Observer, Table, VectorStore
 from connector.reconcile import (
     Before,
     Ends,
@@ -69,16 +73,49 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
         failpoints.reach("after_lease")
         # While we waited, another worker may have given it another model.
         checkpoint = ends.store.open(spec.name, ends.embedder)
-        columns = types_in_use(renderer, table)
+        columns = types_in_use(renderer, table, spec)
         if not options.accept_schema:
             _check_types(spec, columns, checkpoint)
-        wanted = Wanted(spec, renderer.query, options.page_rows, options.full, options.readers)
-        feed = choose(wanted, ends.source, checkpoint)
-        before = Before(checkpoint, columns, ends.source.now())
-        report = Reconciler(ends, renderer, lease, options, watch)(feed, before)
+        now = ends.source.now()
+        wanted = Wanted(spec, renderer.query, table, options.page_rows, now, options.full, options.readers)
+        with _whatever_happens_underneath(wanted, ends, checkpoint, lease):
+            choice = choose(wanted, ends.source, checkpoint)
+            before = Before(checkpoint, columns, now)
+            report = Reconciler(ends, renderer, lease, options, watch)(choice.feed, before)
+    _say(report, choice)
     if report.upserted:
         _optimise(ends.store, report)
     return report
+
+
+def _say(report: SyncReport, choice: Choice) -> None:
+    report.method = choice.method
+    if choice.reason:
+        report.notes.append(f"every row was compared: {choice.reason}")
+    if report.late_rows:
+        report.notes.append(
+            f"{report.late_rows} changed rows were found that the watermark would have missed: is it set in UTC by "
+            "every change, and `delay` longer than the longest transaction that writes?"
+        )
+
+
+@contextmanager
+def _whatever_happens_underneath(wanted: Wanted, ends: Ends, checkpoint: Checkpoint, lease: Lease) -> Iterator[None]:
+    """What looks like a slip in the settings is none when earlier runs could read the same: the collection pauses."""
+    spec = wanted.spec
+    try:
+        yield
+    except LogMissing as error:
+        if (checkpoint.mark or {}).get("method") != "log":
+            raise
+        # What nobody wrote down is found by comparing everything, once the log is back.
+        forgetful = ChangeSet(checkpoint=replace(checkpoint, mark=None, last_full=None), partial=True)
+        ends.store.apply(lease, forgetful)
+        raise SyncPaused(str(error), reason="log_missing") from None
+    except (UnknownTable, UnknownColumn) as error:
+        if schema.was_synced(checkpoint, spec.source) and same_settings(wanted, checkpoint):
+            raise _paused(f"{error} It was there at the last sync. What is stored stays") from None
+        raise
 
 
 def _readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
@@ -92,6 +129,7 @@ def _readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
             ) from None
         raise
     try:
+        check(spec, table)
         return table, Renderer(spec, table, ends.embedder)
     except ConfigurationError:
         earlier = _earlier(spec, ends.store)
@@ -106,6 +144,8 @@ def _readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
 
 
 def _mentions(spec: CollectionSpec, column: str) -> bool:
+    if column == spec.changes.column:
+        return True
     return column in spec.key or column in spec.metadata or "{" + column + "}" in spec.template.replace('"', "")
 
 

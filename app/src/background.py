@@ -41,6 +41,7 @@ class SyncRequest:
     max_deletes: float | None = None
     owner: str = "sync"
     retry_login: bool = False
+    accept_schema: bool = False
 
 
 class Operations(Protocol):
@@ -167,7 +168,12 @@ class Background:
 
     def _sync_request(self, run: Run) -> SyncRequest:
         asked = run.job.request
-        request = SyncRequest(asked.get("full", False), asked.get("max_deletes"), asked.get("owner", "sync"))
+        request = SyncRequest(
+            asked.get("full", False),
+            asked.get("max_deletes"),
+            asked.get("owner", "sync"),
+            accept_schema=asked.get("accept_schema", False),
+        )
         if asked.get("retry_login") and run.job.attempts == 1:  # never again without being asked: HANA locks users
             self._operations.allow_login()
         return request

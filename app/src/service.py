@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from app.src import doctor
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
+from app.src.changes import Changes
 from app.src.discovery import Discovery
 from app.src.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
 from app.src.jobs import Job
@@ -81,6 +82,7 @@ class Service:
         self.jobs = self.background.jobs
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
+        self.changes = Changes(self.parts)
         self._generations = Generations(self.parts, self._block)
         self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
 
@@ -161,7 +163,7 @@ class Service:
         request = request or SyncRequest()
         options = self._options(request.owner)
         max_deletes = options.max_deletes if request.max_deletes is None else request.max_deletes
-        options = replace(options, full=request.full, max_deletes=max_deletes)
+        options = replace(options, full=request.full, max_deletes=max_deletes, accept_schema=request.accept_schema)
         spec = self.spec(name)
         with self._counted(name):
             report = work(spec, Working(options, observer, stop))
@@ -447,16 +449,28 @@ _NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantine
 """Counts that are 0 before the first sync; everything else is not known yet."""
 _INNER = "checkpoint"
 """Of a status, for sync alone."""
-_STATUS_KEYS = (*(item.name for item in fields(CollectionStatus) if item.name != _INNER), "lag_seconds")
+_STATUS_KEYS = (
+    *(item.name for item in fields(CollectionStatus) if item.name != _INNER),
+    "lag_seconds",
+    "method",
+    "last_full",
+)
 
 
 def _status_dict(status: CollectionStatus) -> dict[str, Any]:
-    last = status.last_sync
-    if last is not None and last.tzinfo is None:
-        last = last.replace(tzinfo=UTC)
-    lag = None if last is None else max(0.0, round((datetime.now(UTC) - last).total_seconds(), 1))
+    from connector.changes.watermark import behind
+    from connector.stores.records import in_utc
+
+    last, checkpoint = in_utc(status.last_sync), status.checkpoint
+    lag = None if last is None else max(0.0, (datetime.now(UTC) - last).total_seconds()) + behind(checkpoint.mark)
+    full = in_utc(checkpoint.last_full)
     shown = {name: value for name, value in asdict(status).items() if name != _INNER}
-    return shown | {"last_sync": None if last is None else last.isoformat(), "lag_seconds": lag}
+    return shown | {
+        "last_sync": None if last is None else last.isoformat(),
+        "lag_seconds": None if lag is None else round(lag, 1),
+        "method": (checkpoint.mark or {}).get("method", "full"),
+        "last_full": None if full is None else full.isoformat(),
+    }
 
 
 def _choices(name: str, names: Sequence[str]) -> str:

@@ -15,7 +15,8 @@ class Batch:
 
     `lazy`: the rows carry key and token only; those whose token is not the stored one have still to be read.
     `gone`: keys that the source no longer has. `mark`: what the checkpoint may say once this batch and all before it
-    are stored; None: nothing new. `done` is called after that has been committed.
+    are stored; None: nothing new. `done` is called after that has been committed. `late`: of the rows with these keys,
+    would the configured method have missed a change?
     """
 
     rows: Sequence[Row]
@@ -23,6 +24,7 @@ class Batch:
     gone: Sequence[Key] = ()
     mark: Mapping[str, Any] | None = None
     done: Callable[[], None] | None = None
+    late: Callable[[Key], bool] | None = None
 
 
 class Feed(Protocol):

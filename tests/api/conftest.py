@@ -18,7 +18,7 @@ from app.src.api.server import _listener, create_app
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ConnectorError, UnknownTable
-from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef
+from connector.model import Capture, Column, Key, KeyRange, Query, Row, Table, TableRef
 
 MATERIALS = TableRef("S", "MARA")
 TEXTS = {
@@ -57,6 +57,10 @@ class TableSource:
 
     def count(self, query: Query) -> int:
         return len(self.rows_by_key)
+
+    @property
+    def capture(self) -> Capture:
+        raise NotImplementedError("nothing but full comparisons here")
 
     def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         for key in sorted(self.rows_by_key):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -322,6 +323,25 @@ def test_one_sync_of_a_collection_at_a_time(client: Client, source: Any) -> None
     source.gate.set()
     assert finished(client, first)["state"] == "succeeded"
     assert client.post("/v1/collections/materials/sync").status_code == 202
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/collections/{name}")
+def test_a_column_of_another_type_is_accepted_only_when_asked(client: Client, source: Any) -> None:
+    def synced(**body: Any) -> dict[str, Any]:
+        job = client.post("/v1/collections/materials/sync", json=body).json()["job"]
+        found: dict[str, Any] = finished(client, job)["result"]
+        return found
+
+    assert synced()["upserted"] == 4
+    columns = [
+        column if column.name == "MATNR" else replace(column, type_name="NCLOB") for column in source.table.columns
+    ]
+    source.table = replace(source.table, columns=tuple(columns))
+    assert synced()["paused"] == "schema_changed"
+    assert synced(accept_schema=True)["paused"] is None
+    assert synced()["unchanged"] == 4
+    shown = client.get("/v1/collections/materials").json()
+    assert (shown["method"], shown["last_full"] is not None) == ("full", True)
 
 
 @pytest.mark.covers("GET /v1/jobs/{job_id}", errors=True)

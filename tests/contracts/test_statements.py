@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ import pytest
 
 from app.src.core.engine import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
-from connector import catalog
+from connector import catalog, change_setup
 from connector.errors import ConnectorError, StatementFailed
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, utc_now
 from connector.introspection import introspect
 from connector.model import (
     ChangeSet,
+    ChangeSpec,
     Checkpoint,
     CollectionSpec,
     ModelSource,
@@ -62,7 +64,8 @@ def shape(sql: str, schema: str) -> str:
     sql = re.sub(r"\s+", " ", sql).strip().replace(f'"{schema}"', "<S>")
     sql = re.sub(r'"OWL_[A-Z]+_G\d(_[A-Z]+)?"', lambda match: f"<C{(match[1] or '').lower()}>", sql)
     sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>")
-    sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>").replace('"CLIENTS"', "<T>")
+    sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>").replace('"CLIENTS"', "<T>").replace('"MOVING"', "<T>")
+    sql = re.sub(r'"OWL_LOG_[A-Z]+(_[IUD])?"', lambda match: f"<L{(match[1] or '').lower()}>", sql)
     sql = re.sub(r"TOP \d+", "TOP n", sql)
     sql = re.sub(r"REAL_VECTOR\(\d+\)", "REAL_VECTOR(n)", sql)
     sql = re.sub(r"TO_NVARCHAR\(\?\)(, TO_NVARCHAR\(\?\))+", "TO_NVARCHAR(?), ...", sql)
@@ -124,11 +127,41 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     source.rows(Query(spec.source, ("A", "B"), ("TXT",)), [("0", 2), ("1", 3)])
     HanaFeatures.probe(pool)
     assert abs((utc_now(pool) - datetime.now(UTC)).total_seconds()) < 60
+    ways_to_find_changes(pool, hana, schema, embedder)
     changed_settings(pool, schema)
     earlier_versions(pool, hana, schema, embedder)
     generations(pool, hana, schema)
     views_and_wrong_names(pool, hana, schema)
     discovered(pool, hana, schema)
+
+
+def ways_to_find_changes(pool: HanaPool, hana: Any, schema: str, embedder: EngineEmbedder) -> None:
+    """Each method once over everything and once over what changed; the change log put in and taken out."""
+    hana.cursor().execute(
+        'CREATE COLUMN TABLE "MOVING" ("A" NVARCHAR(5), "B" INTEGER, "TXT" NVARCHAR(99), '
+        '"AT" TIMESTAMP, "NUMBER" BIGINT, PRIMARY KEY ("A", "B"))'
+    )
+    hana.commit()
+    log = CollectionSpec("moving", TableRef(schema, "MOVING"), "{TXT}", changes=ChangeSpec("log"))
+    change_setup.install(pool, log, "X")
+    methods = (
+        ChangeSpec("watermark", "AT", delay=0),
+        ChangeSpec("watermark", "NUMBER", delay=0),
+        ChangeSpec(hash="server"),
+        ChangeSpec("rowid"),
+        ChangeSpec("log"),
+    )
+    ends = Ends(HanaSource(pool), HanaStore(pool, schema), embedder)
+    insert = """INSERT INTO "MOVING" VALUES ('a', ?, 'text', ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?), ?)"""
+    hana.cursor().executemany(insert, [(number, 0, number) for number in range(20)])
+    hana.commit()
+    for number, method in enumerate(methods, 100):
+        spec = replace(log, changes=method)
+        sync(spec, ends, SyncOptions(page_rows=7, max_deletes=1.0))
+        hana.cursor().executemany(insert, [(number * 100 + more, 0, number * 100 + more) for more in range(9)])
+        hana.commit()
+        assert sync(spec, ends, SyncOptions(page_rows=7, max_deletes=1.0)).method != "full"
+    change_setup.remove(pool, log, "X")
 
 
 def discovered(pool: HanaPool, hana: Any, schema: str) -> None:

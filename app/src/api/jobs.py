@@ -50,7 +50,13 @@ def _add_starts(routes: APIRouter, desk: Desk) -> None:
     async def sync(name: str, body: schemas.SyncBody | None = None) -> Response:
         """Start a sync in the background; 409 while a job of this collection runs."""
         wanted = body or schemas.SyncBody()
-        request = SyncRequest(wanted.full, wanted.max_deletes, owner="api", retry_login=wanted.retry_login)
+        request = SyncRequest(
+            wanted.full,
+            wanted.max_deletes,
+            owner="api",
+            retry_login=wanted.retry_login,
+            accept_schema=wanted.accept_schema,
+        )
         return started(await desk.run(partial(service.start_sync, name, request)))
 
     @routes.post("/v1/collections/{name}/verify", status_code=ACCEPTED, response_model=schemas.JobStarted)

@@ -113,11 +113,12 @@ class SearchRequest(_Body):
 
 
 class SyncBody(_Body):
-    full: bool = False
+    full: bool = Field(default=False, description="compare every row, whatever the change method")
     max_deletes: float | None = Field(default=None, ge=0, le=1)
     retry_login: bool = Field(
         default=False, description="try a refused login once more, when user or privileges have been mended in HANA"
     )
+    accept_schema: bool = Field(default=False, description="go on although a column in use has another type now")
 
 
 Keys = list[dict[str, Any] | list[Any]] | None
@@ -319,6 +320,8 @@ class CollectionBody(BaseModel):
     last_sync: str | None
     key: list[str] | None
     lag_seconds: float | None
+    method: str | None = Field(description="how changes were found: full, watermark, log or rowid")
+    last_full: str | None = Field(description="when the last comparison of everything began, by the source's clock")
     job: str | None
     next_sync: str | None = Field(description="UTC time by the collection's schedule; in the past: overdue")
     stale_since: str | None = Field(description="while HANA is away: UTC time of the last complete sync")

@@ -38,6 +38,9 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     max_deletes: Annotated[
         float | None, typer.Option(min=0, max=1, help="Largest share of the stored rows that may be deleted.")
     ] = None,
+    accept_schema: Annotated[
+        bool, typer.Option("--accept-schema", help="Go on although a column in use has another type now.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when rows were quarantined.")] = False,
     json: JsonFlag = False,
 ) -> int:
@@ -46,7 +49,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
 
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
         chosen = _chosen(service, names or [], all_)
-        request = SyncRequest(full, max_deletes, owner=f"cli-{os.getpid()}")
+        request = SyncRequest(full, max_deletes, owner=f"cli-{os.getpid()}", accept_schema=accept_schema)
         run = _SyncRun(service, request, interrupted, strict)
         for name in chosen:
             if not interrupted():
@@ -118,8 +121,8 @@ class _SyncRun:
 def _paused(name: str, reason: str, to_delete: int) -> str:
     if reason == "max_deletes":
         return (
-            f"{name}: {to_delete} stored rows are gone from the source, more than max_deletes allows: nothing was "
-            f"deleted. If that is right: owl-sap sync {name} --max-deletes 1"
+            f"{name}: {to_delete} stored rows are gone from the source, more than max_deletes allows: they were "
+            f"not deleted. If that is right: owl-sap sync {name} --full --max-deletes 1"
         )
     return f"{name}: paused ({reason})"
 

@@ -102,6 +102,8 @@ def _show_texts(planned: Plan) -> None:
 
 def _advice(plan: Mapping[str, Any]) -> list[str]:
     name, lines = plan["collection"], []
+    why = f" ({plan['reason']})" if plan["reason"] else ""
+    lines.append(f"{name}: a sync would find changes by: {plan['method']}{why}")
     if plan["estimated_seconds"] is not None:
         speed = f", {plan['tokens_per_second']:,.0f} tokens/s" if plan["tokens_per_second"] else ""
         lines.append(

@@ -4,6 +4,7 @@ Knows the connector's vocabulary (names, tables), never a connection, an engine 
 
 from __future__ import annotations
 
+import difflib
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,12 +14,12 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from app.src.settings import durations
 from app.src.settings.durations import Duration
-from connector.model import ChunkSpec, CollectionSpec, TableRef
+from connector.model import ChangeSpec, ChunkSpec, CollectionSpec, TableRef
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_LATER_METHODS = ("watermark", "log", "rowid")
 
 
 def _columns(value: Any) -> Any:
@@ -167,19 +168,87 @@ class ChunkSettings(_Section):
         return self
 
 
-class ChangesSettings(_Section):
-    method: str = "full"
-    column: str | None = None
-    delay: str | None = None
+METHODS = ("full", "watermark", "log", "rowid")
 
-    @field_validator("method")
+
+class ChangesSettings(_Section):
+    """How changes of the source are found."""
+
+    method: Literal["full", "watermark", "log", "rowid"] = Field(
+        default="full",
+        description="full compares every row; watermark reads what a column says is new; log reads what triggers wrote "
+        'down (owl-sap changes install); rowid compares "$rowid$"',
+    )
+    column: str | None = Field(
+        default=None, description="watermark: the column that every change sets: a time in UTC, or a rising number"
+    )
+    delay: str = Field(
+        default="30s",
+        description="watermark: longer than the longest transaction that writes; younger changes wait for the next run",
+    )
+    reconcile: str = Field(
+        default="24h", description="longest time between two comparisons of everything, which no method can do without"
+    )
+    hash: Literal["client", "server"] = Field(
+        default="client", description="full: server lets HANA hash the rows, so that unchanged ones are not moved"
+    )
+    log: str | None = Field(default=None, description="log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
+
+    @field_validator("method", mode="before")
     @classmethod
-    def _known(cls, method: str) -> str:
-        if method in _LATER_METHODS:
-            raise ValueError(f'method "{method}" comes with a later version; use "full" (the default)')
-        if method != "full":
-            raise ValueError(f'"{method}" is no method to find changes; use "full" (the default)')
+    def _known(cls, method: Any) -> Any:
+        if method not in METHODS:
+            near = difflib.get_close_matches(str(method), METHODS, n=1)
+            hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(METHODS)}"
+            raise ValueError(f'"{method}" is no method to find changes; {hint}')
         return method
+
+    @field_validator("delay")
+    @classmethod
+    def _length(cls, delay: str) -> str:
+        durations.seconds(delay)
+        return delay
+
+    @field_validator("reconcile")
+    @classmethod
+    def _due(cls, reconcile: str) -> str:
+        never = reconcile.strip().lower() in ("0", "never", "off", "none", "")
+        if never or durations.seconds(reconcile) <= 0:
+            raise ValueError(
+                f'reconcile = "{reconcile}" would never compare everything, and every method misses something: '
+                'deletions, late commits, triggers that were switched off. Write a length of time: "24h", "7d"'
+            )
+        return reconcile
+
+    @field_validator("log")
+    @classmethod
+    def _table(cls, log: str | None) -> str | None:
+        if log is not None:
+            TableRef.parse(log)
+        return log
+
+    @model_validator(mode="after")
+    def _fits(self) -> ChangesSettings:
+        if self.method == "watermark" and not self.column:
+            raise ValueError('method = "watermark" needs column = "...", the column that every change sets')
+        for name, given, method in (
+            ("column", self.column is not None, "watermark"),
+            ("log", self.log is not None, "log"),
+            ("hash", self.hash == "server", "full"),
+        ):
+            if given and self.method != method:
+                raise ValueError(f'{name} belongs to method = "{method}", and method is "{self.method}"')
+        return self
+
+    def spec(self) -> ChangeSpec:
+        return ChangeSpec(
+            method=self.method,
+            column=self.column,
+            delay=durations.seconds(self.delay),
+            reconcile=durations.seconds(self.reconcile),
+            hash=self.hash,
+            log=None if self.log is None else TableRef.parse(self.log),
+        )
 
 
 class ScheduleSettings(_Section):
@@ -272,6 +341,7 @@ class CollectionSettings(_Section):
             where=self.where,
             metadata=self.metadata,
             chunk=ChunkSpec(self.chunk.max_tokens, self.chunk.overlap),
+            changes=self.changes.spec(),
         )
 
 

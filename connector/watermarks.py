@@ -1,0 +1,151 @@
+"""Which columns can be a watermark, how their values are written down in a mark, and how far a run may read them. Pure.
+
+Every value is text here, in the column's own order: a TIMESTAMP has seven decimals in HANA and six in Python, so it is
+read and compared as text of HANA's making, or rows would be lost or read for ever at a page's border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from typing import Any
+
+from connector.errors import ConfigurationError
+from connector.model import Column, TableRef
+
+_TIMESTAMP = "'YYYY-MM-DD HH24:MI:SS.FF7'"
+_INTEGERS = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT"})
+_TEXTS = frozenset({"NVARCHAR", "VARCHAR"})
+_WEST = timedelta(hours=12)
+"""So far behind UTC may a clock be that writes dates."""
+
+
+class Step(Enum):
+    """What one more is: for `end`."""
+
+    MICROSECOND = timedelta(microseconds=1)
+    SECOND = timedelta(seconds=1)
+    DAY = timedelta(days=1)
+    NUMBER = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """A column as a watermark. `{}` in `selected` is the quoted column, `bound` stands for a parameter."""
+
+    step: Step
+    selected: str
+    bound: str
+    form: Callable[[datetime], str]
+    bind: Callable[[str], Any]
+    """From the text of a mark to the parameter."""
+    text: Callable[[Any], str]
+    """From the value read to the text of a mark."""
+
+    def __post_init__(self) -> None:
+        assert "{}" in self.selected
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """`upto`: rows up to this value are read. `settled`: no row can still come at or below this one, so that the mark
+    may go as far."""
+
+    upto: str
+    settled: str
+
+
+def watermark(column: Column, table: TableRef) -> Watermark:
+    """Raises ConfigurationError for a type that tells no order of changes."""
+    found = _known(column)
+    if found is None:
+        shown = f"{column.type_name}({column.length})" if column.length else column.type_name
+        raise ConfigurationError(
+            f"`changes.column`: {column.name!r} of {table} is {shown}, which cannot be a watermark: it takes a "
+            "TIMESTAMP, SECONDDATE, DATE, a rising integer, or SAP's time stamps in UTC, DECIMAL(15), DECIMAL(21,7), "
+            "NVARCHAR(14), or a day in NVARCHAR(8)"
+        )
+    return found
+
+
+def tells_time(column: Column) -> bool:
+    """Could it be a watermark that knows seconds?"""
+    found = _known(column)
+    return found is not None and found.step in (Step.SECOND, Step.MICROSECOND)
+
+
+def reach(mark: Watermark, now: datetime, delay: float) -> Reach:
+    """How far a run at `now` (UTC, by the database) may read and its mark may go.
+
+    A unit of time that is not over yet is left to the next run, for more rows may come to bear it. A day is so long
+    that it is read at once and again until it is over everywhere on earth: nothing is lost, some rows are compared more
+    than once. For numbers see `changes/watermark.py`.
+    """
+    end = now - timedelta(seconds=delay)
+    if mark.step is Step.DAY:
+        return Reach(mark.form(now + Step.DAY.value), mark.form(end - _WEST - Step.DAY.value))
+    text = mark.form(end - (mark.step.value or timedelta()))
+    return Reach(text, text)
+
+
+def less(mark: Watermark, one: str, other: str) -> bool:
+    """Does `one` stand before `other`?"""
+    first, second = mark.bind(one), mark.bind(other)
+    return bool(first < second)
+
+
+def moment(text: str) -> datetime:
+    """The time that the text of a mark says, UTC. Raises ValueError for a number."""
+    digits = "".join(filter(str.isdigit, text))
+    if len(digits) not in (8, 14, 21):
+        raise ValueError("a number has no time")
+    return datetime.strptime(digits[:14].ljust(14, "0"), "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+
+
+def _known(column: Column) -> Watermark | None:
+    kind, length, scale = column.type_name, column.length, column.scale
+    if kind == "TIMESTAMP":
+        selected, bound = f"TO_NVARCHAR({{}}, {_TIMESTAMP})", f"TO_TIMESTAMP(?, {_TIMESTAMP})"
+        return _of_time(Step.MICROSECOND, "%Y-%m-%d %H:%M:%S.%f0", sql=(selected, bound))
+    if kind == "SECONDDATE":
+        return _of_time(Step.SECOND, "%Y-%m-%d %H:%M:%S", bind=datetime.fromisoformat, text=_seconds)
+    if kind == "DATE":
+        return _of_time(Step.DAY, "%Y-%m-%d", bind=date.fromisoformat, text=str)
+    if kind in _TEXTS and length in (8, 14):
+        return _of_time(*((Step.DAY, "%Y%m%d") if length == 8 else (Step.SECOND, "%Y%m%d%H%M%S")))
+    if kind == "DECIMAL" and (length, scale) == (15, 0):
+        return _of_time(Step.SECOND, "%Y%m%d%H%M%S", bind=_decimal, text=lambda value: f"{value:f}")
+    if kind == "DECIMAL" and (length, scale) == (21, 7):
+        return _of_time(Step.MICROSECOND, "%Y%m%d%H%M%S.%f0", bind=_decimal, text=lambda value: f"{value:f}")
+    if kind in _INTEGERS or (kind == "DECIMAL" and scale == 0 and 0 < length < 34):
+        return Watermark(Step.NUMBER, "{}", "?", _no_moment, int, lambda value: str(int(value)))
+    return None
+
+
+def _of_time(
+    step: Step,
+    form: str,
+    *,
+    sql: tuple[str, str] = ("{}", "?"),
+    bind: Callable[[str], Any] = str,
+    text: Callable[[Any], str] = str,
+) -> Watermark:
+    return Watermark(step, *sql, lambda when: when.astimezone(UTC).strftime(form), bind, text)
+
+
+def _seconds(value: datetime) -> str:
+    return value.isoformat(sep=" ", timespec="seconds")
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is no number") from None
+
+
+def _no_moment(when: datetime) -> str:
+    raise TypeError("a number has no time")

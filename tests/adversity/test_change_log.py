@@ -1,0 +1,84 @@
+"""The change log through the command line: printed, put in, at work, out of order, taken out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.src.cli import app
+from tests.adversity.scene import EMPTY, NAME, ROWS, Scene
+
+pytestmark = pytest.mark.parametrize("scene", ["local"], indirect=True)
+LOGGED = 'changes = { method = "log" }\n'
+
+
+def call(scene: Scene, *arguments: str) -> Result:
+    """The command line in this process: some 20 of them as children would take a minute."""
+    variables = scene.variables() | {"OWL_SAP_STORE__PATH": str(scene.folder / "vectors")}
+    return CliRunner().invoke(app, ["--config", str(scene.folder / "owl-sap.toml"), *arguments], env=variables)
+
+
+def run(scene: Scene, *arguments: str, code: int = 0) -> Any:
+    done = call(scene, *arguments, "--json")
+    assert done.exit_code == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(scene: Scene, *arguments: str) -> str:
+    done = call(scene, *arguments)
+    assert done.exit_code == 2, done.stderr
+    return done.stderr
+
+
+def by_log(scene: Scene) -> None:
+    file = scene.folder / "owl-sap.toml"
+    file.write_text(file.read_text(encoding="utf-8") + LOGGED, encoding="utf-8")
+
+
+@pytest.mark.covers("changes install", "changes status", "sync", "plan", "status")
+def test_from_install_to_drop(scene: Scene) -> None:
+    by_log(scene)
+    code, script, notes = scene.cli("changes", "install", NAME)
+    assert (code, script.count("CREATE TRIGGER"), script.count("CREATE COLUMN TABLE")) == (0, 3, 1)
+    assert all(word in script for word in ("1655725", "GRANT SELECT, DELETE", '"OWL_LOG_ROWS"'))
+    assert "--apply" in notes
+    assert scene.run("SELECT COUNT(*) FROM SYS.TRIGGERS") == [(0,)]  # it was only printed
+
+    done = run(scene, "changes", "install", NAME, "--apply")
+    assert (done["complete"], [piece["done"] for piece in done["pieces"]]) == (True, [True] * 4)
+    (report,) = run(scene, "sync", NAME)
+    assert (report["method"], report["upserted"]) == ("full", ROWS - EMPTY)
+
+    scene.run('DELETE FROM "ROWS" WHERE "K" = 5')
+    scene.run("""UPDATE "ROWS" SET "TXT" = 'a gasket' WHERE "K" = 6""")
+    scene.run('UPDATE "ROWS" SET "K" = 1000 WHERE "K" = 8')
+    assert run(scene, "plan", NAME, "--no-estimate")["method"] == "log"
+    (report,) = run(scene, "sync", NAME)
+    assert (report["method"], report["read"], report["upserted"], report["deleted"]) == ("log", 2, 2, 2)
+    assert set(scene.content()) == scene.truth()
+    assert scene.run('SELECT COUNT(*) FROM "OWL_LOG_ROWS"') == [(0,)]
+    (status,) = run(scene, "status", NAME)
+    assert (status["method"], status["last_full"] is not None) == ("log", True)
+
+    gone = run(scene, "changes", "install", NAME, "--apply", "--drop")
+    assert [piece["present"] for piece in gone["pieces"]] == [False] * 4
+    assert run(scene, "changes", "status", NAME, code=1)["complete"] is False
+    (report,) = run(scene, "sync", NAME, code=1)
+    assert report["paused"] == "log_missing"
+
+
+@pytest.mark.covers("changes install", "changes status", "sync", errors=True)
+def test_what_cannot_be_logged_says_so(scene: Scene) -> None:
+    for verb in ("install", "status"):
+        assert 'method = "log"' in refused(scene, "changes", verb, NAME)
+    by_log(scene)
+    assert f"owl-sap changes install {NAME}" in refused(scene, "sync", NAME)
+    scene.run('RENAME TABLE "ROWS" TO "BASE"')
+    scene.run('CREATE VIEW "ROWS" AS SELECT * FROM "BASE"')
+    file = scene.folder / "owl-sap.toml"
+    file.write_text(file.read_text(encoding="utf-8") + 'key = ["K"]\n', encoding="utf-8")
+    assert "is a view" in refused(scene, "changes", "install", NAME)
+    assert "is a view" in refused(scene, "sync", NAME)

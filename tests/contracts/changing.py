@@ -1,0 +1,311 @@
+"""A table that changes, in memory and in the stand-in, with a clock that the test sets; and collections over it for
+each way to find changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+from connector.change_log import installation
+from connector.errors import LogMissing
+from connector.hana import HanaPool
+from connector.model import (
+    ChangeSpec,
+    CollectionSpec,
+    Column,
+    Embedder,
+    Key,
+    LogEntry,
+    Passed,
+    Query,
+    Row,
+    RowIds,
+    Span,
+    Table,
+    TableRef,
+    Token,
+    Value,
+    VectorStore,
+)
+from connector.source import HanaSource
+from connector.sync import Ends, SyncOptions, SyncReport, sync
+
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+TIMESTAMP = Column("AT", "TIMESTAMP", 27, 7)
+OPTIONS = SyncOptions(page_rows=3, window=4, max_deletes=1.0)
+WAYS = {
+    "full": ChangeSpec(),
+    "hash": ChangeSpec(hash="server"),
+    "watermark": ChangeSpec("watermark", "AT", delay=30),
+    "log": ChangeSpec("log"),
+    "rowid": ChangeSpec("rowid"),
+}
+
+
+def second(number: float) -> datetime:
+    return NOON + timedelta(seconds=number)
+
+
+def stamp(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S.%f0")
+
+
+class MemoryTable:
+    """Rows by key, a log, row ids. What a transaction that is still open wrote shows once it commits."""
+
+    def __init__(self) -> None:
+        self.ref = TableRef("S", "ROWS")
+        columns = (Column("K", "INTEGER", 10), Column("TXT", "NVARCHAR", 100), Column("GRP", "NVARCHAR", 3), TIMESTAMP)
+        self.table = Table(self.ref, columns, ("K",))
+        self.rows: dict[int, tuple[str | None, str, str | None]] = {}
+        self.ids: dict[int, int] = {}
+        self.log: dict[int, Key] = {}
+        self.clock = second(0)
+        self.logging = True
+        self.reads = 0
+        self._next = 1
+        self._next_entry = 1
+
+    @property
+    def source(self) -> MemorySource:
+        return MemorySource(self)
+
+    def spec(self, way: str, **more: Any) -> CollectionSpec:
+        return _spec(self.ref, way, **more)
+
+    def put(self, key: int, text: str | None, at: datetime | None, group: str = "G") -> None:
+        self.later(key, text, at, group)()
+
+    def later(self, key: int, text: str | None, at: datetime | None, group: str = "G") -> Callable[[], None]:
+        """A transaction that has written the row; the call commits it."""
+        row_id, entry = self._next, self._next_entry
+        self._next, self._next_entry = row_id + 1, entry + 1
+
+        def commit() -> None:
+            self.rows[key], self.ids[key] = (text, group, stamp(at)), row_id
+            if self.logging:
+                self.log[entry] = (key,)
+
+        return commit
+
+    def delete(self, *keys: int) -> None:
+        for key in keys:
+            if self.rows.pop(key, None) is not None:
+                self.ids.pop(key)
+                self._logged(key)
+
+    def rekey(self, old: int, new: int, at: datetime | None) -> None:
+        text, group, _ = self.rows[old]
+        self.delete(old)
+        self.put(new, text, at, group)
+
+    def truncate(self) -> None:
+        self.rows, self.ids, self._next = {}, {}, 1
+
+    def _logged(self, key: int) -> None:
+        if self.logging:
+            self.log[self._next_entry] = (key,)
+            self._next_entry += 1
+
+    def texts(self) -> dict[int, str]:
+        return {key: text for key, (text, _, _) in self.rows.items() if text}
+
+    def waiting(self) -> int:
+        return len(self.log)
+
+
+@dataclass
+class MemorySource:
+    """`Source` and `Capture` in one."""
+
+    data: MemoryTable
+
+    @property
+    def capture(self) -> MemorySource:
+        return self
+
+    def describe(self, ref: TableRef) -> Table:
+        return self.data.table
+
+    def now(self) -> datetime:
+        return self.data.clock
+
+    def count(self, query: Query) -> int:
+        return len(self.data.rows)
+
+    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+        keys = sorted(self.data.rows)
+        for start in range(0, len(keys), size):
+            yield self.rows(query, [(key,) for key in keys[start : start + size]])
+
+    def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
+        self.data.reads += len(keys)
+        return [self._row(query, key) for (key,) in keys if key in self.data.rows]  # type: ignore[list-item]
+
+    def _row(self, query: Query, key: int) -> Row:
+        text, group, at = self.data.rows[key]
+        values: dict[str, Value] = {"K": key, "TXT": text, "GRP": group, "AT": at and datetime.fromisoformat(at[:26])}
+        return Row((key,), {name: values[name] for name in dict.fromkeys((*query.key, *query.columns))})
+
+    def table_id(self, table: TableRef) -> int | None:
+        return 1
+
+    def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
+        place = (span.after, span.key)
+        while True:
+            stamped = sorted((at, key) for key, (_, _, at) in self.data.rows.items() if at is not None)
+            page = [(at, key) for at, key in stamped if at <= span.upto and _behind((at, key), place)][:size]
+            if not page:
+                return
+            place = (page[-1][0], (page[-1][1],))
+            yield Passed(self.rows(query, [(key,) for _, key in page]), page[-1][0])
+
+    def highest(self, query: Query, column: Column) -> str | None:
+        raise NotImplementedError
+
+    def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
+        keys = sorted(self.data.rows)
+        for start in range(0, len(keys), size):
+            there = [key for key in keys[start : start + size] if key in self.data.rows]
+            rows = self.rows(query, [(key,) for key in there]) if values else [Row((key,), {}) for key in there]
+            yield [replace(row, token=self._token(query, token, key)) for row, key in zip(rows, there, strict=True)]
+
+    def _token(self, query: Query, token: Token, key: int) -> bytes:
+        if token == "rowid":
+            return self.data.ids[key].to_bytes(8, "big")
+        return sha256(repr(self._row(query, key).values).encode()).digest()
+
+    def row_ids(self, query: Query) -> RowIds:
+        return RowIds(max(self.data.ids.values(), default=0), len(self.data.ids))
+
+    def check_log(self, query: Query, log: TableRef) -> None:
+        if not self.data.logging:
+            raise LogMissing("no log: see `owl-sap changes install NAME`")
+
+    def log_length(self, log: TableRef) -> int:
+        return len(self.data.log)
+
+    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
+        return [LogEntry(number, key) for number, key in sorted(self.data.log.items()) if number > after][:size]
+
+    def forget(self, log: TableRef, ids: Sequence[int]) -> None:
+        for number in ids:
+            self.data.log.pop(number, None)
+
+
+def _behind(at: tuple[str, int], place: tuple[str, Key | None]) -> bool:
+    after, key = place
+    return at[0] > after or (at[0] == after and key is not None and (at[1],) > key)  # type: ignore[operator]
+
+
+@dataclass
+class HanaTable:
+    """The same in the stand-in. `pool` has the schema of the table as its own."""
+
+    pool: HanaPool
+    schema: str
+    connect: Callable[[], Any]
+    clock: datetime = field(default_factory=lambda: second(0))
+    open: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ref = TableRef(self.schema, "ROWS")
+        columns = '"K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(100), "GRP" NVARCHAR(3), "AT" TIMESTAMP'
+        self.run(f'CREATE COLUMN TABLE "ROWS" ({columns})')
+        setup = installation(self.spec("log"), self.source.describe(self.ref), "X")
+        for sql in (setup.create_table, *setup.triggers.values()):
+            self.run(sql)
+
+    def close(self) -> None:
+        for connection in self.open:
+            connection.rollback()
+            connection.close()
+
+    def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self.pool.session() as session:
+            if sql.startswith("SELECT"):
+                return session.query(sql, values)
+            session.execute(sql, values)
+        return []
+
+    @property
+    def source(self) -> HanaSource:
+        return _Clocked(self.pool, self)
+
+    def spec(self, way: str, **more: Any) -> CollectionSpec:
+        return _spec(self.ref, way, **more)
+
+    def put(self, key: int, text: str | None, at: datetime | None, group: str = "G") -> None:
+        self.run('UPSERT "ROWS" VALUES (?, ?, ?, ?) WITH PRIMARY KEY', key, text, group, stamp(at))
+
+    def later(self, key: int, text: str | None, at: datetime | None, group: str = "G") -> Callable[[], None]:
+        connection = self.connect()
+        self.open.append(connection)
+        connection.cursor().execute('INSERT INTO "ROWS" VALUES (?, ?, ?, ?)', (key, text, group, stamp(at)))
+
+        def commit() -> None:
+            connection.commit()
+
+        return commit
+
+    def delete(self, *keys: int) -> None:
+        for key in keys:
+            self.run('DELETE FROM "ROWS" WHERE "K" = ?', key)
+
+    def rekey(self, old: int, new: int, at: datetime | None) -> None:
+        self.run('UPDATE "ROWS" SET "K" = ?, "AT" = ? WHERE "K" = ?', new, stamp(at), old)
+
+    def truncate(self) -> None:
+        self.run('TRUNCATE TABLE "ROWS"')
+
+    def texts(self) -> dict[int, str]:
+        return dict(self.run('SELECT "K", "TXT" FROM "ROWS" WHERE "TXT" IS NOT NULL'))  # type: ignore[arg-type]
+
+    def waiting(self) -> int:
+        return int(self.run('SELECT COUNT(*) FROM "OWL_LOG_C"')[0][0])
+
+
+class _Clocked(HanaSource):
+    """The stand-in's clock is that of the test."""
+
+    def __init__(self, pool: HanaPool, table: HanaTable) -> None:
+        super().__init__(pool)
+        self._table = table
+
+    def now(self) -> datetime:
+        return self._table.clock
+
+
+Changing = MemoryTable | HanaTable
+
+
+def _spec(ref: TableRef, way: str, **more: Any) -> CollectionSpec:
+    changes = replace(WAYS[way], **more)
+    return CollectionSpec("c", ref, "{TXT}", metadata=("GRP",), changes=changes)
+
+
+@dataclass
+class Synced:
+    """A changing table, a store, and one collection between them."""
+
+    table: Changing
+    store: VectorStore
+    embedder: Embedder
+    way: str
+
+    def sync(self, way: str = "", change: dict[str, Any] | None = None, **options: Any) -> SyncReport:
+        spec = self.table.spec(way or self.way, **(change or {}))
+        report = sync(spec, Ends(self.table.source, self.store, self.embedder), replace(OPTIONS, **options))
+        counted = report.upserted + report.unchanged + report.empty + report.quarantined + report.superseded
+        assert report.read == counted, report
+        return report
+
+    def stored(self) -> dict[int, str]:
+        found = (record for page in self.store.records("c") for record in page)
+        return {int((record.id or "[]")[1:-1]): record.text or "" for record in found}
+
+    def agrees(self) -> None:
+        assert self.stored() == self.table.texts()

@@ -1,0 +1,390 @@
+"""What every way to find changes promises, over a table in memory and over one in the stand-in: the store agrees with
+the source after a run for what the way can see, and after a full comparison for everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.parts import EngineEmbedder
+from connector.hana import ConnectionOptions, HanaPool
+from connector.model import Embedder
+from connector.stores.local import LocalStore
+from tests.contracts.changing import WAYS, Changing, HanaTable, MemoryTable, Synced, second
+
+PARTIAL = ("watermark", "log")
+SEE_DELETIONS = ("full", "hash", "rowid", "log")
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Embedder]:
+    engine = load_engine(EngineOptions(model="hash:16"))
+    yield EngineEmbedder(engine)
+    engine.close()
+
+
+@pytest.fixture(params=["memory", "stand-in"])
+def table(request: pytest.FixtureRequest) -> Iterator[Changing]:
+    if request.param == "memory":
+        yield MemoryTable()
+        return
+    emulator, schema = request.getfixturevalue("emulator"), request.getfixturevalue("hana_schema")
+    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+    options = ConnectionOptions(**login, schema=schema, encrypt=False, communication_timeout=30)
+    with HanaPool(options, 2) as pool:
+        made = HanaTable(pool, schema, lambda: emulator.connect(currentSchema=schema))
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def synced(table: Changing, embedder: Embedder, tmp_path: Path) -> Iterator[Synced]:
+    """Ten rows, synced once by whatever way the test names."""
+    store = LocalStore(tmp_path / "s")
+    for number in range(10):
+        table.put(number, f"pump {number}", second(-1000 + number))
+    yield Synced(table, store, embedder, "full")
+    store.close()
+
+
+def begun(synced: Synced, way: str) -> Synced:
+    synced.way = way
+    report = synced.sync()
+    assert (report.method, report.upserted, report.complete) == ("full", 10, True)
+    if way == "log":  # the entries of the rows that were there before
+        assert (synced.sync().unchanged, synced.table.waiting()) == (10, 0)
+    synced.table.clock += timedelta(seconds=100)
+    return synced
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_changed_costs_nothing(synced, way):
+    begun(synced, way)
+    report = synced.sync()
+    assert (report.upserted, report.embedded_texts, report.deleted) == (0, 0, 0)
+    assert report.method == way
+    assert report.loaded == (10 if way == "full" else 0)
+    assert report.read == (0 if way in PARTIAL else 10)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_insert_update_and_metadata(synced, way):
+    begun(synced, way)
+    synced.table.put(3, "valve", second(60))
+    synced.table.put(10, "gasket", second(61))
+    synced.table.put(4, "pump 4", second(62), "H")
+    report = synced.sync()
+    assert (report.upserted, report.embedded_texts) == (3, 2)
+    assert report.loaded == {"full": 11}.get(way, 3)
+    synced.agrees()
+    assert synced.sync().upserted == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_deletions_and_changed_keys(synced, way):
+    begun(synced, way)
+    synced.table.delete(1, 2)
+    synced.table.rekey(5, 50, second(60))
+    report = synced.sync()
+    assert report.upserted == 1
+    if way in SEE_DELETIONS:
+        assert report.deleted == 3
+        synced.agrees()
+    else:
+        assert report.deleted == 0
+        assert synced.sync(full=True).deleted == 3
+        synced.agrees()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_that_turn_blank_and_come_back(synced, way):
+    begun(synced, way)
+    synced.table.put(3, None, second(60))
+    assert synced.sync().empty == 1
+    synced.agrees()
+    synced.table.put(3, "again", second(90))
+    synced.table.clock += timedelta(seconds=100)
+    assert synced.sync().upserted == 1
+    synced.agrees()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_comparison_keeps_what_the_way_stored(synced, way):
+    """No flapping: it rewrites nothing, and the run after it finds its tokens and marks in order."""
+    begun(synced, way)
+    synced.sync()
+    before = _records(synced)
+    report = synced.sync(full=True)
+    assert (report.method, report.upserted, report.unchanged) == ("full", 0, 10)
+    assert any("asked for" in note for note in report.notes) == (way != "full")
+    assert _records(synced) == before
+    assert synced.sync().upserted == 0
+
+
+def _records(synced: Synced) -> list[Any]:
+    return sorted((r.id, r.content_hash) for page in synced.store.records("c") for r in page)
+
+
+@pytest.mark.parametrize(
+    ("table", "before", "after"),
+    [
+        (where, before, after)
+        for where in ("memory", "stand-in")
+        for before in WAYS
+        for after in WAYS
+        if before != after and (where == "memory" or before == "full")
+    ],
+    indirect=["table"],
+)
+def test_another_way_embeds_nothing(synced, before, after):
+    begun(synced, before)
+    synced.table.delete(7)
+    synced.table.put(3, "valve", None)
+    report = synced.sync(after)
+    assert (report.method, report.upserted, report.embedded_texts, report.deleted) == ("full", 1, 1, 1)
+    synced.agrees()
+    report = synced.sync(after)
+    assert (report.upserted, report.embedded_texts) == (0, 0)
+    assert report.method == after
+
+
+@pytest.mark.parametrize("way", ["watermark", "log", "rowid", "hash"])
+def test_the_full_comparison_comes_round(synced, way):
+    begun(synced, way)
+    assert synced.sync(change={"reconcile": 3600.0}).method == way
+    synced.table.clock += timedelta(seconds=3600)
+    report = synced.sync(change={"reconcile": 3600.0})
+    assert (report.method, report.complete) == ("full", True)
+    assert any("too long ago" in note for note in report.notes)
+    assert synced.sync(change={"reconcile": 3600.0}).method == way
+
+
+# ----------------------------------------------------------------------------------------------------------- watermark
+
+
+def test_a_late_commit_is_lost_without_delay_and_found_by_the_comparison(synced):
+    synced.way, no_delay = "watermark", {"delay": 0.0}
+    synced.sync(change=no_delay)
+    commit = synced.table.later(20, "late", second(50))
+    synced.table.put(21, "early", second(60))
+    synced.table.clock = second(61)
+    assert synced.sync(change=no_delay).upserted == 1
+    commit()
+    synced.table.clock = second(70)
+    assert synced.sync(change=no_delay).upserted == 0
+    assert 20 not in synced.stored()
+    report = synced.sync(change=no_delay, full=True)
+    assert (report.upserted, report.late_rows) == (1, 1)
+    assert any("would have missed" in note for note in report.notes)
+    synced.agrees()
+
+
+def test_a_late_commit_within_the_delay_is_found_by_the_next_window(synced):
+    begun(synced, "watermark")
+    commit = synced.table.later(20, "late", second(90))
+    synced.table.put(21, "early", second(91))
+    assert synced.sync().upserted == 0  # both younger than the delay
+    commit()
+    synced.table.clock = second(130)
+    report = synced.sync()
+    assert (report.upserted, report.late_rows) == (2, 0)
+    synced.agrees()
+
+
+def test_rows_without_a_watermark_wait_for_the_comparison(synced):
+    begun(synced, "watermark")
+    synced.table.put(30, "no time", None)
+    synced.table.put(3, "valve", None)
+    assert synced.sync().read == 0
+    report = synced.sync(full=True)
+    assert (report.upserted, report.late_rows) == (2, 2)
+    synced.agrees()
+
+
+@pytest.mark.parametrize("stopped_after", [1, 2, 3])
+def test_equal_watermarks_over_the_border_of_pages_and_of_runs(synced, stopped_after):
+    """Nine rows of one watermark, three a page; the run is ended in the middle and the next one goes on there."""
+    begun(synced, "watermark")
+    for number in range(9):
+        synced.table.put(20 + number, f"valve {number}", second(60))
+    report = _stopped(synced, stopped_after)
+    assert report.stopped
+    assert (report.read, report.upserted) == (3 * stopped_after, 3 * stopped_after)
+    after = synced.sync()
+    assert (after.read, after.upserted) == (9 - 3 * stopped_after, 9 - 3 * stopped_after)
+    synced.agrees()
+
+
+def _stopped(synced: Synced, pages: int) -> Any:
+    from connector.sync import Ends, sync
+    from tests.contracts.changing import OPTIONS
+
+    asked = iter([False] * (pages - 1) + [True])
+    ends = Ends(synced.table.source, synced.store, synced.embedder)
+    return sync(synced.table.spec(synced.way), ends, OPTIONS, stop=lambda: next(asked, True))
+
+
+def test_a_time_between_two_microseconds_is_no_reason_to_read_for_ever_or_to_lose(synced):
+    if isinstance(synced.table, MemoryTable):
+        pytest.skip("in memory there are microseconds only")
+    begun(synced, "watermark")
+    for number in range(7):
+        moment = f"2026-03-01 12:01:00.00000{number % 2}{number % 3}"
+        synced.table.run('INSERT INTO "ROWS" VALUES (?, ?, ?, ?)', 20 + number, f"valve {number}", "G", moment)
+    report = synced.sync(page_rows=2)
+    assert (report.read, report.upserted) == (7, 7)
+    synced.agrees()
+
+
+def test_a_clock_that_is_set_back_reads_nothing_and_forgets_nothing(synced):
+    begun(synced, "watermark")
+    synced.table.put(20, "first", second(60))
+    assert synced.sync().upserted == 1
+    mark = synced.store.status("c").checkpoint.mark["at"]
+    synced.table.clock = second(-500)
+    assert synced.sync().read == 0
+    assert synced.store.status("c").checkpoint.mark["at"] == mark
+    synced.table.put(21, "second", second(110))
+    synced.table.clock = second(200)
+    assert synced.sync().read == 1
+    synced.agrees()
+
+
+# ----------------------------------------------------------------------------------------------------------------- log
+
+
+def test_the_log_is_a_queue_and_not_a_tape(synced):
+    """An entry that becomes visible behind one that was taken already is taken by the next run."""
+    begun(synced, "log")
+    synced.sync()
+    commit = synced.table.later(20, "late", second(50))
+    synced.table.put(21, "early", second(60))
+    assert synced.sync().upserted == 1
+    commit()
+    assert synced.table.waiting() == 1
+    assert synced.sync().upserted == 1
+    assert synced.table.waiting() == 0
+    synced.agrees()
+
+
+def test_what_changes_while_old_entries_wait_is_embedded_once(synced):
+    """Three rows a page: the first ones are met again on later pages."""
+    synced.way = "log"
+    synced.sync()
+    synced.table.put(3, "valve", second(60))
+    synced.table.delete(4)
+    report = synced.sync()
+    assert (report.upserted, report.embedded_texts, report.deleted) == (1, 1, 1)
+    assert synced.table.waiting() == 0
+    synced.agrees()
+
+
+def test_many_entries_of_one_key_are_one_row(synced):
+    begun(synced, "log")
+    synced.sync()
+    for number in range(8):
+        synced.table.put(3, f"valve {number}", second(60))
+    report = synced.sync(page_rows=100)
+    assert (report.read, report.upserted) == (1, 1)
+    synced.agrees()
+
+
+def test_what_is_not_stored_stays_in_the_log(synced, monkeypatch):
+    begun(synced, "log")
+    synced.sync()
+    synced.table.put(3, "valve", second(60))
+
+    def fails(*_: object) -> None:
+        raise ConnectionResetError("the disk is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(synced.store, "apply", fails)
+        with pytest.raises(ConnectionResetError):
+            synced.sync()
+    assert synced.table.waiting() == 1
+    assert synced.sync().upserted == 1
+    assert synced.table.waiting() == 0
+
+
+def test_a_log_that_is_gone_pauses_and_what_it_missed_is_found(synced):
+    begun(synced, "log")
+    synced.sync()
+    _unplug(synced.table)
+    synced.table.put(3, "unseen", second(60))
+    synced.table.delete(4)
+    report = synced.sync()
+    assert (report.paused, report.read, report.deleted) == ("log_missing", 0, 0)
+    assert "owl-sap changes install c" in report.notes[0]
+    _plug_in(synced.table)
+    report = synced.sync()
+    assert (report.method, report.upserted, report.deleted) == ("full", 1, 1)
+    synced.agrees()
+    assert synced.sync().method == "log"
+
+
+def _unplug(table: Changing) -> None:
+    if isinstance(table, MemoryTable):
+        table.logging = False
+    else:
+        table.run('ALTER TABLE "ROWS" DISABLE TRIGGER "OWL_LOG_C_I"')
+        table.run('DROP TRIGGER "OWL_LOG_C_D"')
+        table.run('DROP TRIGGER "OWL_LOG_C_U"')
+
+
+def _plug_in(table: Changing) -> None:
+    if isinstance(table, MemoryTable):
+        table.logging = True
+    else:
+        from connector.change_setup import install
+
+        done = [piece.name for piece in install(table.pool, table.spec("log"), "X").pieces if piece.done]
+        assert done == ["OWL_LOG_C_U", "OWL_LOG_C_D"]
+        table.run('ALTER TABLE "ROWS" ENABLE TRIGGER "OWL_LOG_C_I"')
+
+
+@pytest.mark.parametrize("way", ["log"])
+def test_a_partial_run_brakes_too_and_the_next_one_looks_at_everything(synced, way):
+    begun(synced, way)
+    synced.sync()
+    synced.table.delete(1, 2, 3)
+    synced.table.put(5, "valve", second(60))
+    report = synced.sync(max_deletes=0.2)
+    assert (report.paused, report.deleted, report.to_delete, report.upserted) == ("max_deletes", 2, 3, 1)
+    assert synced.table.waiting() == 0
+    report = synced.sync(max_deletes=0.2)  # 8 rows are stored, 0.2 of them is 1.6
+    assert (report.method, report.deleted, report.paused) == ("full", 1, None)
+    synced.agrees()
+
+
+# --------------------------------------------------------------------------------------------------------------- rowid
+
+
+def test_row_ids_that_begin_anew_are_not_believed(synced):
+    begun(synced, "rowid")
+    synced.table.truncate()
+    for number in range(10):
+        synced.table.put(number, f"other pump {number}", second(60))
+    synced.table.put(0, "other pump 0", second(60))  # now the highest id is that of before
+    report = synced.sync()
+    if isinstance(synced.table, MemoryTable):
+        assert report.method == "rowid"  # as many rows, the highest id one more: nothing to be seen but the ids
+    synced.sync(full=True)
+    synced.agrees()
+
+
+@pytest.mark.parametrize("rows", [4, 9])
+def test_a_highest_row_id_that_fell_makes_it_compare_everything(synced, rows):
+    begun(synced, "rowid")
+    synced.table.truncate()
+    for number in range(rows):
+        synced.table.put(number, f"other pump {number}", second(60))
+    report = synced.sync()
+    assert (report.method, report.upserted, report.deleted) == ("full", rows, 10 - rows)
+    assert any("row id" in note for note in report.notes)
+    synced.agrees()
+    assert synced.sync().method == "rowid"
