@@ -44,7 +44,8 @@ from app.src.core.device import detect  # noqa: E402
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine  # noqa: E402
 from app.src.parts import EngineEmbedder  # noqa: E402
 from connector.hana import ConnectionOptions, HanaPool  # noqa: E402
-from connector.model import ChangeSpec, CollectionSpec, TableRef, VectorStore  # noqa: E402
+from connector.model import ChangeSpec, CollectionSpec, TableRef  # noqa: E402
+from connector.protocols import VectorStore  # noqa: E402
 from connector.source import HanaSource  # noqa: E402
 from connector.stores.hana import HanaStore  # noqa: E402
 from connector.stores.local import LocalStore  # noqa: E402

@@ -1,5 +1,5 @@
 """Documents in, stored vectors out: cuts chunks, has them embedded, applies change sets, sets aside the rows that the
-engine or the store refuses. Knows the protocols of `model.py` only, no SQL.
+engine or the store refuses. Knows the protocols of `protocols.py` only, no SQL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from connector.clock import StageClock
 from connector.document import Renderer, vector_digest
 from connector.embedding import Embedded, TextEmbedder, Vector, VectorCache
 from connector.errors import Overloaded, RowRejected, RowsRejected
-from connector.model import ChangeSet, Chunk, Document, Embedder, Lease, QuarantinedRow, VectorStore
+from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow
+from connector.protocols import Embedder, VectorStore
 
 CHUNKS_PER_APPLY = 1000
 """Bounds one write transaction in the store; at 384 dimensions about 1.5 MB of vectors."""

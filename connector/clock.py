@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from connector.model import Observer
+from connector.protocols import Observer
 
 STAGES = ("read", "render", "tokenize", "embed", "apply")
 

@@ -20,20 +20,8 @@ from numpy.typing import NDArray
 from connector import values
 from connector.catalog import VECTOR_TYPES, check_columns, resolve_key
 from connector.errors import ConfigurationError, RowRejected
-from connector.model import (
-    Cells,
-    Chunk,
-    CollectionSpec,
-    Column,
-    Document,
-    Embedder,
-    Key,
-    Query,
-    Row,
-    Scalar,
-    Table,
-    Value,
-)
+from connector.model import Cells, Chunk, CollectionSpec, Column, Document, Key, Query, Row, Scalar, Table, Value
+from connector.protocols import Embedder
 from connector.template import Template
 
 __all__ = [

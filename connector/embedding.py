@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from connector.clock import StageClock
 from connector.errors import TextsNotEmbeddable
-from connector.model import Embedder, Vectors
+from connector.model import Vectors
+from connector.protocols import Embedder
 
 Vector = NDArray[np.float32]
 _ENTRY_BYTES = 256

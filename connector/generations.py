@@ -1,5 +1,5 @@
 """Which generation of a collection serves, which one is built for a model, what a sync would fill, and how alike two
-answer. Knows the protocols of `model.py` only; loads no model and switches nothing.
+answer. Knows the protocols of `protocols.py` only; loads no model and switches nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from connector.errors import GenerationRefused, UnknownGeneration
-from connector.model import CollectionSpec, Embedder, Generation, VectorStore
+from connector.model import CollectionSpec, Generation
+from connector.protocols import Embedder, VectorStore
 from connector.ranking import overlap, rank_biased_overlap
 from connector.stores.generation_rules import no_generation
 from connector.stores.records import ModelStamp

@@ -1,15 +1,14 @@
-"""The vocabulary of the connector: what a row, a document, a chunk and a hit are, and what a source, a store and an
-embedder must do. Knows NumPy and the standard library, nothing else.
+"""The vocabulary of the connector: what a collection, a row, a document, a chunk, a checkpoint and a hit are. Knows
+NumPy and the standard library, nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -409,41 +408,6 @@ class Lease:
     epoch: int
 
 
-# ------------------------------------------------------------------------------------------------------ the protocols
-
-
-class Source(Protocol):
-    """Where rows come from."""
-
-    def describe(self, ref: TableRef) -> Table:
-        """The table or view. Raises UnknownTable with the nearest names."""
-        ...
-
-    def count(self, query: Query) -> int: ...
-
-    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
-        """Every row once, in key order, `size` at a time; no cursor and no transaction is open between pages."""
-        ...
-
-    def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
-        """The keys cut into at most `parts` ranges of about as many of the `rows` rows each; together they hold every
-        key there may ever be, and none twice."""
-        ...
-
-    def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
-        """The rows that exist among `keys`, any order."""
-        ...
-
-    def now(self) -> datetime:
-        """UTC, by the clock of the database."""
-        ...
-
-    @property
-    def capture(self) -> Capture:
-        """What it can say of its changes; asked only by the methods that need it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """A stretch of a watermark column: values behind `after`, and of those that hold `after` itself the rows behind
@@ -483,44 +447,6 @@ Token = Literal["hash", "rowid"]
 """What stands for a row's content: a hash by the database, or the id that every change of the row replaces."""
 
 
-class Capture(Protocol):
-    """What a source can say of its changes. A source that cannot do it raises ConfigurationError, saying why."""
-
-    def table_id(self, table: TableRef) -> int | None:
-        """Another one once the table was dropped and made anew; None for a view."""
-        ...
-
-    def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
-        """The rows of a span, each with exactly what `Source.pages` gives of it, `size` at a time."""
-        ...
-
-    def highest(self, query: Query, column: Column) -> str | None:
-        """The highest value of a watermark column; None when there is none."""
-        ...
-
-    def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
-        """Every row once, in key order, with its token; without `values` that is all, and the rows hold none."""
-        ...
-
-    def row_ids(self, query: Query) -> RowIds:
-        """For the table as a whole, whatever `where` says."""
-        ...
-
-    def check_log(self, query: Query, log: TableRef) -> None:
-        """Raises LogMissing when the log, or a trigger that fills it, is not there or not at work."""
-        ...
-
-    def log_length(self, log: TableRef) -> int: ...
-
-    def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
-        """The first `size` entries with an id above `after`, in order of their ids."""
-        ...
-
-    def forget(self, log: TableRef, ids: Sequence[int]) -> None:
-        """Delete exactly these entries; those that are gone already do not matter."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Query:
     """What to read of a table: `key` and `columns` are names from its catalogue, `where` the operator's own SQL."""
@@ -538,152 +464,3 @@ class KeyRange:
 
     after: Key | None = None
     upto: Key | None = None
-
-
-class Embedder(Protocol):
-    """Texts in, unit vectors out, same order."""
-
-    dimension: int
-    model: str
-    """Human name, for MODEL_ID and status."""
-    fingerprint: str
-    """Changes whenever vectors would: model, weights, pooling, precision family."""
-    max_tokens: int
-    """Longest text in tokens, without special tokens."""
-
-    def embed_documents(self, texts: Sequence[str]) -> Vectors:
-        """Raises TextsNotEmbeddable, naming the texts; everything else about the batch is unaffected."""
-        ...
-
-    def embed_query(self, text: str) -> NDArray[np.float32]: ...
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Without special tokens."""
-        ...
-
-    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
-        """Pieces of at most `max_tokens` tokens, each starting up to `overlap` tokens before the end of the one before
-        it, cut at word borders where that is possible; exact substrings of `text` that together cover it."""
-        ...
-
-
-class VectorStore(Protocol):
-    """Where vectors live. Thread-safe. `collection` is the configured name.
-
-    Writes need a `Lease`; every write transaction compares its epoch.
-    """
-
-    def open(self, collection: str, embedder: Embedder) -> Checkpoint:
-        """Create what is missing. Raises ModelMismatch when the collection holds vectors of another model."""
-        ...
-
-    def lease(self, collection: str, owner: str, wait: float) -> AbstractContextManager[Lease]:
-        """Own the collection for writing; renewed in the background, at most 30 s long after a crash.
-
-        Waits up to `wait` seconds for another owner; raises LeaseLost when it does not let go.
-        """
-        ...
-
-    def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
-        """All our chunks (foreign rows excluded), page by page, in no particular order."""
-        ...
-
-    def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
-        """Our chunks of these documents, in no particular order."""
-        ...
-
-    def records(self, collection: str) -> Iterator[list[StoredRecord]]:
-        """Everything in the table, foreign rows included, page by page."""
-        ...
-
-    def apply(self, lease: Lease, changes: ChangeSet) -> None:
-        """One transaction. Raises RowRejected when the data is refused, LeaseLost when another worker took over.
-
-        RowsRejected, where the store knows which, by positions in `chunks` and, behind them, `metadata_only`; a name
-        may be wrong, and there may be more of them. Overloaded: the store may take a smaller change set.
-        """
-        ...
-
-    def optimise(self, collection: str) -> None:
-        """After a bulk load: build or refresh the search index. Cheap when there is nothing to do."""
-        ...
-
-    def search(
-        self,
-        collection: str,
-        vector: NDArray[np.float32],
-        k: int,
-        where: Filter | None,
-        generation: int | None = None,
-    ) -> list[Hit]:
-        """Best first; one hit per document (its best chunk); ties by id. Raises BadFilter, UnknownCollection, and
-        GenerationChanged when another one than `generation` (None: any) serves now."""
-        ...
-
-    def keyword(
-        self, collection: str, text: str, k: int, where: Filter | None, generation: int | None = None
-    ) -> list[Hit]:
-        """As `search`, by the words of `text` (`stores/words.py`): whole words whatever their case, any of them, scored
-        by BM25, so that rare words and short texts count more. Scores compare within one answer only. None of `text` is
-        query syntax. Raises ConfigurationError where the store cannot do it."""
-        ...
-
-    def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:
-        """The stored vectors of the chunks that were found, in order; zeros for one that is gone meanwhile."""
-        ...
-
-    def quarantine(self, collection: str) -> list[QuarantinedRow]: ...
-
-    def status(self, collection: str) -> CollectionStatus | None:
-        """None when the collection was never opened."""
-        ...
-
-    def generations(self, collection: str, counted: bool = True) -> list[Generation]:
-        """All there are, by number; [] when the collection was never opened. Counting costs a look at every record."""
-        ...
-
-    def begin_generation(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
-        """The name NAME@N of a generation to be built beside the active one, with vectors of `embedder`: the newest
-        unfinished one of that model; else the newest retired one of that model and recipe, which is being built again;
-        else a new, empty one. Raises UnknownCollection where none is active."""
-        ...
-
-    def record_recipe(self, collection: str, number: int, recipe: Recipe) -> None:
-        """Remember what generation `number` is made by, serving or not. Nothing happens where there is none."""
-        ...
-
-    def switch(self, collection: str, number: int) -> None:
-        """Generation `number` serves from now on, and the one that did is retired: one transaction. Who writes to
-        either loses the lease. Nothing happens when it serves already. Raises UnknownGeneration."""
-        ...
-
-    def drop_generation(self, collection: str, number: int) -> None:
-        """Delete one that does not serve, with all it holds; cut short, it stays as an unfinished one. Raises
-        UnknownGeneration, GenerationRefused for the active one, LeaseLost while somebody writes to it."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class VectorScan(Protocol):
-    """Scores of a query against rows of a matrix; NumPy by default, a GPU's where the service injects it."""
-
-    def __call__(self, matrix: Vectors, query: NDArray[np.float32]) -> NDArray[np.float32]:
-        """matrix (n, d), query (d,) -> (n,) dot products."""
-        ...
-
-
-class Observer(Protocol):
-    """Told of events while a sync runs; must return at once and never raise."""
-
-    def stage(self, name: str, seconds: float, items: int) -> None:
-        """A stage (`read render tokenize embed apply`) was busy for `seconds` over `items` rows or texts."""
-        ...
-
-    def progress(self, done: int, total: int) -> None:
-        """Rows handled so far."""
-        ...
-
-    def event(self, name: str, **fields: str | int | float) -> None:
-        """`waiting`: another worker holds the collection; `owned`: it is ours after such a wait."""
-        ...

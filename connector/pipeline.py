@@ -14,7 +14,8 @@ from connector.apply import DocumentWriter, Prepared, Written
 from connector.changes.feed import Batch, Divided, Feed
 from connector.channel import Channel, Closed, Crew
 from connector.clock import StageClock
-from connector.model import ChangeSet, Document, Query, Row, Source
+from connector.model import ChangeSet, Document, Query, Row
+from connector.protocols import Source
 from connector.readahead import ReadAhead
 from connector.source import size_of_rows
 

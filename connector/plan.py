@@ -1,5 +1,5 @@
 """What a sync would do, and how long it might take: reads source and store, renders, counts tokens, writes nothing.
-Judges every row as `sync` does, with the same index and renderer. Knows the protocols of `model.py` only.
+Judges every row as `sync` does, with the same index and renderer. Knows the protocols of `protocols.py` only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, quarantine_id
 from connector.embedding import VectorCache
 from connector.errors import RowRejected, TextsNotEmbeddable
-from connector.model import Checkpoint, CollectionSpec, Document, Embedder, Observer, Row, Source, VectorStore
+from connector.model import Checkpoint, CollectionSpec, Document, Row
 from connector.pipeline import pages_ahead
+from connector.protocols import Embedder, Observer, Source, VectorStore
 from connector.stores.records import ModelStamp
 
 BUCKETS = (16, 32, 64, 128, 256, 512)

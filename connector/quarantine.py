@@ -1,5 +1,5 @@
 """Rows that were set aside: which they are, trying them again, forgetting them. Reads exactly those rows and writes
-them the way sync does. Knows the protocols of `model.py` only.
+them the way sync does. Knows the protocols of `protocols.py` only.
 """
 
 from __future__ import annotations
@@ -15,17 +15,8 @@ from connector.apply import DocumentWriter, Target
 from connector.clock import StageClock
 from connector.document import Renderer, parse_id, quarantine_id
 from connector.errors import RowRejected, UnknownKey
-from connector.model import (
-    ChangeSet,
-    CollectionSpec,
-    Document,
-    Key,
-    Lease,
-    QuarantinedRow,
-    Row,
-    Value,
-    VectorStore,
-)
+from connector.model import ChangeSet, CollectionSpec, Document, Key, Lease, QuarantinedRow, Row, Value
+from connector.protocols import VectorStore
 from connector.reconcile import Ends, SyncOptions, Watch
 from connector.sync import own
 

@@ -23,21 +23,9 @@ from connector.clock import STAGES, StageClock
 from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, document_id, quarantine_id
 from connector.errors import RowRejected, SchemaChanged, UnknownTable
-from connector.model import (
-    ChangeSet,
-    Checkpoint,
-    CollectionSpec,
-    Document,
-    Embedder,
-    Lease,
-    Observer,
-    QuarantinedRow,
-    Row,
-    Source,
-    Table,
-    VectorStore,
-)
+from connector.model import ChangeSet, Checkpoint, CollectionSpec, Document, Lease, QuarantinedRow, Row, Table
 from connector.pipeline import Pipeline, Work, read_ahead
+from connector.protocols import Embedder, Observer, Source, VectorStore
 
 FREE_DELETES = 10
 """So many rows may lose their vectors, because they turned blank or in a repair, whatever their share."""

@@ -22,7 +22,8 @@ from connector.errors import (
     UnknownTable,
 )
 from connector.hana import HanaPool, Rows, utc_now
-from connector.model import Capture, Key, KeyRange, Query, Row, Table, TableRef
+from connector.model import Key, KeyRange, Query, Row, Table, TableRef
+from connector.protocols import Capture
 from connector.statement import Statement, check_unique, with_bytes
 
 LOOKUP_SIZES = (1, 8, 64)

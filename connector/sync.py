@@ -22,7 +22,8 @@ from connector.errors import (
     UnknownColumn,
     UnknownTable,
 )
-from connector.model import ChangeSet, Checkpoint, CollectionSpec, Lease, Observer, Table, VectorStore
+from connector.model import ChangeSet, Checkpoint, CollectionSpec, Lease, Table
+from connector.protocols import Observer, VectorStore
 from connector.reconcile import (
     Before,
     Ends,

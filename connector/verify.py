@@ -1,5 +1,5 @@
 """Proves a collection: every live source row stored once, with the vector of its current text. Finds what is missing,
-stale, orphaned, duplicated or damaged, and on request mends exactly that. Knows the protocols of `model.py` only.
+stale, orphaned, duplicated or damaged, and on request mends exactly that. Knows the protocols of `protocols.py` only.
 """
 
 from __future__ import annotations
@@ -17,18 +17,9 @@ from connector.clock import StageClock
 from connector.difference import id_digest
 from connector.document import Renderer, content_hash, metadata_json, quarantine_id, vector_digest
 from connector.errors import RowRejected, TextsNotEmbeddable
-from connector.model import (
-    ChangeSet,
-    Chunk,
-    CollectionSpec,
-    Document,
-    Embedder,
-    Lease,
-    Row,
-    StoredRecord,
-    VectorStore,
-)
+from connector.model import ChangeSet, Chunk, CollectionSpec, Document, Lease, Row, StoredRecord
 from connector.pipeline import pages_ahead
+from connector.protocols import Embedder, VectorStore
 from connector.reconcile import FREE_DELETES, Ends, SyncOptions, Watch
 from connector.sync import own
 

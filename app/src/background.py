@@ -15,7 +15,8 @@ from app.src.jobs import Job, JobOptions, Jobs, Kind, Limits, Patience, Run, Sta
 from app.src.scheduling import Scheduler
 from app.src.settings import Settings
 from connector.errors import ConnectorError
-from connector.model import CollectionStatus, Observer
+from connector.model import CollectionStatus
+from connector.protocols import Observer
 
 if TYPE_CHECKING:
     from connector.quarantine import RetryReport

@@ -13,7 +13,8 @@ from app.src.parts import Parts
 from app.src.settings import CollectionSettings
 from app.src.settings.writing import collection_block
 from connector.errors import ConfigurationError, NoProposal
-from connector.model import CollectionSpec, Observer, TableRef
+from connector.model import CollectionSpec, TableRef
+from connector.protocols import Observer
 
 if TYPE_CHECKING:
     from connector.introspection import Introspection

@@ -31,7 +31,8 @@ from connector.generations import (
     needs_another,
     sample_texts,
 )
-from connector.model import CollectionSpec, CollectionStatus, Generation, ModelSource, Observer, Recipe
+from connector.model import CollectionSpec, CollectionStatus, Generation, ModelSource, Recipe
+from connector.protocols import Observer
 from connector.stores.records import ModelStamp
 from connector.sync import Ends, Stop, SyncOptions, SyncReport, Watch, sync
 from connector.verify import VerifyReport, verify

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from app.src.settings import HanaSettings, Settings
 from connector.errors import ConfigurationError, ConnectorError, TextsNotEmbeddable, UnknownTable
-from connector.model import ModelSource, Source, Vectors, VectorStore
+from connector.model import ModelSource, Vectors
+from connector.protocols import Source, VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine

@@ -30,15 +30,8 @@ from connector.errors import (
     DatabaseError,
     UnknownCollection,
 )
-from connector.model import (
-    CollectionSpec,
-    CollectionStatus,
-    Filter,
-    Observer,
-    Source,
-    Vectors,
-    VectorStore,
-)
+from connector.model import CollectionSpec, CollectionStatus, Filter, Vectors
+from connector.protocols import Observer, Source, VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine

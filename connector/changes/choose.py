@@ -18,7 +18,8 @@ from connector.changes.log import LogFeed
 from connector.changes.tokens import TokenFeed, regressed
 from connector.changes.watermark import Clocked, LateFeed, WatermarkFeed, next_mark
 from connector.errors import ConfigurationError, LogMissing
-from connector.model import Checkpoint, CollectionSpec, Column, Query, RowIds, Source, Table, Token
+from connector.model import Checkpoint, CollectionSpec, Column, Query, RowIds, Table, Token
+from connector.protocols import Source
 from connector.watermarks import watermark
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from connector.changes.feed import Batch
-from connector.model import KeyRange, Query, Source
+from connector.model import KeyRange, Query
+from connector.protocols import Source
 
 ROWS_PER_READER = 20_000
 """Fewer are read by one as fast: finding where to divide the table costs a statement, too."""

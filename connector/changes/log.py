@@ -12,7 +12,8 @@ from typing import Any
 from connector import failpoints
 from connector.changes.feed import Batch
 from connector.document import quarantine_id
-from connector.model import Key, LogEntry, Query, Source, TableRef
+from connector.model import Key, LogEntry, Query, TableRef
+from connector.protocols import Source
 
 MARGIN = 10
 """Pages that a run takes beyond the entries there were when it began; what a busy table adds after that is for the next

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from connector.changes.feed import Batch
-from connector.model import Query, RowIds, Source, Token
+from connector.model import Query, RowIds, Token
+from connector.protocols import Source
 
 
 class TokenFeed:

@@ -13,7 +13,8 @@ from typing import Any
 from connector.changes.feed import Batch, Divided
 from connector.document import document_id, parse_id
 from connector.errors import RowRejected
-from connector.model import Capture, Column, Key, Query, Row, Span, Value
+from connector.model import Column, Key, Query, Row, Span, Value
+from connector.protocols import Capture
 from connector.watermarks import Reach, Step, less, moment, reach, watermark
 
 

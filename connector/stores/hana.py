@@ -30,7 +30,6 @@ from connector.model import (
     ChangeSet,
     Checkpoint,
     CollectionStatus,
-    Embedder,
     Filter,
     Generation,
     Hit,
@@ -42,6 +41,7 @@ from connector.model import (
     Vectors,
     is_generation,
 )
+from connector.protocols import Embedder
 from connector.stores import hana_keywords, hana_tables, records
 from connector.stores.generation_rules import changed
 from connector.stores.hana_generations import HanaGenerations

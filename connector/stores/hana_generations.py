@@ -13,7 +13,8 @@ from typing import Any
 from connector import catalog, failpoints
 from connector.errors import DatabaseError, RowRejected, UnknownColumn, UnknownTable
 from connector.hana import HanaPool, Session
-from connector.model import Embedder, Generation, GenerationState, Lease, Recipe, generation_name
+from connector.model import Generation, GenerationState, Lease, Recipe, generation_name
+from connector.protocols import Embedder
 from connector.stores import records
 from connector.stores.generation_rules import (
     DROPPED,

@@ -23,7 +23,6 @@ from connector.model import (
     ChangeSet,
     Checkpoint,
     CollectionStatus,
-    Embedder,
     Filter,
     Generation,
     Hit,
@@ -33,9 +32,9 @@ from connector.model import (
     StoredChunk,
     StoredRecord,
     Vectors,
-    VectorScan,
     is_generation,
 )
+from connector.protocols import Embedder, VectorScan
 from connector.stores import filter_sql, filters, local_keywords, records
 from connector.stores.generation_rules import changed
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost

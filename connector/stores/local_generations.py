@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from connector import failpoints
-from connector.model import Embedder, Generation, GenerationState, Lease, Recipe, generation_name
+from connector.model import Generation, GenerationState, Lease, Recipe, generation_name
+from connector.protocols import Embedder
 from connector.stores import records
 from connector.stores.generation_rules import (
     DROPPED,

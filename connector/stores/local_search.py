@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.model import Hit, VectorScan
+from connector.model import Hit
+from connector.protocols import VectorScan
 from connector.stores import filter_sql, filters
 from connector.stores.local_records import Candidate, Records, best_documents
 from connector.stores.scan import exact_scores, scan_error, shortlist

@@ -22,7 +22,6 @@ from connector.model import (
     Checkpoint,
     ChunkSpec,
     CollectionSpec,
-    Embedder,
     Hit,
     ModelSource,
     QuarantinedRow,
@@ -31,6 +30,7 @@ from connector.model import (
     TableRef,
     Vectors,
 )
+from connector.protocols import Embedder
 
 UNIT_TOLERANCE = 1e-3
 """A stored vector's length may differ from 1 by this much (half precision stays within it)."""

@@ -18,8 +18,9 @@ from typing import Any
 
 from app.src.parts import EngineEmbedder
 from connector.hana import ConnectionOptions, HanaPool
-from connector.model import ChunkSpec, CollectionSpec, KeyRange, Row, TableRef, VectorStore
+from connector.model import ChunkSpec, CollectionSpec, KeyRange, Row, TableRef
 from connector.model import Query as SourceQuery
+from connector.protocols import VectorStore
 from connector.retry import RetryPolicy
 from connector.source import HanaSource
 from connector.stores.hana import HanaStore

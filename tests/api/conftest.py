@@ -18,7 +18,8 @@ from app.src.api.server import _listener, create_app
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ConnectorError, UnknownTable
-from connector.model import Capture, Column, Key, KeyRange, Query, Row, Table, TableRef
+from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef
+from connector.protocols import Capture
 
 MATERIALS = TableRef("S", "MARA")
 TEXTS = {

@@ -25,7 +25,8 @@ from connector.errors import (
     UnknownColumn,
     UnknownTable,
 )
-from connector.model import CollectionStatus, Observer, Query, Row
+from connector.model import CollectionStatus, Query, Row
+from connector.protocols import Observer
 
 
 def test_nothing_is_opened_before_it_is_needed(make_service: Callable[[], Service], settings: Settings) -> None:

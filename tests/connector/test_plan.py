@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from connector.errors import ModelMismatch, PermissionRefused, TextsNotEmbeddable, UnknownColumn
 from connector.hana import ConnectionOptions, HanaPool
-from connector.model import ChunkSpec, CollectionSpec, VectorStore
+from connector.model import ChunkSpec, CollectionSpec
 from connector.plan import Plan, PlanOptions, plan
+from connector.protocols import VectorStore
 from connector.stores.hana import HanaStore
 from connector.stores.local import FILE, LocalStore
 from connector.sync import Ends, SyncOptions, SyncReport, sync

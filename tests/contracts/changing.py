@@ -16,7 +16,6 @@ from connector.model import (
     ChangeSpec,
     CollectionSpec,
     Column,
-    Embedder,
     Key,
     LogEntry,
     Passed,
@@ -28,8 +27,8 @@ from connector.model import (
     TableRef,
     Token,
     Value,
-    VectorStore,
 )
+from connector.protocols import Embedder, VectorStore
 from connector.source import HanaSource
 from connector.sync import Ends, SyncOptions, SyncReport, sync
 

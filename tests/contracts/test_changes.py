@@ -13,7 +13,7 @@ import pytest
 from app.src.core.engine import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from connector.hana import ConnectionOptions, HanaPool
-from connector.model import Embedder
+from connector.protocols import Embedder
 from connector.stores.local import LocalStore
 from tests.contracts.changing import WAYS, Changing, HanaTable, MemoryTable, Synced, second
 

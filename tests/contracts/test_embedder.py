@@ -9,7 +9,7 @@ import pytest
 
 from app.src.core.engine import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
-from connector.model import Embedder
+from connector.protocols import Embedder
 
 TEXTS = [
     "hydraulic pump leaks oil at the shaft seal",

@@ -31,8 +31,8 @@ from connector.model import (
     QuarantinedRow,
     Recipe,
     TableRef,
-    VectorStore,
 )
+from connector.protocols import VectorStore
 from tests.contracts.test_vector_store import (
     DIMENSION,
     Model,

@@ -16,7 +16,8 @@ import pytest
 
 from connector.errors import BadFilter
 from connector.hana import ConnectionOptions, HanaPool
-from connector.model import ChangeSet, Chunk, VectorStore
+from connector.model import ChangeSet, Chunk
+from connector.protocols import VectorStore
 from connector.stores import hana_keywords
 from connector.stores.hana import HanaStore
 from connector.stores.local import LocalStore

@@ -21,7 +21,8 @@ from connector.catalog import resolve_key
 from connector.document import document_id, parse_id
 from connector.errors import NoKey, UnknownColumn, UnknownTable
 from connector.hana import ConnectionOptions, HanaPool, quote
-from connector.model import CollectionSpec, Query, Source, TableRef
+from connector.model import CollectionSpec, Query, TableRef
+from connector.protocols import Source
 from connector.source import HanaSource
 
 _names = itertools.count(1)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from connector.errors import BadFilter, ConnectorError
 from connector.hana import ConnectionOptions, HanaPool
-from connector.model import ChangeSet, Chunk, Filter, Hit, VectorStore
+from connector.model import ChangeSet, Chunk, Filter, Hit
+from connector.protocols import VectorStore
 from connector.stores.hana import HanaStore
 from connector.stores.local import LocalStore
 

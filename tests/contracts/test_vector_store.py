@@ -33,7 +33,8 @@ from connector.errors import (
     UnknownCollection,
 )
 from connector.hana import ConnectionOptions, HanaPool
-from connector.model import ChangeSet, Checkpoint, Chunk, Lease, QuarantinedRow, VectorStore
+from connector.model import ChangeSet, Checkpoint, Chunk, Lease, QuarantinedRow
+from connector.protocols import VectorStore
 from connector.stores import filters
 from connector.stores.hana import HanaStore
 from connector.stores.lease import LeaseTimes

@@ -15,7 +15,7 @@ import pytest
 
 from connector.errors import SchemaChanged
 from connector.hana import ConnectionOptions, HanaPool, load_driver
-from connector.model import VectorStore
+from connector.protocols import VectorStore
 from connector.source import HanaSource
 from connector.stores.hana import HanaStore
 from connector.stores.local import LocalStore
