@@ -19,6 +19,7 @@ from app.src.cli import output
 from app.src.cli.exits import INTERRUPTED, OK, exit_code, message
 from app.src.cli.interrupts import not_held_up, orderly
 from app.src.settings import Loaded, load
+from connector import failpoints
 
 if TYPE_CHECKING:
     from app.src.service import Service
@@ -135,6 +136,9 @@ def report_error(error: Exception, debug: bool = False, subject: str = "") -> in
 def opened(loaded: Loaded) -> Iterator[Service]:
     from app.src.service import Service
 
+    if loaded.failpoint is not None:
+        output.say(f"failpoint {loaded.failpoint} is armed: this process will fail there (for tests only)")
+        failpoints.arm(loaded.failpoint.hook())
     service = Service(loaded.settings, file=loaded.file)
     try:
         yield service

@@ -17,10 +17,13 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from app.src.settings.model import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES, BadVariable, Variable
+from connector.failpoints import Failpoint
 
 DEFAULT_FILE = "owl-sap.toml"
 PREFIX = "OWL_SAP_"
 _CONFIG_VARIABLE = "OWL_SAP_CONFIG"
+_FAILPOINT_VARIABLE = "OWL_SAP_FAILPOINT"
+"""For tests of crashes only: no setting, so that no configuration file can arm one."""
 _FILE_SUFFIX = "_FILE"
 
 SettingPath = tuple[str, ...]
@@ -32,12 +35,14 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins`: where a set value came from, by path; absent: the default. `inert`: variables that change nothing."""
+    """`origins`: where a set value came from, by path; absent: the default. `inert`: variables that change nothing.
+    `failpoint`: where a test wants this process to end; None wherever the product runs."""
 
     settings: Settings
     origins: Mapping[SettingPath, str] = field(default_factory=dict)
     inert: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None
+    failpoint: Failpoint | None = None
 
 
 def load(
@@ -63,7 +68,7 @@ def load(
         settings = Settings.model_validate(layers.tree)
     except ValidationError as error:
         raise SettingsError("\n".join(_explained(error, layers.origins))) from None
-    return Loaded(settings, layers.origins, layers.inert, file)
+    return Loaded(settings, layers.origins, layers.inert, file, _failpoint(variables))
 
 
 def no_collections(file: Path | None) -> str:
@@ -102,6 +107,18 @@ def _environment(environ: Mapping[str, str] | None, folder: Path) -> dict[str, t
             raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
     actual = os.environ if environ is None else environ  # noqa: TID251 - the one place
     return merged | {name: (text, f"environment {name}") for name, text in actual.items() if text}
+
+
+def _failpoint(variables: Mapping[str, tuple[str, str]]) -> Failpoint | None:
+    text, origin = variables.get(_FAILPOINT_VARIABLE, ("", ""))
+    if not text:
+        return None
+    if not origin.startswith("environment "):
+        raise SettingsError(f"{origin}: a failpoint is armed by the environment itself, never by a file")
+    try:
+        return Failpoint.parse(text)
+    except ValueError as error:
+        raise SettingsError(f"{origin}: {error}") from None
 
 
 def _file(config: Path | None, variables: Mapping[str, tuple[str, str]], folder: Path) -> Path | None:
@@ -154,7 +171,7 @@ class _Layers:
             for variable in table:
                 self._add_known(variable, variables)
         for name, (_, origin) in variables.items():
-            if name.startswith(PREFIX) and name != _CONFIG_VARIABLE:
+            if name.startswith(PREFIX) and name not in (_CONFIG_VARIABLE, _FAILPOINT_VARIABLE):
                 self._add_own(name, origin, variables)
 
     def _add_known(self, variable: Variable, variables: Mapping[str, tuple[str, str]]) -> None:

@@ -1,0 +1,40 @@
+"""Grounds on the shared stand-in, one seed each."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.emulator.process import Emulator
+from tests.proof import worker
+from tests.proof.ground import Ground, Plan, seed_of_the_run
+from tests.proof.worker import Choosy
+
+pytest.importorskip("hdbcli")
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    return seed_of_the_run()
+
+
+@pytest.fixture(scope="session")
+def choosy() -> Choosy:
+    return worker.embedder()
+
+
+@pytest.fixture
+def ground(
+    request: pytest.FixtureRequest, emulator: Emulator, hana_schema: str, choosy: Choosy, seed: int, tmp_path: Path
+) -> Iterator[Ground]:
+    """Its parameter is (kind, method)."""
+    kind, method = request.param
+    login = {"host": emulator.host, "port": emulator.port, "user": emulator.user, "password": emulator.password}
+    chance = random.Random(seed ^ zlib.crc32(request.node.name.encode()))
+    ground = Ground(emulator, Plan(login, hana_schema, kind, method, str(tmp_path)), choosy, chance)
+    yield ground
+    ground.close()

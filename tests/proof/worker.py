@@ -1,0 +1,110 @@
+"""What is killed: one sync in a process of its own, forked from a server that has imported everything and connected to
+nothing, so that hundreds can be killed in a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from hdbcli import dbapi  # noqa: F401 - imported before the fork, as slow as it is
+
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.parts import EngineEmbedder
+from connector import failpoints
+from connector.errors import ConnectorError, TextsNotEmbeddable
+from connector.failpoints import Failpoint
+from connector.model import Vectors
+from connector.source import HanaSource
+from connector.sync import Ends, SyncOptions, sync
+from tests.proof.ground import PAGE, POISON, Plan
+
+PATIENCE = 60.0
+
+
+class Choosy(EngineEmbedder):
+    """Refuses every text with the word in it."""
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        bad = [place for place, text in enumerate(texts) if POISON in text]
+        if bad:
+            raise TextsNotEmbeddable("planted", indices=bad)
+        return super().embed_documents(texts)
+
+
+def embedder() -> Choosy:
+    return Choosy(load_engine(EngineOptions(model="hash:16")))
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run. `failpoint`: where it ends itself."""
+
+    plan: Plan
+    full: bool = False
+    failpoint: str = ""
+
+
+def main(order: Order, answer: str) -> None:
+    """Writes the report, or the error, into the file `answer`."""
+    if order.failpoint:
+        failpoints.arm(Failpoint.parse(order.failpoint).hook())
+    with order.plan.pool() as pool, closing(order.plan.store(pool)) as store:
+        options = SyncOptions(
+            page_rows=PAGE, window=PAGE, lease_wait=30, max_deletes=1.0, full=order.full, owner=f"worker {os.getpid()}"
+        )
+        try:
+            report: dict[str, Any] = sync(order.plan.spec, Ends(HanaSource(pool), store, embedder()), options).as_dict()
+        except ConnectorError as error:
+            report = {"error": type(error).__name__, "message": str(error)}
+    Path(answer).write_text(json.dumps(report), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # what other threads hold is given back by the system, and nothing is waited for
+
+
+class Worker:
+    """A run under way."""
+
+    def __init__(self, order: Order, folder: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest", __name__])
+        self._answer = folder / f"answer-{time.monotonic_ns()}.json"
+        self._process: ForkServerProcess = context.Process(target=main, args=(order, str(self._answer)), daemon=True)
+        self._process.start()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def wait(self, seconds: float = PATIENCE) -> dict[str, Any] | None:
+        """The report; None when it was killed."""
+        self._process.join(seconds)
+        code = self._process.exitcode
+        if code is None:
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+        assert code is not None, f"it did not end within {seconds} s"
+        assert code in (0, -signal.SIGKILL), f"it ended with {code}"
+        if code != 0 or not self._answer.exists():
+            return None
+        report: dict[str, Any] = json.loads(self._answer.read_text(encoding="utf-8"))
+        self._answer.unlink()
+        return report
+
+    def kill_after(self, seconds: float) -> dict[str, Any] | None:
+        """SIGKILL, unless it ends before."""
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            self._process.kill()
+        return self.wait()
