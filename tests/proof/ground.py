@@ -159,6 +159,12 @@ class Ground:
             self.run('DELETE FROM "ROWS" WHERE "K" = ?', key)
         self.remember()
 
+    def rewrite(self, count: int) -> None:
+        """So many rows get another text that can be embedded."""
+        for (key,) in self.run('SELECT "K" FROM "ROWS" ORDER BY "K" DESC LIMIT ?', count):
+            self._set(key, '"TXT" = ?', f"rewritten {self.chance.randrange(10**9)}")
+        self.remember()
+
     def refill(self) -> None:
         while len(self.run('SELECT 1 FROM "ROWS"')) < ROWS:
             self._put(self._new())

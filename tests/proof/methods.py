@@ -26,13 +26,25 @@ def _everything(ground: Ground, checkpoint: Checkpoint) -> set[str]:
     return set(ground.versions)
 
 
+ROUND = (
+    *("after_lease", "after_read", "after_render", "after_embed", "before_apply", "mid_upsert", "after_apply"),
+    *("before_checkpoint", "mid_checkpoint", "after_checkpoint"),
+)
+"""The failpoints on the way of every run."""
+ONCE = ("after_lease", "before_checkpoint", "after_checkpoint")
+"""Of these a run passes no more than one."""
+
+
 @dataclass(frozen=True)
 class Method:
-    """`open_ids`: rows of which the checkpoint does not yet say that they are stored."""
+    """`passes`: the failpoints on its way, `once` those that one run passes a single time. `open_ids`: rows of which
+    the checkpoint does not yet say that they are stored."""
 
     spec: ChangeSpec
+    passes: tuple[str, ...] = ROUND
+    once: tuple[str, ...] = ONCE
     install: Install = _nothing
     open_ids: OpenIds = _everything
 
 
-METHODS = {"full": Method(ChangeSpec())}
+METHODS = {"full": Method(ChangeSpec(), (*ROUND, "mid_delete"), (*ONCE, "mid_checkpoint"))}

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from connector import failpoints
-from tests.proof.ground import Ground
+from tests.proof.ground import PAGE, Ground
 from tests.proof.methods import METHODS
 from tests.proof.worker import Order, Worker
 
 KINDS = ("local", "hana")
+SWITCH = {"mid_alias_swap"}
+"""Of generations: no sync comes by there."""
 GROUNDS = [(kind, method) for kind in KINDS for method in METHODS]
 
 
@@ -37,9 +39,14 @@ class Cycles:
         self.ground.begin()
         return Worker(Order(self.ground.plan, full, failpoint), self._folder)
 
-    def killed_at_random(self, longest: float) -> None:
+    def killed_at_random(self, longest: float) -> float:
+        """How long it took, or would have taken as far as anyone knows."""
         after = self.ground.chance.uniform(0, longest)
-        self.judge(self.start().kill_after(after), f"killed after {after:.3f} s")
+        began = time.perf_counter()
+        report = self.start().kill_after(after)
+        took = time.perf_counter() - began
+        self.judge(report, f"killed after {after:.3f} s")
+        return longest if report is None else took
 
     def killed_at(self, failpoint: str) -> bool:
         """Whether the run came by there."""
@@ -74,10 +81,10 @@ def cycles(ground: Ground, tmp_path: Path, seed: int) -> Cycles:
 
 
 def random_kills(cycles: Cycles, count: int) -> None:
-    longest = 1.2 * cycles.converge()
+    longest = cycles.converge()
     while cycles.kills < count:
         cycles.ground.change()
-        cycles.killed_at_random(longest)
+        longest = 0.5 * longest + 0.5 * cycles.killed_at_random(longest)
         if cycles.ground.chance.random() < 0.1:
             cycles.converge()
     cycles.converge()
@@ -92,3 +99,35 @@ def test_killed_at_random_moments(cycles: Cycles) -> None:
 @pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
 def test_killed_at_many_random_moments(cycles: Cycles) -> None:
     random_kills(cycles, 160)
+
+
+# -------------------------------------------------------------------------------------------------------- failpoints
+
+def every_failpoint(cycles: Cycles, hits: int) -> None:
+    """There is always work enough for that many visits: rows to embed, rows to delete, the first run of all."""
+    ground = cycles.ground
+    for name in ground.method.passes:
+        for hit in range(1, hits + 1):
+            ground.change()
+            ground.purge(PAGE * hit + 3)
+            ground.rewrite(PAGE * hit + 1)
+            visit = 1 if name in ground.method.once else hit  # the second and third hit are those of later runs
+            assert cycles.killed_at(f"{name}:{visit}"), f"{name} is not passed {visit} times"
+            ground.refill()
+        cycles.converge()
+
+
+@pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+def test_killed_at_every_failpoint(cycles: Cycles) -> None:
+    every_failpoint(cycles, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+def test_killed_at_every_failpoint_three_times(cycles: Cycles) -> None:
+    every_failpoint(cycles, 3)
+
+
+def test_every_failpoint_is_passed_by_some_method_or_by_a_switch() -> None:
+    passed = {name for method in METHODS.values() for name in method.passes}
+    assert passed | SWITCH == set(failpoints.NAMES)
