@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.emulator.process import Emulator, running
 
 _schemas = itertools.count(1)
+settings.register_profile("hurry", phases=(Phase.explicit, Phase.generate))
+"""For scripts/mutations: a failing example is not made smaller."""
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.emulator.process import Emulator
 from tests.proof import worker
+from tests.proof.cycles import Cycles
 from tests.proof.ground import Ground, Plan, seed_of_the_run
 from tests.proof.worker import Choosy
 
@@ -38,3 +39,8 @@ def ground(
     ground = Ground(emulator, Plan(login, hana_schema, kind, method, str(tmp_path)), choosy, chance)
     yield ground
     ground.close()
+
+
+@pytest.fixture
+def cycles(ground: Ground, tmp_path: Path, seed: int) -> Cycles:
+    return Cycles(ground, tmp_path, seed)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana import ConnectionOptions, HanaPool, RetryPolicy
 from connector.model import ChangeSpec, Checkpoint, ChunkSpec, CollectionSpec, Embedder, TableRef, VectorStore
 from connector.source import HanaSource
 from connector.stores.hana import HanaStore
@@ -29,6 +29,7 @@ from tests.proof.methods import METHODS, Method
 NAME = "rows"
 ROWS, PAGE = 40, 4
 """Ten pages, so that every point on the way is passed three times."""
+HASTY = RetryPolicy(attempts=5, first_wait=0.005, longest_wait=0.05)
 TIMES = LeaseTimes(ttl=20, renew=5, poll=0.02)
 POISON = "poison"
 """A text with this word in it is one that the engine refuses."""
@@ -65,8 +66,9 @@ class Plan:
     def changes(self) -> ChangeSpec:
         return METHODS[self.method].spec
 
-    def pool(self) -> HanaPool:
-        return HanaPool(ConnectionOptions(**self.login, encrypt=False))
+    def pool(self, port: int = 0) -> HanaPool:
+        login = self.login | ({"port": port} if port else {})
+        return HanaPool(ConnectionOptions(**login, encrypt=False), retry=HASTY)
 
     def store(self, pool: HanaPool) -> VectorStore:
         if self.kind == "hana":
@@ -217,6 +219,16 @@ class Ground:
     def checkpoint(self, store: VectorStore) -> Checkpoint:
         status = store.status(NAME)
         return Checkpoint() if status is None else status.checkpoint
+
+    def content(self) -> dict[str, Any]:
+        """Everything stored, to be compared."""
+        with closing(self.plan.store(self.pool)) as store:
+            stored, checkpoint = Stored.read(store, NAME), self.checkpoint(store)
+        documents = {
+            id_: [(record.record, record.number, record.text, record.content_hash) for record in records]
+            for id_, records in stored.documents.items()
+        }
+        return {"documents": documents, "quarantined": stored.quarantined, "checkpoint": checkpoint}
 
     def begin(self) -> None:
         """A run is about to start: what it changes of the checkpoint will be judged."""

@@ -53,13 +53,15 @@ class Order:
     plan: Plan
     full: bool = False
     failpoint: str = ""
+    port: int = 0
+    """Of a line that may fail, in place of the stand-in's own."""
 
 
 def main(order: Order, answer: str) -> None:
     """Writes the report, or the error, into the file `answer`."""
     if order.failpoint:
         failpoints.arm(Failpoint.parse(order.failpoint).hook())
-    with order.plan.pool() as pool, closing(order.plan.store(pool)) as store:
+    with order.plan.pool(order.port) as pool, closing(order.plan.store(pool)) as store:
         options = SyncOptions(
             page_rows=PAGE, window=PAGE, lease_wait=30, max_deletes=1.0, full=order.full, owner=f"worker {os.getpid()}"
         )
@@ -86,6 +88,17 @@ class Worker:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
+    def stopped(self, seconds: float = PATIENCE) -> bool:
+        """Whether it has stopped itself; False when it came to its end instead."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._process.join(0.01)
+            if self._process.exitcode is not None:
+                return False
+            if _state(self._process.pid) == "T":
+                return True
+        raise AssertionError(f"it neither stopped nor ended within {seconds} s")
+
     def wait(self, seconds: float = PATIENCE) -> dict[str, Any] | None:
         """The report; None when it was killed."""
         self._process.join(seconds)
@@ -108,3 +121,8 @@ class Worker:
         if self._process.exitcode is None:
             self._process.kill()
         return self.wait()
+
+
+def _state(pid: int | None) -> str:
+    """As ps shows it: R, S, T ..."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]

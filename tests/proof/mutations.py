@@ -1,0 +1,148 @@
+"""Plants the bugs of mutations.toml, one at a time, into a copy of the product and runs the tests named with each: those
+pass without it and fail with it, or the tests are not worth their name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = Path(__file__).with_name("mutations.toml")
+COPIED = ("app", "connector", "hana_emulator", "owl_sap_client", "tests", "pyproject.toml", "owl-sap.example.toml")
+SECONDS = 180
+HURRY = ("--hypothesis-profile=hurry",)
+"""A failing example need not be made small."""
+PASSED, FAILED = 0, 1
+"""What pytest exits with; anything else (no such test, an error while collecting) proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """`old` stands exactly once in `file` and becomes `new`; then one of `tests` at least must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def applied(self, text: str) -> str:
+        """Raises ValueError when `old` no longer stands there: then the list has to follow the code."""
+        count = text.count(self.old)
+        if count != 1:
+            raise ValueError(f"{self.name}: what it changes stands {count} times in {self.file}, not once")
+        changed = text.replace(self.old, self.new)
+        compile(changed, self.file, "exec")
+        return changed
+
+
+def mutations() -> list[Mutation]:
+    entries = tomllib.loads(LIST.read_text(encoding="utf-8"))["mutation"]
+    return [Mutation(**entry | {"tests": tuple(entry["tests"])}) for entry in entries]
+
+
+class Copy:
+    """A copy of the product and its tests, in which things may be broken."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy(source, folder / name)
+
+    @contextmanager
+    def broken(self, mutation: Mutation) -> Iterator[None]:
+        file = self._folder / mutation.file
+        whole = file.read_text(encoding="utf-8")
+        file.write_text(mutation.applied(whole), encoding="utf-8")
+        try:
+            yield
+        finally:
+            file.write_text(whole, encoding="utf-8")
+
+    def test(self, tests: Sequence[str]) -> tuple[int, str]:
+        """Pytest's exit code and the end of what it said."""
+        done = subprocess.run(
+            [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *HURRY, *tests],
+            cwd=self._folder,
+            env=os.environ | {"PYTHONPATH": str(self._folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+        )
+        return done.returncode, done.stdout[-3000:]
+
+
+def judged(copy: Copy, mutation: Mutation) -> str:
+    """What is wrong; nothing when it was caught."""
+    try:
+        with copy.broken(mutation):
+            code, said = copy.test(mutation.tests)
+    except (ValueError, SyntaxError) as error:
+        return str(error)
+    except subprocess.TimeoutExpired:
+        return f"{mutation.name}: its tests did not end within {SECONDS} s"
+    if code == PASSED:
+        return f"{mutation.name}: no test noticed it"
+    return "" if code == FAILED else f"{mutation.name}: pytest ended with {code}, which proves nothing\n{said}"
+
+
+def run(chosen: Sequence[Mutation], workers: int = 2) -> list[str]:
+    """What is wrong with the list or the tests; empty when every bug was caught."""
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copies: SimpleQueue[Copy] = SimpleQueue()
+        first = Copy(Path(folder) / "0")
+        tests = sorted({test for mutation in chosen for test in mutation.tests})
+        code, said = first.test(tests)
+        if code != PASSED:
+            return [f"without any bug the tests end with {code}\n{said}"]
+        copies.put(first)
+        for number in range(1, workers):
+            copies.put(Copy(Path(folder) / str(number)))
+
+        def one(mutation: Mutation) -> str:
+            copy, began = copies.get(), time.perf_counter()
+            try:
+                wrong = judged(copy, mutation)
+            finally:
+                copies.put(copy)
+            outcome = "NOT CAUGHT" if wrong else "caught"
+            print(f"{outcome:>10}  {time.perf_counter() - began:5.1f} s  {mutation.name}", flush=True)
+            return wrong
+
+        with ThreadPoolExecutor(workers) as threads:
+            return [wrong for wrong in threads.map(one, chosen) if wrong]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/mutations", description=__doc__)
+    parser.add_argument("-k", default="", metavar="WORDS", help="only those with these words in their names")
+    parser.add_argument("-j", type=int, default=2, metavar="N", help="so many at once (default: 2)")
+    arguments = parser.parse_args()
+    chosen = [mutation for mutation in mutations() if arguments.k in mutation.name]
+    wrong = run(chosen, arguments.j)
+    for each in wrong:
+        print(each, file=sys.stderr)
+    print(f"{len(chosen) - len(wrong)} of {len(chosen)} bugs were caught")
+    return 1 if wrong or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

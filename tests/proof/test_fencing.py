@@ -1,0 +1,51 @@
+"""A worker stands still past its lease, at any point outside a transaction; another takes over and does the work; the
+first wakes up and can write nothing more, whatever it was about to write.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.proof.cycles import GROUNDS, Cycles, named
+from tests.proof.ground import PAGE
+
+HOLDING = ("mid_upsert", "mid_checkpoint")
+"""Here a transaction is open: nobody can take over before it ends, and it may."""
+NOTHING_LEFT = ("after_checkpoint",)
+"""Here everything is written."""
+
+
+def stands_still(cycles: Cycles, name: str) -> None:
+    ground = cycles.ground
+    ground.purge(PAGE)
+    ground.rewrite(2 * PAGE)
+    sleeper = cycles.start(f"{name}:1:stop")
+    assert sleeper.stopped(), f"no run passes {name}"
+    ground.expire_lease()
+    ground.change()
+    cycles.converge()
+    before = ground.content()
+    sleeper.signal(signal.SIGCONT)
+    report = sleeper.wait()
+    assert report is not None
+    assert name in NOTHING_LEFT or report.get("error") == "LeaseLost", (name, report)
+    assert ground.content() == before, f"I9: woken at {name}, it has written"
+    ground.refill()
+
+
+def points(cycles: Cycles) -> list[str]:
+    return [name for name in cycles.ground.method.passes if name not in HOLDING]
+
+
+@pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+def test_a_worker_that_stood_still_at_some_point_writes_nothing_more(cycles: Cycles) -> None:
+    stands_still(cycles, cycles.ground.chance.choice(points(cycles)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+def test_a_worker_that_stood_still_at_any_point_writes_nothing_more(cycles: Cycles) -> None:
+    for name in points(cycles):
+        stands_still(cycles, name)

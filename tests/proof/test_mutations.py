@@ -1,0 +1,27 @@
+"""The list of planted bugs fits the code of today; all of them are planted and caught in the slow run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.proof.mutations import ROOT, Mutation, mutations, run
+
+
+@pytest.mark.parametrize("mutation", mutations(), ids=lambda mutation: mutation.name)
+def test_each_bug_can_be_planted_and_names_its_tests(mutation: Mutation) -> None:
+    text = (ROOT / mutation.file).read_text(encoding="utf-8")
+    assert mutation.applied(text) != text
+    assert mutation.tests
+    for test in mutation.tests:
+        file, _, name = test.partition("::")
+        assert not name or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8"), test
+
+
+def test_there_are_enough() -> None:
+    assert len({mutation.name for mutation in mutations()}) == len(mutations()) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_planted_bug_is_caught() -> None:
+    assert run(mutations()) == []
