@@ -5,6 +5,7 @@ the invariants hold, and a full run makes store and source the same.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -63,7 +64,9 @@ class ScriptedFeed:
 
     complete = False
 
-    def __init__(self, source: MemorySource, queue: Queue, renderer: Renderer, script: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, source: MemorySource, queue: Queue, renderer: Renderer, script: Sequence[Mapping[str, Any]]
+    ) -> None:
         self._source, self._queue, self._renderer, self._script = source, queue, renderer, script
         self.trusts_tokens = not any(step["prove"] for step in script)
         self._mark: Mapping[str, Any] | None = None
@@ -92,7 +95,7 @@ class ScriptedFeed:
         gone = [("100", key) for key in keys if ("100", key) not in there]
 
         def consume() -> None:
-            for sequence in taken:
+            for sequence in taken:  # one at a time, as atomic as a dictionary is
                 self._queue.entries.pop(sequence, None)
 
         return Batch(given, gone=gone, mark=self._mark, done=consume)
@@ -141,20 +144,24 @@ class Machine(RuleBasedStateMachine):
         self.renderer = Renderer(SPEC, self.source.describe(MATERIALS), self.embedder)
         self.options = SyncOptions(page_rows=page, window=window, max_deletes=1.0)
         self.versions: dict[str, set[Wanted]] = {}
+        self.turn = threading.RLock()
+        """Points are also passed in threads of the product, which must not look while a row is half changed."""
         self.store.open("m", self.embedder)
 
     # ------------------------------------------------------------------------------------------------- the source
 
     @rule(key=KEYS, text=TEXTS, kind=KINDS)
     def put(self, key: str, text: str | None, kind: str | None) -> None:
-        self.source.put("100", key, MAKTX=text, MTART=kind)
-        self.queue.note(key)
-        self._remember()
+        with self.turn:
+            self.source.put("100", key, MAKTX=text, MTART=kind)
+            self.queue.note(key)
+            self._remember()
 
     @rule(key=KEYS)
     def delete(self, key: str) -> None:
-        if self.source.data.pop(("100", key), None) is not None:
-            self.queue.note(key)
+        with self.turn:
+            if self.source.data.pop(("100", key), None) is not None:
+                self.queue.note(key)
 
     @rule(key=KEYS, to=KEYS)
     def rename(self, key: str, to: str) -> None:
@@ -208,7 +215,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(script=STEPS)
     def changes(self, script: list[dict[str, Any]]) -> None:
-        invariants.none(invariants.accounted(self._run(self._scripted(script)).as_dict()))
+        """At every point of the run the checkpoint speaks only of what is stored by then."""
+        with armed(lambda name: self.holds()):
+            invariants.none(invariants.accounted(self._run(self._scripted(script)).as_dict()))
 
     @rule(script=STEPS, pages=st.integers(0, 2))
     def stopped(self, script: list[dict[str, Any]], pages: int) -> None:
@@ -263,11 +272,15 @@ class Machine(RuleBasedStateMachine):
     def holds(self) -> None:
         if not hasattr(self, "store"):
             return
+        with self.turn:
+            self._hold()
+
+    def _hold(self) -> None:
         stored, truth = Stored.read(self.store, "m"), self.truth()
         invariants.none(invariants.sound(stored, truth, self.embedder))
         mark = self.store.data.checkpoint.mark
         reached = mark["sequence"] if mark is not None else 0
-        waiting = set(self.queue.entries.values())
+        waiting = set(list(self.queue.entries.values()))
         keys = {key for key, last in self.queue.last.items() if last <= reached or key not in waiting}
         invariants.none(invariants.settled(stored, truth, {document_id(("100", key)) for key in keys}), f"mark {mark}")
 

@@ -120,7 +120,10 @@ class Ground:
 
     def _put(self, key: int) -> None:
         self.run(
-            'INSERT INTO "ROWS" VALUES (?, ?, ?, CURRENT_UTCTIMESTAMP)', key, self._text(), f"G{self.chance.randrange(3)}"
+            'INSERT INTO "ROWS" VALUES (?, ?, ?, CURRENT_UTCTIMESTAMP)',
+            key,
+            self._text(),
+            f"G{self.chance.randrange(3)}",
         )
 
     def _text(self) -> str | None:
@@ -156,8 +159,8 @@ class Ground:
         self.remember()
 
     def purge(self, count: int) -> None:
-        """So many rows go at once."""
-        for (key,) in self.run('SELECT "K" FROM "ROWS" ORDER BY "K" LIMIT ?', count):
+        """So many rows go at once: the oldest, which earlier runs have stored."""
+        for (key,) in self.run('SELECT "K" FROM "ROWS" ORDER BY "CHANGED_AT", "K" LIMIT ?', count):
             self.run('DELETE FROM "ROWS" WHERE "K" = ?', key)
         self.remember()
 

@@ -79,7 +79,20 @@ class Copy:
     def test(self, tests: Sequence[str]) -> tuple[int, str]:
         """Pytest's exit code and the end of what it said."""
         done = subprocess.run(
-            [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *HURRY, *tests],
+            [
+                sys.executable,
+                "-B",
+                "-m",
+                "pytest",
+                "-x",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-m",
+                "not slow",
+                *HURRY,
+                *tests,
+            ],
             cwd=self._folder,
             env=os.environ | {"PYTHONPATH": str(self._folder)},
             stdout=subprocess.PIPE,

@@ -19,7 +19,7 @@ NOTHING_LEFT = ("after_checkpoint",)
 
 def stands_still(cycles: Cycles, name: str) -> None:
     ground = cycles.ground
-    ground.purge(PAGE)
+    ground.purge(PAGE + 3)
     ground.rewrite(2 * PAGE)
     sleeper = cycles.start(f"{name}:1:stop")
     assert sleeper.stopped(), f"no run passes {name}"

@@ -39,6 +39,7 @@ def test_killed_at_many_random_moments(cycles: Cycles) -> None:
 
 # -------------------------------------------------------------------------------------------------------- failpoints
 
+
 def every_failpoint(cycles: Cycles, hits: int) -> None:
     """There is always work enough for that many visits: rows to embed, rows to delete, the first run of all."""
     ground = cycles.ground
