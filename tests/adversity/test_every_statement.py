@@ -1,5 +1,5 @@
-"""Each kind of statement that a sync sends fails with each code that HANA may answer and that may be tried again: the sync
-rides over it, and store and source are the same.
+"""Each kind of statement that a sync sends fails with each code that HANA may answer and that may be tried again: the
+sync rides over it, and store and source are the same.
 """
 
 from __future__ import annotations

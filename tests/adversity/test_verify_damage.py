@@ -1,5 +1,5 @@
-"""Damage of every kind is planted behind a store's back; `verify` finds each as what it is, `--repair` mends exactly that
-and leaves every other record where it was, foreign ones included.
+"""Damage of every kind is planted behind a store's back; `verify` finds each as what it is, `--repair` mends exactly
+that and leaves every other record where it was, foreign ones included.
 """
 
 from __future__ import annotations
@@ -40,19 +40,17 @@ class Vandal:
         """`column` of TEXT, META, HASH."""
         theirs = {"TEXT": "VEC_TEXT", "META": "VEC_META", "HASH": "CONTENT_HASH"}[column]
         if self.local:
-            self.run(
-                f"UPDATE records SET {column} = ? WHERE document = ? AND number = ?", value, f"[{document}]", number
-            )
+            sql = f"UPDATE records SET {column} = ? WHERE document = ? AND number = ?"
+            self.run(sql, value, f"[{document}]", number)
+
         else:
             where = 'WHERE "SRC_KEY" = ? AND "CHUNK_NO" = ?'
             self.run(f'UPDATE {TABLE} SET "{theirs}" = ? {where}', value, f"[{document}]", number)
 
     def forget(self, document: int) -> None:
         """Its hash no longer says of what it was made, only of which vector."""
-        (hash_,) = {
-            r.content_hash or b"" for r in records(self.scene).values() if (r.id, r.number) == (f"[{document}]", 0)
-        }
-        self.set(document, 0, "HASH", bytes(24) + hash_[24:])
+        (record,) = (record for record in records(self.scene).values() if record.id == f"[{document}]")
+        self.set(document, 0, "HASH", bytes(24) + (record.content_hash or b"")[24:])
 
     def delete(self, document: int, number: int) -> None:
         if self.local:
@@ -99,7 +97,7 @@ DAMAGE: dict[str, tuple[str, Damage]] = {
 }
 IMPOSSIBLE = {
     "local": {"a chunk twice": "its table is unique by document and number, and no other program writes it"},
-    "hana": {"not a number": "REAL_VECTOR takes no NaN", "another dimension": "the column has a fixed dimension"},
+    "hana": {"another dimension": "the column has a fixed dimension"},
 }
 
 

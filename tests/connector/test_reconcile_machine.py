@@ -1,5 +1,5 @@
-"""The reconcile core as a machine with random steps: rows come, go, turn blank and poisonous, change while they are read;
-feeds redeliver, reorder and break off; runs crash at any failpoint or lose their lease in the middle. After every step
+"""The reconcile core as a machine with random steps: rows come, go, turn blank and poisonous, change while they are
+read; feeds redeliver, reorder and break off; runs crash at any failpoint or lose their lease in the middle. After every step
 the invariants hold, and a full run makes store and source the same.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -228,11 +228,8 @@ class Machine(RuleBasedStateMachine):
     @rule(script=STEPS, name=st.sampled_from(PASSED), hit=st.integers(1, 3), complete=st.booleans())
     def crash(self, script: list[dict[str, Any]], name: str, hit: int, complete: bool) -> None:
         feed = self._full() if complete else self._scripted(script)
-        with armed(Failpoint(name, hit, "raise").hook()):
-            try:
-                self._run(feed)
-            except InjectedFailure:
-                pass
+        with armed(Failpoint(name, hit, "raise").hook()), suppress(InjectedFailure):
+            self._run(feed)
 
     @rule(script=STEPS, name=st.sampled_from(OUTSIDE), hit=st.integers(1, 3), complete=st.booleans())
     def taken_over(self, script: list[dict[str, Any]], name: str, hit: int, complete: bool) -> None:

@@ -33,7 +33,7 @@ HASTY = RetryPolicy(attempts=5, first_wait=0.005, longest_wait=0.05)
 TIMES = LeaseTimes(ttl=20, renew=5, poll=0.02)
 POISON = "poison"
 """A text with this word in it is one that the engine refuses."""
-WORDS = "pump valve seal motor shaft bearing rotor vessel flange gasket".split()
+WORDS = ("pump", "valve", "seal", "motor", "shaft", "bearing", "rotor", "vessel", "flange", "gasket")
 
 
 def seed_of_the_run() -> int:

@@ -1,5 +1,5 @@
-"""Plants the bugs of mutations.toml, one at a time, into a copy of the product and runs the tests named with each: those
-pass without it and fail with it, or the tests are not worth their name.
+"""Plants the bugs of mutations.toml, one at a time, into a copy of the product and runs the tests named with each:
+those pass without it and fail with it, or the tests are not worth their name.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A sync is killed at random moments and at every failpoint, hundreds of times: after each kill the store is sound and the
-checkpoint not ahead of it, and whenever a run may end, store and source are the same.
+"""A sync is killed at random moments and at every failpoint, hundreds of times: after each kill the store is sound and
+the checkpoint not ahead of it, and whenever a run may end, store and source are the same.
 """
 
 from __future__ import annotations
