@@ -42,7 +42,6 @@ class Vandal:
         if self.local:
             sql = f"UPDATE records SET {column} = ? WHERE document = ? AND number = ?"
             self.run(sql, value, f"[{document}]", number)
-
         else:
             where = 'WHERE "SRC_KEY" = ? AND "CHUNK_NO" = ?'
             self.run(f'UPDATE {TABLE} SET "{theirs}" = ? {where}', value, f"[{document}]", number)
@@ -62,8 +61,8 @@ class Vandal:
         data = vector.astype("<f4").tobytes()
         if self.local:
             self.run(
-                "UPDATE vectors SET vector = ?, dimension = ? WHERE record = (SELECT id FROM records WHERE document = ? "
-                "AND number = 0)",
+                "UPDATE vectors SET vector = ?, dimension = ? WHERE record = "
+                "(SELECT id FROM records WHERE document = ? AND number = 0)",
                 *(data, len(vector), f"[{document}]"),
             )
         else:
@@ -78,7 +77,9 @@ class Vandal:
 
 
 def unit(place: int) -> np.ndarray:
-    return np.eye(64, dtype=np.float32)[place]
+    vector = np.zeros(64, dtype=np.float32)
+    vector[place] = 1
+    return vector
 
 
 Damage = Callable[[Vandal], None]
@@ -128,7 +129,7 @@ def same(one: StoredRecord, other: StoredRecord) -> bool:
 
 
 def found(report: VerifyReport | dict[str, Any]) -> dict[str, int]:
-    given = report if isinstance(report, dict) else report.as_dict()
+    given: dict[str, Any] = report if isinstance(report, dict) else report.as_dict()
     return {kind: given[kind] for kind in KINDS if given[kind]}
 
 

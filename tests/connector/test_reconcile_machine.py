@@ -1,6 +1,6 @@
 """The reconcile core as a machine with random steps: rows come, go, turn blank and poisonous, change while they are
-read; feeds redeliver, reorder and break off; runs crash at any failpoint or lose their lease in the middle. After every step
-the invariants hold, and a full run makes store and source the same.
+read; feeds redeliver, reorder and break off; runs crash at any failpoint or lose their lease in the middle. After every
+step the invariants hold, and a full run makes store and source the same.
 """
 
 from __future__ import annotations
