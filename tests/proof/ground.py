@@ -101,7 +101,7 @@ class Ground:
         )
         for key in range(ROWS):
             self._put(key)
-        self.method.install(self.plan.spec, HanaSource(self.pool), self.pool)
+        self.method.install(self.plan.spec, self.pool, self.emulator.user)
         self.remember()
 
     def close(self) -> None:
