@@ -49,6 +49,8 @@ from connector.stores.sqlite_file import SqliteFile
 
 FILE = "vectors.sqlite"
 PAGE = 2000
+LONGEST_LEASE = 300.0
+"""Seconds. One that ends later than that was taken before the clock was set back: nobody would ever see its end."""
 TOMBSTONES_KEPT = 50_000
 """Readers this far behind reload the collection instead of following its changes."""
 
@@ -162,8 +164,8 @@ class LocalStore:
             id_ = _known(db, collection).id
             row = db.execute(
                 "UPDATE collections SET lease_owner = ?, lease_epoch = lease_epoch + 1, lease_until = ? "
-                "WHERE id = ? AND (lease_until IS NULL OR lease_until < ?) RETURNING lease_epoch",
-                (owner, now + ttl, id_, now),
+                "WHERE id = ? AND (lease_until IS NULL OR lease_until NOT BETWEEN ? AND ?) RETURNING lease_epoch",
+                (owner, now + ttl, id_, now, now + max(ttl, LONGEST_LEASE)),
             ).fetchall()
             if row:
                 return int(row[0][0])

@@ -61,6 +61,7 @@ def rides_over(scene: Scene, kind: str, code: int) -> None:
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("kind", STATEMENTS)
+@pytest.mark.proves(4, 5, 6)
 def test_a_code_at_each_kind_of_statement(changed: Scene, kind: str) -> None:
     seed = seed_of_the_run()
     print(f"OWL_SAP_TEST_SEED={seed}")
@@ -71,5 +72,6 @@ def test_a_code_at_each_kind_of_statement(changed: Scene, kind: str) -> None:
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("kind", STATEMENTS)
 @pytest.mark.parametrize("code", [*ROLLED_BACK, *MEMORY, *AWAY])
+@pytest.mark.proves(4, 5, 6)
 def test_each_code_at_each_kind_of_statement(changed: Scene, kind: str, code: int) -> None:
     rides_over(changed, kind, code)

@@ -52,6 +52,7 @@ def whole(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("number", [129, 131, 133, 138, 139, 145, 149])
+@pytest.mark.proves(4)
 def test_a_write_that_hana_rolls_back_is_done_again(broken: Scene, number: int) -> None:
     order(broken, match=WRITES, action="error", code=number, skip=1, count=2)
     whole(broken)
@@ -74,6 +75,7 @@ def test_a_line_dropped_while_reading(broken: Scene, action: str) -> None:
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 @pytest.mark.parametrize("number", [4, 18, 131, 597, 613, 1888, 2048])
+@pytest.mark.proves(5, 6)
 def test_a_page_that_fails_for_a_while(broken: Scene, number: int) -> None:
     order(broken, match=READS, action="error", code=number, text="Memory allocation failed", skip=1, count=2)
     whole(broken)
@@ -100,6 +102,7 @@ def test_slow_packets(broken: Scene) -> None:
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.proves(3)
 def test_a_statement_that_takes_longer_than_the_timeout(broken: Scene) -> None:
     order(broken, match=READS, action="delay", seconds=3, skip=1, count=1)
     report = broken.sync(broken.ends(communication_timeout=0.5))
@@ -119,6 +122,7 @@ def test_a_statement_that_takes_longer_than_the_timeout(broken: Scene) -> None:
         (597, ConnectionLost),
     ],
 )
+@pytest.mark.proves(4, 6, 7)
 def test_what_never_ends_is_reported_by_its_code(broken: Scene, number: int, kind: type[DatabaseError]) -> None:
     order(broken, match=WRITES, action="error", code=number, count=None)
     with pytest.raises(kind) as caught:

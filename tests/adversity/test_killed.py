@@ -48,6 +48,7 @@ def test_killed_at_a_chosen_request(scene: Scene, message: int, nth: int, fault:
         (4, Fault.LOSE_REPLY, 96),
     ],
 )
+@pytest.mark.proves(1)
 def test_killed_around_a_commit(scene: Scene, nth: int, fault: Fault, stored: int) -> None:
     """Commit 1 takes the lease, each later one stores pages until 20 rows are together: two pages of 19 (one row of
     each is empty), one of 20, two of 19. Exactly those whose commit the server heard are there."""
@@ -61,6 +62,7 @@ def test_killed_at_a_random_moment(scene: Scene) -> None:
     scene.converges()
 
 
+@pytest.mark.proves(1, 11)
 def test_killed_while_it_deletes_and_changes(scene: Scene) -> None:
     """Deletions come last, so a run that is cut off has deleted nothing that a complete scan did not miss."""
     scene.converges()
@@ -84,6 +86,7 @@ def test_killed_at_many_random_requests(scene: Scene, turn: int, fault: Fault) -
 
 
 @pytest.mark.slow
+@pytest.mark.proves(1)
 def test_a_run_right_after_a_kill_waits_for_the_lease_and_succeeds(scene: Scene) -> None:
     """Nothing expires the lease here: it lasts at most 30 s by itself."""
     assert killed_at(scene, EXECUTE, 8, Fault.LOSE_REQUEST)

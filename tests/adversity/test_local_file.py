@@ -42,6 +42,7 @@ def settled(scene: Scene) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["cut off", "one bit", "a block of zeros"])
+@pytest.mark.proves(18)
 def test_damage_at_random_offsets_is_refused_found_or_harmless(scene: Scene, how: str) -> None:
     """A page that nothing uses may be damaged without harm; everything else is noticed by name."""
     scene.sync()
@@ -80,6 +81,7 @@ def outcome(scene: Scene, right: object, saying: str) -> str:
     return "harmless"
 
 
+@pytest.mark.proves(30)
 def test_a_log_that_lost_its_end_gives_a_state_that_was(scene: Scene) -> None:
     """As after a power failure that took the last writes of the log: what is left is whole transactions. That the disk
     keeps what it was told to keep cannot be tried here."""
@@ -129,6 +131,7 @@ def locked(file: Path) -> Iterator[None]:
             holder.communicate("")
 
 
+@pytest.mark.proves(17)
 def test_a_file_that_another_process_has_locked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing waits a bounded time and says which file it waited for; searching and looking go on."""
     monkeypatch.setattr(sqlite_file, "BUSY_SECONDS", 0.2)
@@ -164,6 +167,7 @@ def read_only(folder: Path) -> Iterator[None]:
             path.chmod(mode)
 
 
+@pytest.mark.proves(16)
 def test_a_folder_in_which_nothing_may_be_written(scene: Scene) -> None:
     scene.sync()
     before = scene.content()

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 @pytest.mark.parametrize("fault", LOST)
+@pytest.mark.proves(3)
 def test_reading_goes_on_where_it_was_cut(scene: Scene, fault: Fault) -> None:
     """Every second page is cut once: each is read again, from the key where the one before it ended."""
     with Proxy(scene.emulator.port) as proxy:
@@ -44,6 +45,7 @@ def test_reading_goes_on_where_it_was_cut(scene: Scene, fault: Fault) -> None:
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 @pytest.mark.parametrize("share", [0.1, 0.35, 0.6, 0.9])
+@pytest.mark.proves(3)
 def test_a_reset_after_so_many_bytes(scene: Scene, share: float) -> None:
     """Wherever in the stream of replies the reset falls, in the middle of a page too."""
     with Proxy(scene.emulator.port) as proxy:
@@ -62,6 +64,7 @@ def _query(scene: Scene) -> Query:
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("fault", LOST)
 @pytest.mark.parametrize("nth", [2, 6])
+@pytest.mark.proves(3)
 def test_a_commit_of_which_nobody_knows_whether_it_happened(scene: Scene, fault: Fault, nth: int) -> None:
     """It is done again, and doing it twice is the same as once."""
     with Proxy(scene.emulator.port) as proxy:
@@ -83,6 +86,7 @@ def test_a_cut_at_any_request(scene: Scene, turn: int) -> None:
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("nth", range(1, 80))
 @pytest.mark.parametrize("fault", LOST)
+@pytest.mark.proves(3)
 def test_a_cut_at_every_request(scene: Scene, nth: int, fault: Fault) -> None:
     _cut_at(scene, nth, fault)
 
@@ -103,6 +107,7 @@ def _cut_at(scene: Scene, nth: int, fault: Fault) -> None:
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("message", [COMMIT])
+@pytest.mark.proves(3)
 def test_a_line_that_stalls_is_given_up_after_the_communication_timeout(scene: Scene, message: int) -> None:
     with Proxy(scene.emulator.port) as proxy:
         ends = scene.ends(proxy.port, communication_timeout=0.4)
@@ -116,6 +121,7 @@ def test_a_line_that_stalls_is_given_up_after_the_communication_timeout(scene: S
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.proves(3)
 def test_a_line_that_stays_dead_ends_with_a_clear_error_after_the_retries(scene: Scene) -> None:
     with Proxy(scene.emulator.port) as proxy:
         ends = scene.ends(proxy.port, retry=RetryPolicy(attempts=3, first_wait=0.001, longest_wait=0.002))
@@ -181,6 +187,7 @@ def mortal(tmp_path: Path, hashing: EngineEmbedder, request: pytest.FixtureReque
 
 
 @pytest.mark.parametrize("mortal", ["hana", "local"], indirect=True)
+@pytest.mark.proves(3, 6)
 def test_the_stand_in_is_killed_and_restarted_in_the_middle_of_a_sync(mortal: Mortal) -> None:
     scene, restart = mortal
     pool = scene.pool(retry=RetryPolicy(attempts=8, first_wait=0.1, longest_wait=0.3))
@@ -192,6 +199,7 @@ def test_the_stand_in_is_killed_and_restarted_in_the_middle_of_a_sync(mortal: Mo
 
 
 @pytest.mark.parametrize("mortal", ["hana"], indirect=True)
+@pytest.mark.proves(6)
 def test_a_sync_into_a_stand_in_that_stays_away_exits_with_3(mortal: Mortal) -> None:
     scene, restart = mortal
     scene.sync()
@@ -213,6 +221,7 @@ def test_a_sync_into_a_stand_in_that_stays_away_exits_with_3(mortal: Mortal) -> 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("arguments", [["sync", "--all"], ["search", "rows", "pump"], ["doctor"]])
+@pytest.mark.proves(7)
 def test_a_wrong_password_is_sent_exactly_once(scene: Scene, arguments: list[str]) -> None:
     """HANA locks a user after a few failures, so neither retries nor the second collection may send it again."""
     with (scene.folder / "owl-sap.toml").open("a") as file:

@@ -53,6 +53,7 @@ POISON: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize("type_", ["NCLOB", "NVARCHAR(5000)"])
+@pytest.mark.proves(22)
 def test_strange_texts_stop_nobody(scene: Scene, type_: str) -> None:
     chosen = [row for row in POISON for text in row[1:2] if type_ == "NCLOB" or len(text) <= 5000]
     scene.run(f'CREATE COLUMN TABLE "P" ("K" INTEGER PRIMARY KEY, "TXT" {type_})')
@@ -77,6 +78,7 @@ def test_strange_texts_stop_nobody(scene: Scene, type_: str) -> None:
     assert sync(spec, ends, SyncOptions(page_rows=3, window=4)).upserted == 0
 
 
+@pytest.mark.proves(22)
 def test_values_of_the_row_never_reach_the_log_or_the_messages(scene: Scene) -> None:
     """A key longer than the store takes is set aside, named by its digest or key, without its text."""
     scene.run('CREATE COLUMN TABLE "P" ("K" NVARCHAR(3000) PRIMARY KEY, "TXT" NVARCHAR(50))')
@@ -127,6 +129,7 @@ def sick(fault: str) -> tuple[EngineEmbedder, SickBackend]:
 
 
 @pytest.mark.parametrize("fault", ["nan", "inf"])
+@pytest.mark.proves(21)
 def test_a_vector_that_is_not_finite_is_never_stored(scene: Scene, fault: str) -> None:
     embedder, _ = sick(fault)
     plain = scene.ends()
@@ -165,6 +168,7 @@ class Liar:
 
 
 @pytest.mark.parametrize("bad", [0.0, float("nan"), 1.1])
+@pytest.mark.proves(21)
 def test_the_store_is_the_last_guard_and_isolates_the_rows(scene: Scene, bad: float) -> None:
     """Rows 5, 50 to 59 begin so. Their window is halved until each stands alone; all others are stored."""
     plain = scene.ends()
@@ -178,6 +182,7 @@ def test_the_store_is_the_last_guard_and_isolates_the_rows(scene: Scene, bad: fl
 
 
 @pytest.mark.parametrize("query", [np.zeros(64), np.full(64, np.nan), np.ones(63), np.ones((1, 64))])
+@pytest.mark.proves(21)
 def test_a_sick_query_is_refused(scene: Scene, query: np.ndarray) -> None:
     ends = scene.ends()
     scene.sync(ends)
@@ -186,6 +191,7 @@ def test_a_sick_query_is_refused(scene: Scene, query: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.proves(19)
 def test_out_of_memory_gives_the_same_vectors_in_smaller_batches(scene: Scene) -> None:
     embedder, backend = sick("memory")
     plain = scene.ends()
@@ -201,6 +207,7 @@ def test_out_of_memory_gives_the_same_vectors_in_smaller_batches(scene: Scene) -
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 @pytest.mark.parametrize("kilobytes", [120])
+@pytest.mark.proves(16)
 def test_a_full_disk_exits_with_3_and_leaves_whole_documents(scene: Scene, kilobytes: int) -> None:
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -214,6 +221,7 @@ def test_a_full_disk_exits_with_3_and_leaves_whole_documents(scene: Scene, kilob
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.proves(16)
 def test_a_database_that_may_not_grow_rolls_the_change_set_back_whole(scene: Scene) -> None:
     scene.sync()
     before = scene.content()
@@ -243,6 +251,7 @@ def test_a_database_that_may_not_grow_rolls_the_change_set_back_whole(scene: Sce
     ],
     ids=["empty", "seven bytes", "zeros", "half", "header only", "broken first page", "not ours"],
 )
+@pytest.mark.proves(18)
 def test_a_damaged_file_is_refused_by_name(scene: Scene, damage: Any, said: str) -> None:
     scene.sync()
     scene.close()
@@ -263,6 +272,7 @@ def test_a_damaged_file_is_refused_by_name(scene: Scene, damage: Any, said: str)
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
 @pytest.mark.parametrize("page", [2, 5, 9])
+@pytest.mark.proves(18)
 def test_a_page_of_rubbish_is_damage_or_harmless_and_never_a_wrong_answer(scene: Scene, page: int) -> None:
     """Rubbish in a page of the file: refused by name, or found by verify, or in a page that nothing uses."""
     scene.sync()

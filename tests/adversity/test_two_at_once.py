@@ -45,6 +45,7 @@ def test_two_syncs_of_one_collection_add_up(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
+@pytest.mark.proves(26)
 def test_two_processes_at_once(scene: Scene) -> None:
     processes = [scene.spawn("sync", "rows", "--json") for _ in range(2)]
     reports = []
@@ -75,6 +76,7 @@ def worker(scene: Scene, port: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(("scene", "finished"), [("hana", False), ("local", True)], indirect=["scene"])
+@pytest.mark.proves(26)
 def test_a_worker_that_stood_still_past_its_lease_writes_nothing_more(scene: Scene, finished: bool) -> None:
     """SIGSTOP in the middle of reading; another takes over; SIGCONT."""
     with Proxy(scene.emulator.port) as proxy:
@@ -110,6 +112,7 @@ def test_a_worker_that_stood_still_past_its_lease_writes_nothing_more(scene: Sce
     ],
     ids=["deletion", "checkpoint", "release"],
 )
+@pytest.mark.proves(26)
 def test_every_kind_of_change_needs_the_lease(scene: Scene, changes: ChangeSet) -> None:
     scene.sync()
     stale, fresh = scene.store(), scene.store()

@@ -66,6 +66,7 @@ def test_events_come_while_the_job_runs_and_end_with_its_result(client: Client, 
 
 
 @pytest.mark.covers("GET /v1/jobs/{job_id}/events")
+@pytest.mark.proves(31)
 def test_a_stream_is_taken_up_again_where_it_broke_off(client: Client, source: TableSource) -> None:
     source.gate.clear()
     job = begun(client)
@@ -121,6 +122,7 @@ def test_events_refuse_what_is_no_job_and_no_event(client: Client) -> None:
 
 
 @pytest.mark.covers("GET /v1/jobs/{job_id}/events", errors=True)
+@pytest.mark.proves(31)
 def test_followers_are_bounded_and_one_that_leaves_makes_room(
     make_service: Make, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_quiet_stream_is_kept_alive_by_comments(
         finished(client, job)
 
 
+@pytest.mark.proves(31)
 def test_following_costs_little(client: Client, service: Service, source: TableSource, monkeypatch: Any) -> None:
     """A handful of short look-ups a second, and none once the client has gone."""
     looks: list[float] = []
@@ -228,6 +231,7 @@ def test_a_running_sync_is_cancelled_and_keeps_what_it_has(
     assert finished(client, begun(client))["result"]["unchanged"] == over["result"]["upserted"]
 
 
+@pytest.mark.proves(27)
 def test_jobs_and_metrics_answer_while_every_thread_waits_for_hana(
     client: Client, service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

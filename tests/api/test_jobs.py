@@ -161,6 +161,7 @@ def test_one_job_per_collection_and_a_bound_on_all(make: Make) -> None:
     wait_for(jobs, jobs.begin("a", work))
 
 
+@pytest.mark.proves(27)
 def test_the_queue_is_bounded(make: Make) -> None:
     jobs = make(workers=1, queued=2)
     first = jobs.begin("a", until_stopped)
@@ -259,6 +260,7 @@ def test_closing_stops_jobs_in_bounded_time(make: Make) -> None:
     assert (over.state, over.result, over.attempts) == ("succeeded", {"rows": 2}, 2)
 
 
+@pytest.mark.proves(29)
 def test_closing_does_not_wait_for_work_that_does_not_listen(make: Make) -> None:
     go = threading.Event()
     jobs, later = make(), make()
@@ -474,6 +476,7 @@ def test_a_damaged_file_is_one_message(tmp_path: Path) -> None:
         jobs.all()
 
 
+@pytest.mark.proves(16, 31)
 def test_a_full_disk_under_the_records_does_not_end_the_work(
     jobs: Given, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -170,6 +170,7 @@ def body_of(size: int) -> bytes:
 
 
 @pytest.mark.parametrize(("size", "status"), [(19_999, 200), (20_000, 200), (20_001, 413)])
+@pytest.mark.proves(27)
 def test_bytes_of_a_body(client: Client, size: int, status: int) -> None:
     body = body_of(size)
     assert len(body) == size
@@ -184,6 +185,7 @@ def test_bytes_of_a_body(client: Client, size: int, status: int) -> None:
 
 
 @pytest.mark.parametrize("length", ["20001", "99999999999999999999"])
+@pytest.mark.proves(27)
 def test_a_large_body_is_refused_before_it_is_sent(client: Client, length: str) -> None:
     address = (client.base_url.host, client.base_url.port or 0)
     with socket.create_connection(address, timeout=10) as connection:
@@ -207,6 +209,7 @@ def test_a_large_body_is_refused_before_it_is_sent(client: Client, length: str) 
     ],
     ids=lambda value: str(value)[:20],
 )
+@pytest.mark.proves(27)
 def test_texts_of_one_call(client: Client, inputs: Any, status: int, words: str) -> None:
     content = json.dumps({"inputs": inputs, "truncate": True}, ensure_ascii=False).encode()
     response = post(client, "/embed", content)

@@ -58,6 +58,7 @@ def test_ready(client: Client) -> None:
 
 
 @pytest.mark.covers("GET /health/ready", "GET /v1/collections", errors=True)
+@pytest.mark.proves(6)
 def test_not_ready_while_the_store_is_away(client: Client, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(collection: str) -> CollectionStatus | None:
         raise Unavailable("HANA is down for maintenance")
@@ -84,6 +85,7 @@ def test_not_ready_without_a_model(client: Client, service: Service, monkeypatch
     assert "secret detail" not in response.text
 
 
+@pytest.mark.proves(27, 29)
 def test_live_answers_while_the_engine_is_busy(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

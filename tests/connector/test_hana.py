@@ -163,6 +163,7 @@ def test_properties_are_spelled_exactly_as_the_driver_knows_them():
     }
 
 
+@pytest.mark.proves(8)
 def test_encryption_is_stated_even_when_it_is_off():
     properties = ConnectionOptions(host="h", encrypt=False, validate_certificate=False).properties()
     assert properties["encrypt"] == properties["sslValidateCertificate"] == "false"
@@ -259,6 +260,7 @@ def test_odd_names(name, quoted):
 
 @pytest.mark.parametrize("code", RETRYABLE)
 @pytest.mark.parametrize("call", ["execute", "fetchall", "cursor"])
+@pytest.mark.proves(4)
 def test_a_read_survives_every_retryable_code_at_every_call(code, call):
     driver = ScriptedDriver(**{call: [code, code]})
     with pool_over(driver) as pool:
@@ -268,6 +270,7 @@ def test_a_read_survives_every_retryable_code_at_every_call(code, call):
 
 @pytest.mark.parametrize("code", RETRYABLE)
 @pytest.mark.parametrize("call", ["execute", "executemany", "commit", "cursor", "setautocommit"])
+@pytest.mark.proves(4)
 def test_a_transaction_is_run_again_as_a_whole(code, call):
     driver = ScriptedDriver(**{call: [code]})
     begun: list[int] = []
@@ -297,6 +300,7 @@ def test_nothing_else_is_tried_twice(code, call):
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.proves(4)
 def test_attempts_are_bounded():
     driver = ScriptedDriver(execute=[131] * 50)
     policy = RetryPolicy(attempts=5, sleep=lambda seconds: None)
@@ -355,6 +359,7 @@ def test_a_statement_outside_read_and_in_transaction_is_not_retried():
 # --------------------------------------------------------------------------------------------------------- login
 
 
+@pytest.mark.proves(7)
 def test_a_wrong_password_is_sent_exactly_once_ever():
     driver = ScriptedDriver(connect=[10])
     with pool_over(driver) as pool:
@@ -367,6 +372,7 @@ def test_a_wrong_password_is_sent_exactly_once_ever():
     assert driver.count("connect") == 2
 
 
+@pytest.mark.proves(7)
 def test_many_threads_with_a_wrong_password_make_one_attempt():
     driver = ScriptedDriver(connect=[10] * 100)
     driver.before = lambda call: time.sleep(0.02) if call == "connect" else None

@@ -120,6 +120,7 @@ def test_a_closed_port_and_an_unknown_name():
 
 
 @pytest.mark.parametrize(("options", "first"), [({}, 0x16), ({"encrypt": False}, 0xFF)])
+@pytest.mark.proves(8)
 def test_the_first_byte_on_the_wire_is_tls_unless_switched_off(wrong_server, options, first):
     server = wrong_server(b"")
     with pytest.raises(ConnectionLost):
@@ -237,6 +238,7 @@ def test_features_of_the_stand_in(pool):
     assert features.version
 
 
+@pytest.mark.proves(3)
 def test_a_server_that_dies_is_connection_lost_and_its_successor_is_found(tmp_path):
     with running("--data", str(tmp_path)) as first:
         port = first.port

@@ -302,10 +302,12 @@ def machine(examples: int, steps: int) -> None:
     run_state_machine_as_test(Machine, settings=chosen)
 
 
+@pytest.mark.proves(1, 9, 10, 11, 12, 22, 26)
 def test_whatever_happens_the_invariants_hold() -> None:
     machine(examples=40, steps=20)
 
 
 @pytest.mark.slow
+@pytest.mark.proves(1, 9, 10, 11, 12, 22, 26)
 def test_whatever_happens_the_invariants_hold_for_20000_steps() -> None:
     machine(examples=800, steps=30)

@@ -205,6 +205,7 @@ def test_an_unknown_column_may_stand_in_where():
         source.count(query("K", where="NOPE = 1"))
 
 
+@pytest.mark.proves(5)
 def test_pages_shrink_while_hana_is_short_of_memory_and_grow_again():
     table = [(n,) for n in range(400)]
 

@@ -56,6 +56,7 @@ def test_first_sync_stores_every_row_once(ends, source, store):
     assert report.stages["read"] >= 0
 
 
+@pytest.mark.proves(24)
 def test_second_sync_changes_and_embeds_nothing(ends, source, store, embedder):
     fill(source)
     sync(SPEC, ends, OPTIONS)
@@ -301,6 +302,7 @@ def test_changes_that_embed_nothing_are_written_piecemeal_too(ends, source, stor
     assert verify(SPEC, ends).ok
 
 
+@pytest.mark.proves(9)
 def test_a_key_read_again_on_a_later_page_supersedes_the_first(ends, source, store, monkeypatch):
     fill(source, 4)
     once = source.pages
@@ -360,6 +362,7 @@ def test_unknown_column_names_the_setting_and_the_nearest(ends, source):
         sync(replace(SPEC, template="{MAKTXX}"), ends, OPTIONS)
 
 
+@pytest.mark.proves(26)
 def test_a_stale_lease_cannot_write(ends, source, store):
     fill(source, 3)
     sync(SPEC, ends, OPTIONS)
@@ -376,6 +379,7 @@ tables = st.dictionaries(st.tuples(st.sampled_from(["1", "2"]), st.text("ab/\"'"
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=tables, second=tables)
+@pytest.mark.proves(11, 12)
 def test_whatever_the_table_becomes_one_sync_makes_the_store_equal(first, second, make_ends):
     ends = make_ends()
     for state in (first, second, second):

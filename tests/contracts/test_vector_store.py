@@ -290,6 +290,7 @@ BAD_VECTORS = {
 
 
 @pytest.mark.parametrize("vectors", BAD_VECTORS.values(), ids=BAD_VECTORS.keys())
+@pytest.mark.proves(21)
 def test_vectors_that_are_no_unit_vectors_are_refused(store, name, vectors):
     write(store, name, changes(chunk("a", 0, V=1)))
     with pytest.raises(RowRejected) as raised:
@@ -405,6 +406,7 @@ def test_a_lease_is_renewed_while_it_is_held(store, name, another):
         store.apply(lease, changes(chunk("a")))
 
 
+@pytest.mark.proves(26)
 def test_an_expired_lease_is_taken_over_and_its_holder_can_no_longer_write(store, name, another):
     epoch = store.take_lease(name, "crashed", 1)
     assert isinstance(epoch, int)
@@ -439,6 +441,7 @@ def test_a_lease_survives_an_error_inside_it(store, name):
 @pytest.mark.parametrize(
     "other", [Model(fingerprint="fingerprint-b"), Model(model="model-b", fingerprint="b", dimension=DIMENSION + 1)]
 )
+@pytest.mark.proves(25)
 def test_vectors_of_another_model_are_refused(store, name, other):
     write(store, name, changes(chunk("a")))
     with pytest.raises(ModelMismatch) as raised:

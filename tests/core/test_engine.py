@@ -171,6 +171,7 @@ def test_a_failure_in_computing_stops_the_tokenising_thread(scripted: Any, monke
 
 
 @pytest.mark.parametrize("most_tokens", [40, 64, 300])
+@pytest.mark.proves(19)
 def test_out_of_memory_halves_and_changes_nothing(engine: EmbeddingEngine, scripted: Any, most_tokens: int) -> None:
     undisturbed = engine.embed(TEXTS)
     scripted.most_tokens = most_tokens
@@ -180,6 +181,7 @@ def test_out_of_memory_halves_and_changes_nothing(engine: EmbeddingEngine, scrip
     assert engine.stats().out_of_memory > 0
 
 
+@pytest.mark.proves(19)
 def test_a_single_text_that_does_not_fit_is_out_of_memory(engine: EmbeddingEngine, scripted: Any) -> None:
     scripted.most_tokens = 5
     with pytest.raises(OutOfMemory) as caught:
@@ -189,6 +191,7 @@ def test_a_single_text_that_does_not_fit_is_out_of_memory(engine: EmbeddingEngin
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+@pytest.mark.proves(21)
 def test_rows_that_overflow_are_computed_again_exactly(engine: EmbeddingEngine, scripted: Any, value: float) -> None:
     wanted = engine.embed(TEXTS)
     scripted.spoil = lambda tokens, exact: value if len(tokens) == 6 and not exact else None
@@ -196,6 +199,7 @@ def test_rows_that_overflow_are_computed_again_exactly(engine: EmbeddingEngine, 
     assert engine.stats().recomputed == scripted.exact_batches > 0
 
 
+@pytest.mark.proves(21)
 def test_rows_that_stay_bad_are_named_all_and_only_they(engine: EmbeddingEngine, scripted: Any) -> None:
     scripted.spoil = lambda tokens, _exact: np.nan if len(tokens) == 2 else None
     with pytest.raises(NonFinite) as caught:

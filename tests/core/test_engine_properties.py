@@ -216,6 +216,7 @@ def test_what_the_real_model_tells_apart(minilm: EmbeddingEngine, one: str, othe
 # ------------------------------------------------------------------------------------------------------------- failures
 
 
+@pytest.mark.proves(19)
 def test_running_out_of_memory_at_any_call_changes_nothing() -> None:
     """The n-th call fails, for every n until a run has fewer calls than that."""
     wanted, _ = fresh()
@@ -234,6 +235,7 @@ def test_running_out_of_memory_at_any_call_changes_nothing() -> None:
     assert number > 4
 
 
+@pytest.mark.proves(20)
 def test_a_failing_batch_leaves_a_healthy_engine() -> None:
     for number in (1, 2, 3):
         backend = FailsAt(number, RuntimeError)
@@ -314,6 +316,7 @@ def test_threads_with_different_calls_disturb_nobody() -> None:
     assert engine.stats().batches == len(scripted.batches)
 
 
+@pytest.mark.proves(19)
 def test_threads_that_run_out_of_memory_still_get_their_rows() -> None:
     wanted = fresh()[0].embed(VARIED)
     engine, _ = fresh(most_tokens=70)

@@ -129,6 +129,7 @@ def test_what_a_card_does_not_tell_is_none(driver: Driver) -> None:
 @pytest.mark.parametrize(
     ("number", "words"), [(12, "no NVIDIA driver"), (9, "not loaded"), (4, "may not"), (18, "restart"), (99, "99")]
 )
+@pytest.mark.proves(20)
 def test_why_there_are_none(driver: Driver, number: int, words: str) -> None:
     driver.fails["nvmlInit"] = number
     found = nvml.snapshot()
@@ -136,6 +137,7 @@ def test_why_there_are_none(driver: Driver, number: int, words: str) -> None:
     assert words in str(found.reason)
 
 
+@pytest.mark.proves(20)
 def test_a_driver_without_a_card_and_one_that_fails_in_the_middle(driver: Driver) -> None:
     driver.cards = 0
     assert nvml.snapshot().driver_version == "580.95.05"

@@ -238,6 +238,7 @@ def test_impossible_device() -> None:
     ],
     ids=["python", "linux", "windows", "cuda"],
 )
+@pytest.mark.proves(19)
 def test_every_way_of_running_out_of_memory_is_one_error(error: Any) -> None:
     import torch
 
@@ -245,6 +246,7 @@ def test_every_way_of_running_out_of_memory_is_one_error(error: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory") if error == "torch" else error
 
 
+@pytest.mark.proves(20)
 def test_other_errors_stay_themselves() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"), memory_errors_mapped():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

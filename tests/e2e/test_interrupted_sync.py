@@ -62,6 +62,7 @@ def chunks(store: VectorStore) -> Counter[tuple[str, int]]:
     return Counter((chunk.id, chunk.number) for page in store.stored("notes") for chunk in page)
 
 
+@pytest.mark.proves(1)
 def test_killed_at_any_event_the_next_run_heals(emulator, hana_schema, notes, folder, open_pool, hashing, run_sql):
     pool = open_pool(emulator)
     store: VectorStore | None = None

@@ -33,12 +33,14 @@ def cut(cycles: Cycles) -> None:
 
 
 @pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+@pytest.mark.proves(3)
 def test_a_cut_at_a_random_request(cycles: Cycles) -> None:
     cut(cycles)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+@pytest.mark.proves(3)
 def test_a_cut_at_many_random_requests(cycles: Cycles) -> None:
     for _ in range(20):
         cut(cycles)

@@ -4,10 +4,12 @@ the checkpoint not ahead of it, and whenever a run may end, store and source are
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from connector import failpoints
-from tests.proof.cycles import GROUNDS, Cycles, named
+from tests.proof.cycles import GROUNDS, KINDS, Cycles, named
 from tests.proof.ground import PAGE
 from tests.proof.methods import METHODS
 
@@ -25,45 +27,54 @@ def random_kills(cycles: Cycles, count: int) -> None:
     cycles.converge()
 
 
-@pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
-def test_killed_at_random_moments(cycles: Cycles) -> None:
-    random_kills(cycles, 5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
-def test_killed_at_many_random_moments(cycles: Cycles) -> None:
-    random_kills(cycles, 160)
-
-
-# -------------------------------------------------------------------------------------------------------- failpoints
-
-
-def every_failpoint(cycles: Cycles, hits: int) -> None:
-    """There is always work enough for that many visits: rows to embed, rows to delete, the first run of all."""
+def killed_at(cycles: Cycles, name: str, visit: int) -> None:
+    """There is always work enough for that many visits: rows to embed, rows to delete."""
     ground = cycles.ground
-    for name in ground.method.passes:
-        for hit in range(1, hits + 1):
-            ground.change()
-            ground.purge(PAGE * hit + 3)
-            ground.rewrite(PAGE * hit + 1)
-            visit = 1 if name in ground.method.once else hit  # the second and third hit are those of later runs
-            assert cycles.killed_at(f"{name}:{visit}"), f"{name} is not passed {visit} times"
-            ground.refill()
-        if hits > 1:
-            cycles.converge()
+    ground.change()
+    ground.purge(PAGE * visit + 3)
+    ground.rewrite(PAGE * visit + 1)
+    hit = 1 if name in ground.method.once else visit  # the second and third are those of later runs
+    assert cycles.killed_at(f"{name}:{hit}"), f"{name} is not passed {hit} times"
+    ground.refill()
+
+
+@pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+@pytest.mark.proves(1, 12)
+def test_killed_at_random_moments(cycles: Cycles) -> None:
+    random_kills(cycles, 2)
+
+
+def some_grounds() -> Iterator[tuple[str, tuple[str, str]]]:
+    """Each failpoint with one of the methods that pass it, the stores in turn."""
+    for place, name in enumerate(failpoints.NAMES):
+        methods = [method for method, known in METHODS.items() if name in known.passes]
+        if methods:
+            yield name, (KINDS[place % len(KINDS)], methods[place % len(methods)])
+
+
+@pytest.mark.parametrize(("name", "ground"), list(some_grounds()), indirect=["ground"])
+@pytest.mark.proves(1)
+def test_killed_at_each_failpoint(cycles: Cycles, name: str) -> None:
+    cycles.converge()
+    killed_at(cycles, name, 2)
     cycles.converge()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
-def test_killed_at_every_failpoint(cycles: Cycles) -> None:
-    every_failpoint(cycles, 1)
+@pytest.mark.proves(1, 12)
+def test_killed_at_many_random_moments(cycles: Cycles) -> None:
+    random_kills(cycles, 40)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+@pytest.mark.proves(1)
 def test_killed_at_every_failpoint_three_times(cycles: Cycles) -> None:
-    every_failpoint(cycles, 3)
+    for name in cycles.ground.method.passes:
+        for visit in (1, 2, 3):
+            killed_at(cycles, name, visit)
+        cycles.converge()
 
 
 def test_every_failpoint_is_passed_by_some_method_or_by_a_switch() -> None:

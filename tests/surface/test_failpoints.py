@@ -16,6 +16,7 @@ Cli = Callable[..., Any]
 
 
 @pytest.mark.covers("sync", errors=True)
+@pytest.mark.proves(1)
 def test_the_process_ends_there_and_the_next_run_heals(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene("local")
     code, _, errors = scene.cli("sync", "rows", env={"OWL_SAP_FAILPOINT": "after_apply:2"})

@@ -13,6 +13,7 @@ from app.src.cli import interrupts
 from app.src.cli.interrupts import interruptible, not_held_up, orderly
 
 
+@pytest.mark.proves(2)
 def test_the_first_signal_asks_and_the_second_ctrl_c_ends(capfd: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT)
     with interruptible() as interrupted:

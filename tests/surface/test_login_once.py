@@ -90,6 +90,7 @@ def variables(emulator: Emulator, user: str, password: str) -> dict[str, str]:
     ],
 )
 @pytest.mark.parametrize("collections", [1, 3])
+@pytest.mark.proves(7)
 def test_the_command_line_tries_once(
     cli: Cli, tmp_path: Path, house: Emulator, guest: str, arguments: list[str], code: int, collections: int
 ) -> None:
@@ -128,6 +129,7 @@ def served(folder: Path, settings: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.mark.covers("GET /health/ready", "POST /v1/collections/{name}/search", errors=True)
+@pytest.mark.proves(7)
 def test_the_service_tries_once_however_often_it_is_asked(tmp_path: Path, house: Emulator, guest: str) -> None:
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     with served(tmp_path, variables(house, guest, "canary-12")) as url:
@@ -180,6 +182,7 @@ def test_a_locked_user_is_told_what_to_do(cli: Cli, tmp_path: Path, house: Emula
 
 
 @pytest.mark.covers("sync", "doctor", errors=True)
+@pytest.mark.proves(7)
 def test_a_missing_privilege_is_named(cli: Cli, tmp_path: Path, house: Emulator, guest: str) -> None:
     run(house, f"GRANT INSERT ON T TO {guest}", f"REVOKE SELECT ON T FROM {guest}")
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)

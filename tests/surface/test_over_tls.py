@@ -95,6 +95,7 @@ def test_the_whole_path(cli: Cli, secure: dict[str, Any]) -> None:
         ({"HANA_ENCRYPT": "false"}, "could not be reached"),
     ],
 )
+@pytest.mark.proves(8)
 def test_what_does_not_fit_is_refused(cli: Cli, secure: dict[str, Any], change: dict[str, str], word: str) -> None:
     run = cli("sync", "materials", **variables(secure, **change))
     assert run.code == 3, run.err
@@ -103,6 +104,7 @@ def test_what_does_not_fit_is_refused(cli: Cli, secure: dict[str, Any], change: 
 
 @pytest.mark.covers("sync", "doctor", errors=True)
 @pytest.mark.usefixtures("configured")
+@pytest.mark.proves(8)
 def test_certificates_that_must_be_refused(cli: Cli, unfit: dict[str, Any]) -> None:
     login = variables(unfit)
     assert cli("sync", "materials", **login).code == 3

@@ -58,6 +58,7 @@ def interrupted(scene: Scene, *arguments: str, signals: tuple[int, ...], stored:
 @pytest.mark.covers("sync", errors=True)
 @pytest.mark.parametrize("scene", ["local", "hana"], indirect=True)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.proves(2)
 def test_a_sync_keeps_what_it_has_and_the_next_goes_on(scene: Scene, number: signal.Signals, code: int) -> None:
     with interrupted(scene, "sync", NAME, "--json", signals=(number,)) as (ended, out, errors, seconds):
         assert ended == code
@@ -110,6 +111,7 @@ def test_a_verb_that_waits_for_a_silent_hana_ends_in_seconds(
 
 
 @pytest.mark.covers("sync", errors=True)
+@pytest.mark.proves(2)
 def test_a_second_ctrl_c_ends_a_sync_that_hangs(scene: Scene) -> None:
     with Proxy(scene.emulator.port) as proxy:
         proxy.strike(Strike(EXECUTE, 20, Fault.STALL))
@@ -139,6 +141,7 @@ def serving(scene: Scene, **more: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 @pytest.mark.covers("serve")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.proves(2)
 def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: Scene, number: signal.Signals) -> None:
     with serving(scene) as (process, url):
         job = httpx.post(f"{url}/v1/collections/rows/sync").json()["job"]
@@ -186,6 +189,7 @@ def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: S
 
 
 @pytest.mark.covers("serve")
+@pytest.mark.proves(2, 29)
 def test_a_service_whose_job_hangs_ends_all_the_same(scene: Scene) -> None:
     """HANA is silent in the middle of the job: it is recorded as interrupted, and the service does not wait for it."""
     with Proxy(scene.emulator.port) as proxy:
