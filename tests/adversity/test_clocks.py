@@ -1,5 +1,5 @@
-"""Clocks that jump: a lease of the HANA store goes by HANA's clock alone; one of the local store, which has no other clock
-than the machine's, may be lost by a jump, and then its holder can write no more.
+"""Clocks that jump: a lease of the HANA store goes by HANA's clock alone; one of the local store, which has no other
+clock than the machine's, may be lost by a jump, and then its holder can write no more.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LONG = LeaseTimes(ttl=30, renew=20, poll=0.02)
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 def test_the_clock_of_the_client_does_not_matter(scene: Scene, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
-    ends = scene.ends(times=LONG)
-    ends.store.open(NAME, ends.embedder)
+    store = scene.store(times=LONG)
+    store.open(NAME, scene.embedder)
     now = time.time
-    with ends.store.lease(NAME, "one", 0) as lease:
+    with store.lease(NAME, "one", 0) as lease:
         monkeypatch.setattr(time, "time", lambda: now() + jump)
         with pytest.raises(LeaseLost, match="'one'"), scene.store(times=LONG).lease(NAME, "two", 0):
             pass
-        ends.store.apply(lease, ChangeSet(released=["[1]"]))
+        store.apply(lease, ChangeSet(released=["[1]"]))
     assert scene.sync().read > 0
     scene.converges()
 
@@ -39,12 +39,12 @@ def test_the_clock_of_the_client_does_not_matter(scene: Scene, monkeypatch: pyte
 def test_a_jump_never_makes_two_owners_and_never_locks_anybody_out(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    ends = scene.ends(times=LONG)
-    ends.store.open(NAME, ends.embedder)
+    store = scene.store(times=LONG)
+    store.open(NAME, scene.embedder)
     now = time.time
-    with ends.store.lease(NAME, "one", 0) as lease:
+    with store.lease(NAME, "one", 0) as lease:
         monkeypatch.setattr(time, "time", lambda: now() + jump)
         with scene.store(times=LONG).lease(NAME, "two", 0), pytest.raises(LeaseLost):
-            ends.store.apply(lease, ChangeSet(deleted=["[1]"]))
+            store.apply(lease, ChangeSet(deleted=["[1]"]))
     assert scene.sync().read > 0
     scene.converges()

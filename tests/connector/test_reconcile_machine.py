@@ -23,7 +23,7 @@ from connector.document import Renderer, document_id
 from connector.errors import LeaseLost
 from connector.failpoints import Failpoint, InjectedFailure
 from connector.model import ChunkSpec, CollectionSpec, Row
-from connector.reconcile import Before, Ends, Reconciler, SyncOptions, SyncReport, Watch, types_in_use
+from connector.reconcile import Before, Ends, Reconciler, SyncOptions, SyncReport, Watch
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 from tests.proof import invariants
 from tests.proof.invariants import Stored, Truth, Wanted
@@ -194,8 +194,7 @@ class Machine(RuleBasedStateMachine):
     def _run(self, feed: Any, watch: Watch | None = None, owner: str = "one") -> SyncReport:
         with self.store.lease("m", owner, 0) as lease:
             checkpoint = self.store.open("m", self.embedder)
-            columns = types_in_use(self.renderer, self.source.describe(MATERIALS))
-            before = Before(checkpoint, columns, datetime.now(UTC))
+            before = Before(checkpoint, {}, datetime.now(UTC))
             return Reconciler(self.ends, self.renderer, lease, self.options, watch or Watch())(feed, before)
 
     def _full(self, lazy: bool = False) -> FullFeed:

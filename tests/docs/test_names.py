@@ -22,7 +22,7 @@ FILES = [
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-OURS_BESIDE_SETTINGS = {"OWL_SAP_CONFIG"}
+OURS_BESIDE_SETTINGS = {"OWL_SAP_FAILPOINT", "OWL_SAP_TEST_SEED", "OWL_SAP_CONFIG"}
 """Names the configuration file; no setting in it."""
 OF_TESTS = {"HANA_TEST_DSN"}
 

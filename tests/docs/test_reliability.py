@@ -106,7 +106,7 @@ FAULTS = (
         15,
         "clocks that are wrong or jump",
         "I1, I9",
-        "only the database's clock counts; the local store's lease has the machine's, and a jump costs at most the lease",
+        "only the database's clock counts; the local store's lease has the machine's, and a jump costs only it",
         "daylight saving: nothing here uses local time",
     ),
     Fault(

@@ -34,6 +34,7 @@ def ground(
 ) -> Iterator[Ground]:
     """Its parameter is (kind, method)."""
     kind, method = request.param
+    print(f"replay with OWL_SAP_TEST_SEED={seed}")
     login = {"host": emulator.host, "port": emulator.port, "user": emulator.user, "password": emulator.password}
     chance = random.Random(seed ^ zlib.crc32(request.node.name.encode()))
     ground = Ground(emulator, Plan(login, hana_schema, kind, method, str(tmp_path)), choosy, chance)
