@@ -94,13 +94,14 @@ FAULTS = (
         13,
         "a commit that becomes visible late, with a watermark below the mark",
         "I1",
-        "the delay keeps away from open transactions; what comes later still is found by the next full comparison",
+        "the full comparison reads everything, so it finds it",
+        "the watermark and its delay come with the other ways to find changes",
     ),
     Fault(
         14,
         "equal watermarks over a page's border, NULL, times below a microsecond",
         "I1",
-        "pages go by (watermark, key); NULL waits for the full comparison",
+        "no watermark is used",
     ),
     Fault(
         15,
