@@ -80,6 +80,7 @@ def until_stored(scene: Scene, rows: int) -> None:
 
 
 @pytest.mark.covers("serve", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events")
+@pytest.mark.proves(1)
 def test_the_next_service_goes_on_with_the_same_job(scene: Scene) -> None:
     with service(scene) as (process, client):
         killed = begun(client)
@@ -144,6 +145,7 @@ def test_a_killed_worker_leaves_its_job_to_the_other(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
+@pytest.mark.proves(1, 22)
 def test_a_job_that_kills_its_process_does_not_come_back_for_ever(scene: Scene) -> None:
     """The third process to meet it finds it given up."""
     more = {"OWL_SAP_STATE__MAX_ATTEMPTS": "2"}
@@ -167,6 +169,7 @@ def test_a_job_that_kills_its_process_does_not_come_back_for_ever(scene: Scene) 
 
 
 @pytest.mark.slow
+@pytest.mark.proves(1, 29)
 def test_workers_killed_at_random_times_end_the_job_all_the_same(scene: Scene) -> None:
     """Thirty times; what is stored is sound after every kill. The seed is in the failure: OWL_SEED replays it."""
     seed = os.environ.get("OWL_SEED") or str(random.randrange(10**9))

@@ -106,6 +106,7 @@ def store(folder: Path) -> Iterator[LocalStore]:
 # --------------------------------------------------------------------------------------------------------- the file
 
 
+@pytest.mark.proves(30)
 def test_durable_settings_and_no_leftovers(store, folder):
     add(store, range(3))
     with store._file.read() as db:
@@ -185,6 +186,7 @@ def test_the_quarantine_of_the_first_layout_is_taken_over(store, folder, file):
         assert (row.id, row.attempts, row.digest, row.given_up(1)) == ("bad", 7, None, False)
 
 
+@pytest.mark.proves(18)
 def test_a_later_layout_is_refused(store, folder, file):
     store.close()
     database = sqlite3.connect(file)
@@ -291,6 +293,7 @@ def test_a_second_process_reads_and_writes(store, folder):
     assert found(store, {"NEW": 1}) == {"k5"}
 
 
+@pytest.mark.proves(1)
 def test_killed_in_the_middle_of_writing(store, folder):
     """Whole batches only, the file opens, and the lease of the dead writer runs out."""
     with child(

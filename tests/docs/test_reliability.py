@@ -101,7 +101,8 @@ FAULTS = (
         14,
         "equal watermarks over a page's border, NULL, times below a microsecond",
         "I1",
-        "no watermark is used",
+        "",
+        "no watermark is used yet",
     ),
     Fault(
         15,
