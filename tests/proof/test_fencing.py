@@ -42,6 +42,7 @@ def points(cycles: Cycles) -> list[str]:
 @pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
 @pytest.mark.proves(10, 26)
 def test_a_worker_that_stood_still_at_some_point_writes_nothing_more(cycles: Cycles) -> None:
+    cycles.converge()
     stands_still(cycles, cycles.ground.chance.choice(points(cycles)))
 
 
@@ -49,5 +50,6 @@ def test_a_worker_that_stood_still_at_some_point_writes_nothing_more(cycles: Cyc
 @pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
 @pytest.mark.proves(10, 26)
 def test_a_worker_that_stood_still_at_any_point_writes_nothing_more(cycles: Cycles) -> None:
+    cycles.converge()
     for name in points(cycles):
         stands_still(cycles, name)
