@@ -85,6 +85,7 @@ def test_unknown_names(service: Service) -> None:
         service.status(["xyz"])
 
 
+@pytest.mark.proves(6)
 def test_search_works_from_the_local_store_while_hana_is_away(
     synced: Service, make_service: Callable[[], Service], source: Any
 ) -> None:

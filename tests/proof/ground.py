@@ -208,10 +208,29 @@ class Ground:
             with suppress(self._error()):  # no worker has come so far that there is a table
                 self.run('UPDATE "OWL_STATE" SET "LEASE_UNTIL" = NULL')
             return
-        file = Path(self.plan.folder) / "vectors" / "vectors.sqlite"
-        if file.exists():
-            with closing(sqlite3.connect(file)) as db, db, suppress(sqlite3.OperationalError):
+        if self._file.exists():
+            with closing(sqlite3.connect(self._file)) as db, db, suppress(sqlite3.OperationalError):
                 db.execute("UPDATE collections SET lease_until = NULL")
+
+    def in_transaction(self) -> bool:
+        """Whether a worker has a write transaction open: while it has, nobody can take its lease."""
+        if self.plan.kind == "hana":
+            try:
+                self.run('SELECT "COLLECTION" FROM "OWL_STATE" FOR UPDATE NOWAIT')
+            except self._error():
+                return True
+            return False
+        with closing(sqlite3.connect(self._file, timeout=0, isolation_level=None)) as db:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return True
+            db.execute("ROLLBACK")
+        return False
+
+    @property
+    def _file(self) -> Path:
+        return Path(self.plan.folder) / "vectors" / "vectors.sqlite"
 
     def _error(self) -> type[Exception]:
         from hdbcli import dbapi

@@ -153,7 +153,8 @@ def main() -> int:
     wrong = run(chosen, arguments.j)
     for each in wrong:
         print(each, file=sys.stderr)
-    print(f"{len(chosen) - len(wrong)} of {len(chosen)} bugs were caught")
+    if not wrong:
+        print(f"all {len(chosen)} bugs were caught")
     return 1 if wrong or not chosen else 0
 
 
