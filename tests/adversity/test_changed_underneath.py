@@ -46,6 +46,7 @@ def status(scene: Scene) -> CollectionStatus:
         (1, 'ALTER TABLE "ROWS" DROP ("TXT")', "TXT"),
     ],
 )
+@pytest.mark.proves(23)
 def test_a_table_or_column_dropped_in_the_middle(scene: Scene, page: int, statement: str, named: str) -> None:
     scene.sync()
     before, checkpoint = scene.content(), status(scene).last_sync
@@ -63,6 +64,7 @@ def test_what_was_read_before_the_table_went_is_kept(scene: Scene) -> None:
     assert status(scene).last_sync is None
 
 
+@pytest.mark.proves(11)
 def test_a_table_emptied_in_the_middle_pauses_the_deletions(scene: Scene) -> None:
     scene.sync()
     report = interrupted(scene, 3, 'DELETE FROM "ROWS"')
@@ -71,6 +73,7 @@ def test_a_table_emptied_in_the_middle_pauses_the_deletions(scene: Scene) -> Non
     assert len(scene.content()) == FULL
 
 
+@pytest.mark.proves(11)
 def test_a_source_that_is_empty_today(scene: Scene) -> None:
     scene.sync()
     scene.run('DELETE FROM "ROWS"')
@@ -93,6 +96,7 @@ def test_the_brake_is_a_share_of_what_is_stored(scene: Scene, gone: int, paused:
     assert (report.to_delete, report.deleted, report.paused) == (gone, 0 if paused else gone, paused)
 
 
+@pytest.mark.proves(11)
 def test_rows_that_come_and_go_while_they_are_read(scene: Scene) -> None:
     """Behind the reader: found by the next run. Before it: found by this one. No row is doubled or lost for good."""
     report = interrupted(
@@ -114,6 +118,7 @@ ON_ONE_STORE = pytest.mark.parametrize("scene", ["local"], indirect=True)
 
 @ON_ONE_STORE
 @pytest.mark.covers("sync")
+@pytest.mark.proves(23)
 def test_a_column_of_another_type_pauses_until_somebody_accepts_it(scene: Scene) -> None:
     scene.sync()
     before, checkpoint = scene.content(), status(scene).last_sync
@@ -154,6 +159,7 @@ def test_a_column_that_only_where_uses(scene: Scene) -> None:
     assert len(scene.content()) == FULL
 
 
+@pytest.mark.proves(23)
 def test_a_table_that_changes_after_its_last_page_deletes_nothing(scene: Scene) -> None:
     scene.sync()
     scene.run('DELETE FROM "ROWS" WHERE "K" = 5')
@@ -162,6 +168,7 @@ def test_a_table_that_changes_after_its_last_page_deletes_nothing(scene: Scene) 
     assert len(scene.content()) == FULL
 
 
+@pytest.mark.proves(23, 24)
 def test_a_widened_column_is_no_change_of_the_rows(scene: Scene) -> None:
     scene.sync()
     scene.run('ALTER TABLE "ROWS" ADD ("MORE" NVARCHAR(10))')

@@ -143,6 +143,7 @@ def built(served: Scene) -> Scene:
     return served
 
 
+@pytest.mark.proves(1, 25)
 def test_killed_between_the_two_halves_of_a_switch(built: Scene) -> None:
     killed_at_point(built, "mid_alias_swap", 1, "generations", "rows", "--switch")
     before = whole(built, 1)
@@ -156,6 +157,7 @@ def test_killed_between_the_two_halves_of_a_switch(built: Scene) -> None:
 
 @pytest.mark.parametrize("scene", ["hana"], indirect=True)
 @pytest.mark.parametrize(("fault", "serving"), [(Fault.LOSE_REQUEST, 1), (Fault.LOSE_REPLY, 2)])
+@pytest.mark.proves(1, 25)
 def test_killed_around_the_commit_of_a_switch(built: Scene, fault: Fault, serving: int) -> None:
     assert killed(built, COMMIT, 1, fault, "generations", "rows", "--switch")
     whole(built, serving)

@@ -63,6 +63,7 @@ def begun(synced: Synced, way: str) -> Synced:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.proves(24)
 def test_nothing_changed_costs_nothing(synced, way):
     begun(synced, way)
     report = synced.sync()
@@ -86,6 +87,7 @@ def test_insert_update_and_metadata(synced, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.proves(11, 12)
 def test_deletions_and_changed_keys(synced, way):
     begun(synced, way)
     synced.table.delete(1, 2)
@@ -167,6 +169,7 @@ def test_the_full_comparison_comes_round(synced, way):
 # ----------------------------------------------------------------------------------------------------------- watermark
 
 
+@pytest.mark.proves(13)
 def test_a_late_commit_is_lost_without_delay_and_found_by_the_comparison(synced):
     synced.way, no_delay = "watermark", {"delay": 0.0}
     synced.sync(change=no_delay)
@@ -184,6 +187,7 @@ def test_a_late_commit_is_lost_without_delay_and_found_by_the_comparison(synced)
     synced.agrees()
 
 
+@pytest.mark.proves(13)
 def test_a_late_commit_within_the_delay_is_found_by_the_next_window(synced):
     begun(synced, "watermark")
     commit = synced.table.later(20, "late", second(90))
@@ -196,6 +200,7 @@ def test_a_late_commit_within_the_delay_is_found_by_the_next_window(synced):
     synced.agrees()
 
 
+@pytest.mark.proves(14)
 def test_rows_without_a_watermark_wait_for_the_comparison(synced):
     begun(synced, "watermark")
     synced.table.put(30, "no time", None)
@@ -207,6 +212,7 @@ def test_rows_without_a_watermark_wait_for_the_comparison(synced):
 
 
 @pytest.mark.parametrize("stopped_after", [1, 2, 3])
+@pytest.mark.proves(14)
 def test_equal_watermarks_over_the_border_of_pages_and_of_runs(synced, stopped_after):
     """Nine rows of one watermark, three a page; the run is ended in the middle and the next one goes on there."""
     begun(synced, "watermark")
@@ -229,6 +235,7 @@ def _stopped(synced: Synced, pages: int) -> Any:
     return sync(synced.table.spec(synced.way), ends, OPTIONS, stop=lambda: next(asked, True))
 
 
+@pytest.mark.proves(14)
 def test_a_time_between_two_microseconds_is_no_reason_to_read_for_ever_or_to_lose(synced):
     if isinstance(synced.table, MemoryTable):
         pytest.skip("in memory there are microseconds only")
@@ -241,6 +248,7 @@ def test_a_time_between_two_microseconds_is_no_reason_to_read_for_ever_or_to_los
     synced.agrees()
 
 
+@pytest.mark.proves(15)
 def test_a_clock_that_is_set_back_reads_nothing_and_forgets_nothing(synced):
     begun(synced, "watermark")
     synced.table.put(20, "first", second(60))
@@ -258,6 +266,7 @@ def test_a_clock_that_is_set_back_reads_nothing_and_forgets_nothing(synced):
 # ----------------------------------------------------------------------------------------------------------------- log
 
 
+@pytest.mark.proves(13)
 def test_the_log_is_a_queue_and_not_a_tape(synced):
     """An entry that becomes visible behind one that was taken already is taken by the next run."""
     begun(synced, "log")
@@ -294,6 +303,7 @@ def test_many_entries_of_one_key_are_one_row(synced):
     synced.agrees()
 
 
+@pytest.mark.proves(1)
 def test_what_is_not_stored_stays_in_the_log(synced, monkeypatch):
     begun(synced, "log")
     synced.sync()
@@ -311,6 +321,7 @@ def test_what_is_not_stored_stays_in_the_log(synced, monkeypatch):
     assert synced.table.waiting() == 0
 
 
+@pytest.mark.proves(23)
 def test_a_log_that_is_gone_pauses_and_what_it_missed_is_found(synced):
     begun(synced, "log")
     synced.sync()

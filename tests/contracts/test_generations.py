@@ -154,6 +154,7 @@ def test_only_what_was_begun_can_be_opened_and_only_for_its_model(store, name, b
             store.open(each, Model())
 
 
+@pytest.mark.proves(25)
 def test_a_switch_changes_everything_at_once(store, name, built):
     write(store, name, ChangeSet(quarantined=[QuarantinedRow("q1", "render", "r")]))
     write(store, built, ChangeSet(quarantined=[QuarantinedRow("q2", "render", "r"), QuarantinedRow("q3", "s", "r")]))
@@ -221,6 +222,7 @@ def test_a_search_right_after_the_old_one_was_dropped(store, name, built, anothe
     assert len(other.keyword(name, "text", 9, None)) == 3
 
 
+@pytest.mark.proves(25, 26)
 def test_whoever_writes_during_a_switch_writes_no_more(store, name, built, another):
     other = another()
     with store.lease(name, "old", 0) as old, store.lease(built, "new", 0) as new:
@@ -263,6 +265,7 @@ def test_searches_while_it_is_switched_to_and_fro_see_one_or_the_other(store, na
     assert found
 
 
+@pytest.mark.proves(25)
 def test_what_fails_in_the_middle_of_a_switch_leaves_it_undone(store, name, built, another, monkeypatch):
     reached: list[str] = []
 

@@ -94,15 +94,13 @@ FAULTS = (
         13,
         "a commit that becomes visible late, with a watermark below the mark",
         "I1",
-        "the full comparison reads everything, so it finds it",
-        "the watermark and its delay come with the other ways to find changes",
+        "the delay keeps away from open transactions; what comes later still is found by the next full comparison",
     ),
     Fault(
         14,
         "equal watermarks over a page's border, NULL, times below a microsecond",
         "I1",
-        "",
-        "no watermark is used yet",
+        "pages go by (watermark, key); NULL waits for the full comparison",
     ),
     Fault(
         15,
@@ -163,7 +161,12 @@ FAULTS = (
         "a column in use pauses the collection and nothing is deleted; others do not matter",
     ),
     Fault(24, "a column changes that the collection does not use", "", "nothing is embedded"),
-    Fault(25, "another model, revision, pooling, dimension, precision", "I4", "vectors of two models are never mixed"),
+    Fault(
+        25,
+        "another model, revision, pooling, dimension, precision",
+        "I4",
+        "two models are never mixed: another is built beside the old and switched to in one transaction",
+    ),
     Fault(
         26,
         "two workers on one collection; a worker that stood still past its lease",

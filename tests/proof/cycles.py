@@ -14,6 +14,10 @@ KINDS = ("local", "hana")
 GROUNDS = [(kind, method) for kind in KINDS for method in METHODS]
 
 
+EACH_METHOD = [(KINDS[place % len(KINDS)], method) for place, method in enumerate(METHODS)]
+"""The stores in turn, where there is not the time for both."""
+
+
 def named(ground: tuple[str, str]) -> str:
     return "-".join(ground)
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connector.hana import ConnectionOptions, HanaPool, RetryPolicy
-from connector.model import ChangeSpec, Checkpoint, ChunkSpec, CollectionSpec, Embedder, TableRef, VectorStore
+from connector.hana import ConnectionOptions, HanaPool
+from connector.model import ChangeSpec, Checkpoint, ChunkSpec, CollectionSpec, TableRef
+from connector.protocols import Embedder, VectorStore
+from connector.retry import RetryPolicy
 from connector.source import HanaSource
 from connector.stores.hana import HanaStore
 from connector.stores.lease import LeaseTimes

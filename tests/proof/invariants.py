@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from connector.model import Embedder, StoredRecord, VectorStore
+from connector.model import StoredRecord
+from connector.protocols import Embedder, VectorStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,8 @@ from typing import Any
 
 from connector import failpoints
 from connector.errors import LeaseLost, RowRejected
-from connector.model import (
-    ChangeSet,
-    Checkpoint,
-    CollectionStatus,
-    Embedder,
-    Lease,
-    QuarantinedRow,
-    StoredChunk,
-    StoredRecord,
-)
+from connector.model import ChangeSet, Checkpoint, CollectionStatus, Lease, QuarantinedRow, StoredChunk, StoredRecord
+from connector.protocols import Embedder
 from connector.stores.records import checked_vectors
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
+from connector import change_setup
+from connector.change_log import log_of
+from connector.document import document_id, parse_id
 from connector.hana import HanaPool
-from connector.model import ChangeSpec, Checkpoint, CollectionSpec
+from connector.model import ChangeSpec, Checkpoint, CollectionSpec, Query
+from connector.source import HanaSource
 
 if TYPE_CHECKING:
     from tests.proof.ground import Ground
@@ -20,9 +25,38 @@ def _nothing(spec: CollectionSpec, pool: HanaPool, user: str) -> None:
     """It needs nothing in the database."""
 
 
+def _log(spec: CollectionSpec, pool: HanaPool, user: str) -> None:
+    assert change_setup.install(pool, spec, user).complete
+
+
 def _everything(ground: Ground, checkpoint: Checkpoint) -> set[str]:
     """Between two complete runs its checkpoint promises nothing about single rows."""
     return set(ground.versions)
+
+
+def _behind_the_mark(ground: Ground, checkpoint: Checkpoint) -> set[str]:
+    """Rows whose (watermark, key) the mark has not reached; and rows that are gone, which no watermark shows."""
+    mark = checkpoint.mark or {}
+    (last,) = parse_id(mark["key"]) if "key" in mark else (None,)
+    rows = ground.run('SELECT "K", "CHANGED_AT" FROM "ROWS"')
+    reached = datetime.fromisoformat(mark["at"]).replace(tzinfo=None)
+    settled = {
+        document_id((key,)) for key, at in rows if at < reached or (at == reached and (last is None or key <= last))
+    }
+    return set(ground.versions) - settled
+
+
+def _in_the_log(ground: Ground, checkpoint: Checkpoint) -> set[str]:
+    """Rows with an entry that is still there."""
+    spec = ground.plan.spec
+    query = Query(spec.source, ("K",), ("TXT", "GRP"))
+    entries = HanaSource(ground.pool).capture.log_entries(query, log_of(spec), 0, 100_000)
+    return {document_id(entry.key) for entry in entries}
+
+
+def _unless_all_was_read(ground: Ground, checkpoint: Checkpoint) -> set[str]:
+    """A new mark is that of a run that has read every row's token."""
+    return set(ground.versions) if checkpoint.mark == ground.before.mark else set()
 
 
 ROUND = (
@@ -49,4 +83,16 @@ class Method:
 WHOLE = ((*ROUND, "mid_delete"), (*ONCE, "mid_checkpoint"))
 """Of runs that see every row: they delete what they did not see, and have one checkpoint, at their end."""
 
-METHODS = {"full": Method(ChangeSpec(), *WHOLE)}
+METHODS = {
+    "full": Method(ChangeSpec(), *WHOLE),
+    "hash": Method(ChangeSpec(hash="server"), *WHOLE, open_ids=_unless_all_was_read),
+    "rowid": Method(ChangeSpec("rowid"), *WHOLE, open_ids=_unless_all_was_read),
+    "watermark": Method(ChangeSpec("watermark", "CHANGED_AT", delay=0), open_ids=_behind_the_mark),
+    "log": Method(
+        ChangeSpec("log"),
+        (*ROUND, "before_log_delete", "after_log_delete"),
+        (*ONCE, "mid_checkpoint"),
+        install=_log,
+        open_ids=_in_the_log,
+    ),
+}

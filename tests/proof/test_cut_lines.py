@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.adversity.proxy import ANY, Fault, Proxy, Strike
-from tests.proof.cycles import GROUNDS, Cycles, named
+from tests.proof.cycles import EACH_METHOD, GROUNDS, Cycles, named
 from tests.proof.ground import PAGE
 
 FAULTS = [Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.HALF_REPLY]
@@ -32,7 +32,7 @@ def cut(cycles: Cycles) -> None:
     cycles.converge()
 
 
-@pytest.mark.parametrize("ground", GROUNDS, ids=named, indirect=True)
+@pytest.mark.parametrize("ground", EACH_METHOD, ids=named, indirect=True)
 @pytest.mark.proves(3)
 def test_a_cut_at_a_random_request(cycles: Cycles) -> None:
     cut(cycles)
