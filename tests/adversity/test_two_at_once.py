@@ -15,6 +15,7 @@ import pytest
 
 from connector.errors import LeaseLost
 from connector.model import ChangeSet, Checkpoint
+from connector.stores.lease import LeaseTimes
 from connector.sync import Ends
 from tests.adversity.proxy import EXECUTE, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, NAME, QUICK, ROWS, Scene, WatchedSource
@@ -115,7 +116,8 @@ def test_a_worker_that_stood_still_past_its_lease_writes_nothing_more(scene: Sce
 @pytest.mark.proves(26)
 def test_every_kind_of_change_needs_the_lease(scene: Scene, changes: ChangeSet) -> None:
     scene.sync()
-    stale, fresh = scene.store(), scene.store()
+    still = LeaseTimes(ttl=30, renew=60, poll=0.02)  # as a worker that stands still, it renews nothing meanwhile
+    stale, fresh = scene.store(times=still), scene.store()
     with stale.lease(NAME, "stale", 2) as lease:
         scene.expire_lease()
         with fresh.lease(NAME, "fresh", 2), pytest.raises(LeaseLost, match="taken over"):
