@@ -114,9 +114,21 @@ def _whatever_happens_underneath(wanted: Wanted, ends: Ends, checkpoint: Checkpo
         ends.store.apply(lease, forgetful)
         raise SyncPaused(str(error), reason="log_missing") from None
     except (UnknownTable, UnknownColumn) as error:
-        if schema.was_synced(checkpoint, spec.source) and same_settings(wanted, checkpoint):
+        known = schema.was_synced(checkpoint, spec.source) and same_settings(wanted, checkpoint)
+        if known and _has_changed(wanted, ends, error):
             raise _paused(f"{error} It was there at the last sync. What is stored stays") from None
         raise
+
+
+def _has_changed(wanted: Wanted, ends: Ends, error: UnknownTable | UnknownColumn) -> bool:
+    """Is it the source that lacks something? The store has tables too. What `where` names, nobody can look up."""
+    try:
+        table = ends.source.describe(wanted.spec.source)
+    except UnknownTable:
+        return True
+    used = (*wanted.query.key, *wanted.query.columns)
+    gone = any(table.column(name) is None for name in used)
+    return gone or (isinstance(error, UnknownColumn) and wanted.spec.where is not None)
 
 
 def _readable(spec: CollectionSpec, ends: Ends) -> tuple[Table, Renderer]:
