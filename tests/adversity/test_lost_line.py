@@ -189,9 +189,10 @@ def mortal(tmp_path: Path, hashing: EngineEmbedder, request: pytest.FixtureReque
 @pytest.mark.parametrize("mortal", ["hana", "local"], indirect=True)
 @pytest.mark.proves(3, 6)
 def test_the_stand_in_is_killed_and_restarted_in_the_middle_of_a_sync(mortal: Mortal) -> None:
+    """The reader restarts it; meanwhile the writer tries, and is refused, as long as that takes."""
     scene, restart = mortal
-    pool = scene.pool(retry=RetryPolicy(attempts=8, first_wait=0.1, longest_wait=0.3))
-    plain = scene.ends(retry=RetryPolicy(attempts=8, first_wait=0.1, longest_wait=0.3))
+    patient = RetryPolicy(attempts=200, first_wait=0.1, longest_wait=0.3)
+    pool, plain = scene.pool(retry=patient), scene.ends(retry=patient)
     source = WatchedSource(pool, lambda number: restart() if number == 4 else None)
     report = scene.sync(Ends(source, plain.store, plain.embedder))
     assert (report.read, report.upserted) == (ROWS, ROWS - EMPTY)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from connector.errors import SchemaChanged
 from connector.hana import ConnectionOptions, HanaPool, load_driver
 from connector.protocols import VectorStore
 from connector.source import HanaSource
@@ -25,9 +24,10 @@ from tests.e2e import sync_child
 from tests.emulator.process import REPOSITORY, running
 
 ROWS = 200
-KILLS = {"hana": (9, 24, 30, 35), "local": (9, 24, 700, 900, 1000)}
+KILLS = {"hana": (9, 24, 39, 43), "local": (9, 24, 700, 900, 1000)}
 """Events after which a run is killed: in the making of the tables and of the word index, then all over a run (SQLite
-counts every row, and what its word index does)."""
+counts every row, and what its word index does). Threads read and write at the same time, so that the same number does
+not always mean the same statement."""
 
 
 @pytest.fixture
@@ -156,6 +156,7 @@ def test_a_table_dropped_while_it_is_read_deletes_nothing(emulator, hana_schema,
     ends = Ends(HanaSource(pool), HanaStore(pool, hana_schema), hashing)
     sync(sync_child.spec(hana_schema), ends, sync_child.OPTIONS)
     dropping = Ends(HanaSource(open_pool(emulator, on_statement=drop)), ends.store, hashing)
-    with pytest.raises(SchemaChanged, match="NOTES"):
-        sync(sync_child.spec(hana_schema), dropping, sync_child.OPTIONS)
+    report = sync(sync_child.spec(hana_schema), dropping, sync_child.OPTIONS)
+    assert (report.paused, report.deleted) == ("schema_changed", 0)
+    assert "NOTES" in report.notes[0]
     assert len(chunks(ends.store)) == ROWS
