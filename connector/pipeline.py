@@ -155,7 +155,7 @@ def _size_of_work(work: Work) -> int:
 
 def _size_of_embedded(work: Work, prepared: Prepared) -> int:
     chunks = [chunk for ready in prepared.ready for chunk in ready.chunks]
-    vector = prepared.ready[0].vectors[0].nbytes if chunks else 0
+    vector = next((vector.nbytes for ready in prepared.ready for vector in ready.vectors), 0)
     texts = sum(getsizeof(chunk.text) for chunk in chunks)
     return texts + (vector + _OVERHEAD) * len(chunks) + _size_of_changes(work.extra)
 
