@@ -85,14 +85,14 @@ class HanaCapture:
 
     def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
         statement = Statement(query if values else Query(query.table, query.key, (), query.where))
-        start = statement.select_with(_ROWID if token == "rowid" else hashed(query))
+        start = statement.select_with(_tokened(query, token))
         last: Key | None = None
         pages = _Pages(size)
         while not pages.ended:
             condition, parameters = ("", ()) if last is None else statement.after(last)
             sql = f"{start}{statement.where(condition)}{statement.order} LIMIT ?"
             try:
-                found = with_bytes(pages.next(self._reading(query, sql, parameters, "reading tokens of")))
+                found = pages.next(self._reading(query, sql, parameters, "reading tokens of"))
             except (UnknownColumn, StatementFailed) as error:
                 raise _no_token(query.table, token, error) from None
             rows = [_with_token(statement.row(row[:-1]), row[-1], values) for row in found]
@@ -100,6 +100,14 @@ class HanaCapture:
             if rows:
                 last = rows[-1].key
                 yield rows
+
+    def rows_with_tokens(self, query: Query, token: Token, keys: Sequence[Key]) -> list[Row]:
+        statement = Statement(query)
+        found: list[Row] = []
+        for sql, parameters in statement.lookups(statement.select_with(_tokened(query, token)), keys):
+            rows = self._read(query, sql, parameters, "reading rows of")
+            found += [_with_token(statement.row(row[:-1]), row[-1], values=True) for row in rows]
+        return found
 
     def row_ids(self, query: Query) -> RowIds:
         found = self._table(query.table)
@@ -168,6 +176,10 @@ class _Pages:
             self.ended = len(rows) < self._count
             self._count = min(self._size, self._count * 2)
             return rows
+
+
+def _tokened(query: Query, token: Token) -> str:
+    return _ROWID if token == "rowid" else hashed(query)
 
 
 def hashed(query: Query) -> str:

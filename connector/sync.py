@@ -78,7 +78,9 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
         if not options.accept_schema:
             _check_types(spec, columns, checkpoint)
         now = ends.source.now()
-        wanted = Wanted(spec, renderer.query, table, options.page_rows, now, options.full, options.readers)
+        wanted = Wanted(
+            spec, renderer.query, renderer.digest, table, options.page_rows, now, options.full, options.readers
+        )
         with _whatever_happens_underneath(wanted, ends, checkpoint, lease):
             choice = choose(wanted, ends.source, checkpoint)
             before = Before(checkpoint, columns, now)
