@@ -5,6 +5,7 @@ triggers fill. SQL and its reading; what follows from it is the business of `cha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -132,16 +133,15 @@ class HanaCapture:
 
     def log_length(self, log: TableRef) -> int:
         sql = f"SELECT COUNT(*) FROM {place(log)}"  # noqa: S608 - the name is quoted
-        ((rows,),) = self._pool.read(sql, doing=f"counting the entries of {log}")
+        with _there():
+            ((rows,),) = self._pool.read(sql, doing=f"counting the entries of {log}")
         return int(rows)
 
     def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
         names = ",".join(map(quote, query.key))
         sql = f"SELECT {quote(ID)},{names} FROM {place(log)} WHERE {quote(ID)} > ? ORDER BY {quote(ID)} LIMIT ?"  # noqa: S608
-        try:
+        with _there():
             found = self._pool.read(sql, (after, size), doing=f"reading {log}")
-        except (UnknownTable, UnknownColumn) as error:
-            raise LogMissing(f"the change log went away while it was read: {error}") from None
         return [LogEntry(int(row[0]), tuple(row[1:])) for row in with_bytes(found)]
 
     def forget(self, log: TableRef, ids: Sequence[int]) -> None:
@@ -151,10 +151,20 @@ class HanaCapture:
             session.execute_many(sql, [(number,) for number in ids], doing=f"taking entries off {log}")
 
         if ids:
-            self._pool.in_transaction(delete, doing=f"taking entries off {log}")
+            with _there():
+                self._pool.in_transaction(delete, doing=f"taking entries off {log}")
 
     def _reading(self, query: Query, sql: str, parameters: Sequence[Any], doing: str) -> Callable[[int], Rows]:
         return lambda limit: self._read(query, sql, (*parameters, limit), doing)
+
+
+@contextmanager
+def _there() -> Iterator[None]:
+    """Once it was looked at, a log that is not there has gone away."""
+    try:
+        yield
+    except (UnknownTable, UnknownColumn) as error:
+        raise LogMissing(f"the change log went away while it was read: {error}") from None
 
 
 class _Pages:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import compress
 from sys import getsizeof
@@ -19,111 +19,18 @@ from numpy.typing import NDArray
 from connector import failpoints, schema
 from connector.apply import DocumentWriter, Target, Written
 from connector.changes.feed import Batch, Feed, Load
-from connector.clock import STAGES, StageClock
+from connector.clock import StageClock
 from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, document_id, quarantine_id
 from connector.errors import RowRejected, SchemaChanged, UnknownTable
 from connector.model import ChangeSet, Checkpoint, CollectionSpec, Document, Lease, QuarantinedRow, Row, Table
 from connector.pipeline import Pipeline, Work, read_ahead
-from connector.protocols import Embedder, Observer, Source, VectorStore
+from connector.run import Ends, SyncOptions, SyncReport, Watch
 
 FREE_DELETES = 10
 """So many rows may lose their vectors, because they turned blank or in a repair, whatever their share."""
 WINDOW_BYTES = 8 << 20
 """Of texts that are embedded together, however few they are."""
-Stop = Callable[[], bool]
-"""Asked between pages; True: end early, keeping what is done."""
-
-
-def never() -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Who looks on at a run, and who may end it early."""
-
-    observer: Observer | None = None
-    stop: Stop = never
-
-    def event(self, name: str) -> None:
-        if self.observer is not None:
-            self.observer.event(name)
-
-    def progress(self, done: int, total: int) -> None:
-        if self.observer is not None:
-            self.observer.progress(done, max(done, total))
-
-
-@dataclass(frozen=True, slots=True)
-class SyncOptions:
-    """`max_deletes`: the largest share of the stored documents that one run may delete. `lease_wait` in seconds.
-
-    `window` is how many changed documents are collected before they are embedded together: a large window gives the
-    engine batches of like lengths. `readers`: so many threads read a large table at once, each a range of keys.
-    `full`: compare everything, whatever the change method. `accept_schema`: go on although the type of a column in use
-    is another one than at the last sync.
-    """
-
-    page_rows: int = 1000
-    max_deletes: float = 0.2
-    full: bool = False
-    owner: str = "sync"
-    lease_wait: float = 60.0
-    window: int = 1000
-    accept_schema: bool = False
-    max_attempts: int = 6
-    """Of a row in quarantine; after them it is left alone until its content changes or somebody has it retried."""
-    readers: int = 2
-
-
-@dataclass(slots=True)
-class SyncReport:
-    """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` beside it.
-
-    `paused` is None or a reason: `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing
-    was), `log_missing` (nothing was read). `stopped`: the run was asked to end early, so nothing was deleted and the
-    checkpoint stayed. `complete`: every row was compared. `method`: how rows were found, by comparing all of them
-    (`full`; by `hash` or `rowid` without moving the unchanged ones) or by `watermark` or `log`. `loaded`: rows whose
-    values were read. `late_rows`: those a full comparison found changed that the watermark would have missed.
-    `stages`: seconds busy.
-    """
-
-    collection: str
-    method: str = "full"
-    read: int = 0
-    loaded: int = 0
-    upserted: int = 0
-    unchanged: int = 0
-    empty: int = 0
-    quarantined: int = 0
-    superseded: int = 0
-    deleted: int = 0
-    paused: str | None = None
-    stopped: bool = False
-    complete: bool = True
-    to_delete: int = 0
-    late_rows: int = 0
-    embedded_texts: int = 0
-    reused_texts: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    rows_per_second: float = 0.0
-    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    notes: list[str] = field(default_factory=list)
-    """What a person should know and no count says."""
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """The two ends of a sync and what stands between them."""
-
-    source: Source
-    store: VectorStore
-    embedder: Embedder
 
 
 @dataclass(frozen=True, slots=True)

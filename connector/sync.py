@@ -24,17 +24,8 @@ from connector.errors import (
 )
 from connector.model import ChangeSet, Checkpoint, CollectionSpec, Lease, Table
 from connector.protocols import Observer, VectorStore
-from connector.reconcile import (
-    Before,
-    Ends,
-    Reconciler,
-    Stop,
-    SyncOptions,
-    SyncReport,
-    Watch,
-    never,
-    types_in_use,
-)
+from connector.reconcile import Before, Reconciler, types_in_use
+from connector.run import Ends, Stop, SyncOptions, SyncReport, Watch, never
 
 __all__ = ["Ends", "Stop", "SyncOptions", "SyncReport", "Watch", "never", "own", "sync"]
 
