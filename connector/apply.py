@@ -127,7 +127,8 @@ class DocumentWriter:
         return _prepared(chunked, embedded)
 
     def apply(self, prepared: Prepared, extra: ChangeSet | None = None, closing: ChangeSet | None = None) -> Written:
-        """Store what was prepared; `extra` first, `closing` last, each in a transaction of its own."""
+        """Store what was prepared; `extra` first, `closing` last, each in a transaction of its own. An empty `closing`
+        makes sure of the lease all the same."""
         embedded = prepared.embedded
         written = Written([], [], embedded.embedded_texts, embedded.reused_texts, embedded.tokens)
         failpoints.reach("before_apply")
@@ -137,7 +138,7 @@ class DocumentWriter:
             self._set_aside(prepared.refused, written)
         self._pieces(prepared.ready, written)
         failpoints.reach("after_apply")
-        if closing:
+        if closing is not None:
             self._apply(closing, 0)
         return written
 

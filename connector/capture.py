@@ -5,6 +5,7 @@ triggers fill. SQL and its reading; what follows from it is the business of `cha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -85,14 +86,14 @@ class HanaCapture:
 
     def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
         statement = Statement(query if values else Query(query.table, query.key, (), query.where))
-        start = statement.select_with(_ROWID if token == "rowid" else hashed(query))
+        start = statement.select_with(_tokened(query, token))
         last: Key | None = None
         pages = _Pages(size)
         while not pages.ended:
             condition, parameters = ("", ()) if last is None else statement.after(last)
             sql = f"{start}{statement.where(condition)}{statement.order} LIMIT ?"
             try:
-                found = with_bytes(pages.next(self._reading(query, sql, parameters, "reading tokens of")))
+                found = pages.next(self._reading(query, sql, parameters, "reading tokens of"))
             except (UnknownColumn, StatementFailed) as error:
                 raise _no_token(query.table, token, error) from None
             rows = [_with_token(statement.row(row[:-1]), row[-1], values) for row in found]
@@ -100,6 +101,14 @@ class HanaCapture:
             if rows:
                 last = rows[-1].key
                 yield rows
+
+    def rows_with_tokens(self, query: Query, token: Token, keys: Sequence[Key]) -> list[Row]:
+        statement = Statement(query)
+        found: list[Row] = []
+        for sql, parameters in statement.lookups(statement.select_with(_tokened(query, token)), keys):
+            rows = self._read(query, sql, parameters, "reading rows of")
+            found += [_with_token(statement.row(row[:-1]), row[-1], values=True) for row in rows]
+        return found
 
     def row_ids(self, query: Query) -> RowIds:
         found = self._table(query.table)
@@ -124,16 +133,15 @@ class HanaCapture:
 
     def log_length(self, log: TableRef) -> int:
         sql = f"SELECT COUNT(*) FROM {place(log)}"  # noqa: S608 - the name is quoted
-        ((rows,),) = self._pool.read(sql, doing=f"counting the entries of {log}")
+        with _there():
+            ((rows,),) = self._pool.read(sql, doing=f"counting the entries of {log}")
         return int(rows)
 
     def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
         names = ",".join(map(quote, query.key))
         sql = f"SELECT {quote(ID)},{names} FROM {place(log)} WHERE {quote(ID)} > ? ORDER BY {quote(ID)} LIMIT ?"  # noqa: S608
-        try:
+        with _there():
             found = self._pool.read(sql, (after, size), doing=f"reading {log}")
-        except (UnknownTable, UnknownColumn) as error:
-            raise LogMissing(f"the change log went away while it was read: {error}") from None
         return [LogEntry(int(row[0]), tuple(row[1:])) for row in with_bytes(found)]
 
     def forget(self, log: TableRef, ids: Sequence[int]) -> None:
@@ -143,10 +151,20 @@ class HanaCapture:
             session.execute_many(sql, [(number,) for number in ids], doing=f"taking entries off {log}")
 
         if ids:
-            self._pool.in_transaction(delete, doing=f"taking entries off {log}")
+            with _there():
+                self._pool.in_transaction(delete, doing=f"taking entries off {log}")
 
     def _reading(self, query: Query, sql: str, parameters: Sequence[Any], doing: str) -> Callable[[int], Rows]:
         return lambda limit: self._read(query, sql, (*parameters, limit), doing)
+
+
+@contextmanager
+def _there() -> Iterator[None]:
+    """Once it was looked at, a log that is not there has gone away."""
+    try:
+        yield
+    except (UnknownTable, UnknownColumn) as error:
+        raise LogMissing(f"the change log went away while it was read: {error}") from None
 
 
 class _Pages:
@@ -168,6 +186,10 @@ class _Pages:
             self.ended = len(rows) < self._count
             self._count = min(self._size, self._count * 2)
             return rows
+
+
+def _tokened(query: Query, token: Token) -> str:
+    return _ROWID if token == "rowid" else hashed(query)
 
 
 def hashed(query: Query) -> str:

@@ -43,10 +43,10 @@ class Installation:
 
 
 def log_of(spec: CollectionSpec) -> TableRef:
-    """`changes.log`, or OWL_LOG_<NAME> beside the source."""
+    """`changes.log`, or OWL_LOG_<NAME> beside the source; one for all generations of a collection."""
     if spec.changes.log is not None:
         return spec.changes.log
-    return TableRef(spec.source.schema, f"OWL_LOG_{re.sub('[^A-Z0-9_]', '_', spec.name.upper())}")
+    return TableRef(spec.source.schema, f"OWL_LOG_{re.sub('[^A-Z0-9_]', '_', spec.name.partition('@')[0].upper())}")
 
 
 def installation(spec: CollectionSpec, table: Table, user: str) -> Installation:

@@ -269,7 +269,8 @@ class Renderer:
         settings = f"{self.max_tokens} {self.overlap}".encode()
         for part in (settings, _safe_bytes(embedder.fingerprint)):
             self._text_hash.update(struct.pack("<Q", len(part)) + part)
-        self._row_prefix = _hash(self._text_hash.digest() + _safe_bytes(_shape(spec, table, self)))
+        self.digest = _hash(self._text_hash.digest() + _safe_bytes(_shape(spec, table, self)))
+        """Of everything but the row that decides what becomes of it."""
         self._serialize = _serializer(table, dict.fromkeys((*self.key, *self.query.columns)))
 
     def _columns(self) -> tuple[str, ...]:
@@ -278,11 +279,11 @@ class Renderer:
     def row_digest(self, row: Row) -> bytes:
         """8 bytes of the row as it was read and of everything that decides how it is rendered: while they are as
         stored, so is the document. Costs a tenth of rendering."""
-        return blake2b(self._row_prefix + self._content(row), digest_size=8).digest()
+        return blake2b(self.digest + self._content(row), digest_size=8).digest()
 
     def row_digests(self, rows: Iterable[Row]) -> list[bytes]:
         """`row_digest` of each."""
-        prefix, content = self._row_prefix, self._content
+        prefix, content = self.digest, self._content
         return [blake2b(prefix + content(row), digest_size=8).digest() for row in rows]
 
     def _content(self, row: Row) -> bytes:

@@ -97,7 +97,7 @@ def plan(
     renderer = Renderer(spec, table, embedder)
     found = _Pass(spec.name, renderer, embedder, options, observer)(source, store)
     status = None if store is None else store.status(spec.name)
-    wanted = Wanted(spec, renderer.query, table, options.page_rows, source.now())
+    wanted = Wanted(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
     choice = choose(wanted, source, Checkpoint() if status is None else status.checkpoint)
     found.method, found.reason = choice.method, choice.reason
     return found

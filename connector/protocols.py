@@ -91,6 +91,10 @@ class Capture(Protocol):
         """Every row once, in key order, with its token; without `values` that is all, and the rows hold none."""
         ...
 
+    def rows_with_tokens(self, query: Query, token: Token, keys: Sequence[Key]) -> list[Row]:
+        """As `Source.rows`, each with the token of the very content that it is given with."""
+        ...
+
     def row_ids(self, query: Query) -> RowIds:
         """For the table as a whole, whatever `where` says."""
         ...

@@ -17,7 +17,7 @@ from connector.document import Renderer, parse_id, quarantine_id
 from connector.errors import RowRejected, UnknownKey
 from connector.model import ChangeSet, CollectionSpec, Document, Key, Lease, QuarantinedRow, Row, Value
 from connector.protocols import VectorStore
-from connector.reconcile import Ends, SyncOptions, Watch
+from connector.run import Ends, SyncOptions, Watch
 from connector.sync import own
 
 Wanted = Mapping[str, Any] | Sequence[Any]

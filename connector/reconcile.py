@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import compress
 from sys import getsizeof
@@ -18,112 +18,19 @@ from numpy.typing import NDArray
 
 from connector import failpoints, schema
 from connector.apply import DocumentWriter, Target, Written
-from connector.changes.feed import Batch, Feed
-from connector.clock import STAGES, StageClock
+from connector.changes.feed import Batch, Feed, Load
+from connector.clock import StageClock
 from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, document_id, quarantine_id
 from connector.errors import RowRejected, SchemaChanged, UnknownTable
 from connector.model import ChangeSet, Checkpoint, CollectionSpec, Document, Lease, QuarantinedRow, Row, Table
 from connector.pipeline import Pipeline, Work, read_ahead
-from connector.protocols import Embedder, Observer, Source, VectorStore
+from connector.run import Ends, SyncOptions, SyncReport, Watch
 
 FREE_DELETES = 10
 """So many rows may lose their vectors, because they turned blank or in a repair, whatever their share."""
 WINDOW_BYTES = 8 << 20
 """Of texts that are embedded together, however few they are."""
-Stop = Callable[[], bool]
-"""Asked between pages; True: end early, keeping what is done."""
-
-
-def never() -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Who looks on at a run, and who may end it early."""
-
-    observer: Observer | None = None
-    stop: Stop = never
-
-    def event(self, name: str) -> None:
-        if self.observer is not None:
-            self.observer.event(name)
-
-    def progress(self, done: int, total: int) -> None:
-        if self.observer is not None:
-            self.observer.progress(done, max(done, total))
-
-
-@dataclass(frozen=True, slots=True)
-class SyncOptions:
-    """`max_deletes`: the largest share of the stored documents that one run may delete. `lease_wait` in seconds.
-
-    `window` is how many changed documents are collected before they are embedded together: a large window gives the
-    engine batches of like lengths. `readers`: so many threads read a large table at once, each a range of keys.
-    `full`: compare everything, whatever the change method. `accept_schema`: go on although the type of a column in use
-    is another one than at the last sync.
-    """
-
-    page_rows: int = 1000
-    max_deletes: float = 0.2
-    full: bool = False
-    owner: str = "sync"
-    lease_wait: float = 60.0
-    window: int = 1000
-    accept_schema: bool = False
-    max_attempts: int = 6
-    """Of a row in quarantine; after them it is left alone until its content changes or somebody has it retried."""
-    readers: int = 2
-
-
-@dataclass(slots=True)
-class SyncReport:
-    """Counts in source rows: `read = upserted + unchanged + empty + quarantined + superseded`; `deleted` beside it.
-
-    `paused` is None or a reason: `max_deletes` (upserts were applied, deletions were not), `schema_changed` (nothing
-    was), `log_missing` (nothing was read). `stopped`: the run was asked to end early, so nothing was deleted and the
-    checkpoint stayed. `complete`: every row was compared. `method`: how rows were found, by comparing all of them
-    (`full`; by `hash` or `rowid` without moving the unchanged ones) or by `watermark` or `log`. `loaded`: rows whose
-    values were read. `late_rows`: those a full comparison found changed that the watermark would have missed.
-    `stages`: seconds busy.
-    """
-
-    collection: str
-    method: str = "full"
-    read: int = 0
-    loaded: int = 0
-    upserted: int = 0
-    unchanged: int = 0
-    empty: int = 0
-    quarantined: int = 0
-    superseded: int = 0
-    deleted: int = 0
-    paused: str | None = None
-    stopped: bool = False
-    complete: bool = True
-    to_delete: int = 0
-    late_rows: int = 0
-    embedded_texts: int = 0
-    reused_texts: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    rows_per_second: float = 0.0
-    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    notes: list[str] = field(default_factory=list)
-    """What a person should know and no count says."""
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """The two ends of a sync and what stands between them."""
-
-    source: Source
-    store: VectorStore
-    embedder: Embedder
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +123,10 @@ class Reconciler:
             positions = index.positions(list(rows))
             index.mark_seen(positions)
             changed = self._changed(rows, index, positions)
-        if not batch.lazy:
+        if batch.load is None:
             self._report.loaded += len(batch.rows)
         elif changed:
-            changed = self._loaded(changed)
+            changed = self._loaded(changed, batch.load)
         with self._clock("render", len(changed)):
             for document, position in self._documents(changed, index):
                 differs = self._sort(document, position, index)
@@ -284,12 +191,11 @@ class Reconciler:
         self._left_alone += 1
         return True
 
-    def _loaded(self, rows: Mapping[str, Row]) -> dict[str, Row]:
+    def _loaded(self, rows: Mapping[str, Row], load: Load) -> dict[str, Row]:
         """The rows behind keys and tokens. One that is gone meanwhile counts as superseded."""
-        tokens = {id_: row.token for id_, row in rows.items()}
         with self._clock("read", len(rows)):
-            found = self._ends.source.rows(self._renderer.query, [row.key for row in rows.values()])
-        loaded = {id_: replace(row, token=tokens[id_]) for row in found if (id_ := document_id(row.key)) in tokens}
+            found = load([row.key for row in rows.values()])
+        loaded = {id_: row for row in found if (id_ := document_id(row.key)) in rows}
         self._report.superseded += len(rows) - len(loaded)
         self._report.loaded += len(loaded)
         return loaded
@@ -305,9 +211,9 @@ class Reconciler:
 
     def _sort(self, document: Document, position: int, index: StoredIndex) -> bool:
         """True where the store holds something else."""
-        self._report.superseded += self._pending.pop(document.id, None) is not None
+        was_pending = self._superseded(document.id)
         if document.empty:
-            self._empty(document.id, position, index)
+            self._empty(document.id, position, index, was_pending)
             return position >= 0
         difference = self._difference(document, position, index)
         match difference:
@@ -327,7 +233,13 @@ class Reconciler:
                 self._pending_bytes += getsizeof(document.text)
         return difference not in (Difference.SAME, Difference.ROW)
 
-    def _empty(self, id_: str, position: int, index: StoredIndex) -> None:
+    def _superseded(self, id_: str) -> bool:
+        """What was read of it before, and is not on its way yet, does not count any more."""
+        was_pending = self._pending.pop(id_, None) is not None
+        self._report.superseded += was_pending
+        return was_pending
+
+    def _empty(self, id_: str, position: int, index: StoredIndex, was_pending: bool) -> None:
         """Of an empty row nothing is kept."""
         self._report.empty += 1
         if self._whole is not None:
@@ -339,19 +251,18 @@ class Reconciler:
             if self._may_delete(self._emptied, FREE_DELETES):
                 self._extra.deleted.append(id_)
                 self._move(id_, None)
-        self._release(id_)
+        self._release(id_, was_pending)
 
     def _gone(self, id_: str, index: StoredIndex) -> None:
         """The feed says that the source no longer has it."""
-        was_pending = self._pending.pop(id_, None) is not None
-        self._report.superseded += was_pending
+        was_pending = self._superseded(id_)
         if self._stored(id_, int(index.positions([id_])[0])):
             self._report.to_delete += 1
             if self._may_delete(self._report.deleted + 1, 0):
                 self._extra.deleted.append(id_)
                 self._report.deleted += 1
                 self._move(id_, None)
-        self._release(id_)
+        self._release(id_, was_pending)
 
     def _may_delete(self, count: int, free: int) -> bool:
         """The brake of a run that does not know all rows: what is too much pauses it, and the next run, which compares
@@ -380,13 +291,15 @@ class Reconciler:
         if self._whole is None:
             self._moved[id_] = None if document is None else _content(document)
 
-    def _release(self, id_: str) -> None:
-        if self._quarantined.pop(id_, None) is not None:
+    def _release(self, id_: str, was_pending: bool = False) -> None:
+        """`was_pending`: it was to be released once it was written, so that nobody knows any more if it is there."""
+        if self._quarantined.pop(id_, None) is not None or was_pending:
             self._extra.released.append(id_)
 
     def _reject(self, row: Row, reason: str) -> None:
         id_ = quarantine_id(row.key)
         self._report.quarantined += 1
+        self._superseded(id_)
         self._quarantined.pop(id_, None)
         if self._whole is not None:
             self._whole.mark_seen(self._whole.positions([id_]))
@@ -402,9 +315,11 @@ class Reconciler:
         if mark is None and self._report.paused:  # before entries of a log go, the checkpoint says that all is compared
             mark = self._before.checkpoint.mark
         closing = None if mark is None else ChangeSet(checkpoint=self._checkpoint(mark), partial=True)
+        if done and not (pending or extra or closing):  # a write that says nothing but that the lease is still ours
+            closing = ChangeSet()
         for document in pending:
             self._move(document.id, document)
-        if pending or extra or closing or done:
+        if pending or extra or closing is not None:
             self._pipeline.put(Work(pending, extra, closing, done))
 
     def _count(self, written: Written) -> None:

@@ -26,9 +26,6 @@ from connector.model import Key, KeyRange, Query, Row, Table, TableRef
 from connector.protocols import Capture
 from connector.statement import Statement, check_unique, with_bytes
 
-LOOKUP_SIZES = (1, 8, 64)
-"""Keys per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
-
 _SYNTAX = 257
 """HANA's code for a syntax error; ours is fixed text, so with a `where` it is the operator's."""
 
@@ -112,23 +109,10 @@ class HanaSource:
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
         statement = Statement(query)
-        whole = [key for key in keys if None not in key]
         found: list[Row] = []
-        start = 0
-        while start < len(whole):
-            size = next((n for n in LOOKUP_SIZES if n >= len(whole) - start), LOOKUP_SIZES[-1])
-            found += self._lookup(query, statement, whole[start : start + size], size)
-            start += size
-        for key in keys:
-            if None in key:
-                found += self._lookup(query, statement, [key], 1)
+        for sql, parameters in statement.lookups(statement.select, keys):
+            found += map(statement.row, self._read(query, sql, parameters, "reading rows of"))
         return found
-
-    def _lookup(self, query: Query, statement: Statement, keys: Sequence[Key], size: int) -> list[Row]:
-        padded = [*keys, *[keys[-1]] * (size - len(keys))]
-        condition, parameters = statement.any_of(padded)
-        sql = f"{statement.select}{statement.where(condition)}"
-        return [statement.row(values) for values in self._read(query, sql, parameters, "reading rows of")]
 
     def _page(self, query: Query, statement: Statement, last: Key | None, limit: int) -> Rows:
         condition, parameters = statement.between(last)

@@ -4,12 +4,15 @@ Pure: sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from connector.errors import NoKey
 from connector.hana import Rows, quote
 from connector.model import Cells, Key, Query, Row, TableRef
+
+LOOKUP_SIZES = (1, 8, 64)
+"""Keys per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
 
 
 class Statement:
@@ -93,6 +96,20 @@ class Statement:
             terms.append("(" + " AND ".join(sql for sql, _ in parts) + ")")
             parameters += [value for _, values in parts for value in values]
         return f"({' OR '.join(terms)})", tuple(parameters)
+
+    def lookups(self, start: str, keys: Sequence[Key]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Statements that begin with `start` and together find exactly these keys; those that hold NULL each alone."""
+        whole = [key for key in keys if None not in key]
+        parts: list[tuple[list[Key], int]] = []
+        begin = 0
+        while begin < len(whole):
+            size = next((n for n in LOOKUP_SIZES if n >= len(whole) - begin), LOOKUP_SIZES[-1])
+            parts.append((whole[begin : begin + size], size))
+            begin += size
+        parts += [([key], 1) for key in keys if None in key]
+        for some, size in parts:
+            condition, parameters = self.any_of([*some, *[some[-1]] * (size - len(some))])
+            yield f"{start}{self.where(condition)}", parameters
 
     def key_of(self, values: Sequence[Any]) -> Key:
         return tuple(values[: self._width])

@@ -24,17 +24,8 @@ from connector.errors import (
 )
 from connector.model import ChangeSet, Checkpoint, CollectionSpec, Lease, Table
 from connector.protocols import Observer, VectorStore
-from connector.reconcile import (
-    Before,
-    Ends,
-    Reconciler,
-    Stop,
-    SyncOptions,
-    SyncReport,
-    Watch,
-    never,
-    types_in_use,
-)
+from connector.reconcile import Before, Reconciler, types_in_use
+from connector.run import Ends, Stop, SyncOptions, SyncReport, Watch, never
 
 __all__ = ["Ends", "Stop", "SyncOptions", "SyncReport", "Watch", "never", "own", "sync"]
 
@@ -78,7 +69,9 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
         if not options.accept_schema:
             _check_types(spec, columns, checkpoint)
         now = ends.source.now()
-        wanted = Wanted(spec, renderer.query, table, options.page_rows, now, options.full, options.readers)
+        wanted = Wanted(
+            spec, renderer.query, renderer.digest, table, options.page_rows, now, options.full, options.readers
+        )
         with _whatever_happens_underneath(wanted, ends, checkpoint, lease):
             choice = choose(wanted, ends.source, checkpoint)
             before = Before(checkpoint, columns, now)

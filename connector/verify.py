@@ -20,7 +20,8 @@ from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import ChangeSet, Chunk, CollectionSpec, Document, Lease, Row, StoredRecord
 from connector.pipeline import pages_ahead
 from connector.protocols import Embedder, VectorStore
-from connector.reconcile import FREE_DELETES, Ends, SyncOptions, Watch
+from connector.reconcile import FREE_DELETES
+from connector.run import Ends, SyncOptions, Watch
 from connector.sync import own
 
 NORM_TOLERANCE = 1e-3

@@ -25,11 +25,12 @@ from connector.watermarks import watermark
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`full`: compare everything, whatever the method and whenever it was last done. `now`: UTC, by the source.
-    `readers`: as in SyncOptions."""
+    """`rendering`: `Renderer.digest`. `full`: compare everything, whatever the method and whenever it was last done.
+    `now`: UTC, by the source. `readers`: as in SyncOptions."""
 
     spec: CollectionSpec
     query: Query
+    rendering: bytes
     table: Table
     page_rows: int
     now: datetime
@@ -64,10 +65,11 @@ def choose(wanted: Wanted, source: Source, checkpoint: Checkpoint) -> Choice:
     """Raises ConfigurationError where the method cannot work, LogMissing where its log does not."""
     changes = wanted.spec.changes
     identity = _identity(wanted, source)
-    mark = checkpoint.mark or {}
+    # Whatever the reason to compare everything: a mark of something else says nothing about this table.
+    mark = {} if _differs(checkpoint, identity) else checkpoint.mark or {}
     due = _due(wanted, checkpoint, identity)
     if changes.method == "watermark":
-        return _by_watermark(wanted, source, None if due == _CHANGED else mark, identity, due)
+        return _by_watermark(wanted, source, mark, identity, due)
     if changes.method == "log":
         log = log_of(wanted.spec)
         try:
@@ -82,7 +84,8 @@ def choose(wanted: Wanted, source: Source, checkpoint: Checkpoint) -> Choice:
     return Choice(plain, "full", due if changes.method != "full" else "")
 
 
-_CHANGED = "the settings or the table are others than before"
+def _differs(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> bool:
+    return any((checkpoint.mark or {}).get(name) != value for name, value in identity.items())
 
 
 def _due(wanted: Wanted, checkpoint: Checkpoint, identity: Mapping[str, Any]) -> str:
@@ -92,8 +95,8 @@ def _due(wanted: Wanted, checkpoint: Checkpoint, identity: Mapping[str, Any]) ->
         return "asked for"
     if not mark or checkpoint.last_full is None:
         return "no comparison of everything has come to its end yet"
-    if any(mark.get(name) != value for name, value in identity.items()):
-        return _CHANGED
+    if _differs(checkpoint, identity):
+        return "the settings or the table are others than before"
     # A clock that was set back far is no reason never to look again.
     last = datetime.fromisoformat(mark["proved"]) if "proved" in mark else checkpoint.last_full
     if abs((wanted.now - last).total_seconds()) >= wanted.spec.changes.reconcile:
@@ -102,7 +105,7 @@ def _due(wanted: Wanted, checkpoint: Checkpoint, identity: Mapping[str, Any]) ->
 
 
 def _identity(wanted: Wanted, source: Source) -> dict[str, Any]:
-    """What a mark was made for: the method with its settings, the query, and the very table."""
+    """What a mark was made for: the method with its settings, the query, what is made of its rows, the very table."""
     changes, query = wanted.spec.changes, wanted.query
     found: dict[str, Any] = {"method": changes.method, "of": _digest(wanted)}
     if changes.method != "full":
@@ -115,23 +118,23 @@ def _identity(wanted: Wanted, source: Source) -> dict[str, Any]:
 def _digest(wanted: Wanted) -> str:
     changes = wanted.spec.changes
     settings = (changes.method, changes.column, changes.hash, changes.method == "log" and str(log_of(wanted.spec)))
-    return blake2b(repr((settings, asdict(wanted.query))).encode(), digest_size=8).hexdigest()
+    return blake2b(repr((settings, wanted.rendering, asdict(wanted.query))).encode(), digest_size=8).hexdigest()
 
 
 def same_settings(wanted: Wanted, checkpoint: Checkpoint) -> bool:
-    """Were the settings of the query those of now when the last run ended?"""
+    """Were the settings those of now when the last run ended?"""
     return (checkpoint.mark or {}).get("of") == _digest(wanted)
 
 
 def _by_watermark(
-    wanted: Wanted, source: Source, mark: Mapping[str, Any] | None, identity: dict[str, Any], due: str
+    wanted: Wanted, source: Source, mark: Mapping[str, Any], identity: dict[str, Any], due: str
 ) -> Choice:
     changes, query = wanted.spec.changes, wanted.query
     clocked = Clocked(query, _watermark_column(wanted.spec, wanted.table), wanted.now, changes.delay)
-    at = (mark or {}).get("at")
-    if not due and mark is not None and at is not None:
+    at = mark.get("at")
+    if not due and at is not None:
         return Choice(WatermarkFeed(source.capture, clocked, wanted.page_rows, mark, identity), "watermark")
-    _, after = next_mark(source.capture, clocked, mark)
+    _, after = next_mark(source.capture, clocked, mark or None)
 
     def full(extended: Query) -> FullFeed:
         return FullFeed(source, extended, wanted.page_rows, {**after, **identity}, wanted.readers)

@@ -8,19 +8,22 @@ from typing import Any, Protocol, runtime_checkable
 
 from connector.model import Key, Row
 
+Load = Callable[[Sequence[Key]], Sequence[Row]]
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Rows as they were read, in order.
 
-    `lazy`: the rows carry key and token only; those whose token is not the stored one have still to be read.
+    `load`: the rows carry key and token only, and it reads those whose token is not the stored one, each with the token
+    of just that content; None: they carry their values.
     `gone`: keys that the source no longer has. `mark`: what the checkpoint may say once this batch and all before it
     are stored; None: nothing new. `done` is called after that has been committed. `late`: of the rows with these keys,
     would the configured method have missed a change?
     """
 
     rows: Sequence[Row]
-    lazy: bool = False
+    load: Load | None = None
     gone: Sequence[Key] = ()
     mark: Mapping[str, Any] | None = None
     done: Callable[[], None] | None = None

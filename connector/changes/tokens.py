@@ -5,6 +5,7 @@ token move. And when row ids may be believed at all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from connector.changes.feed import Batch
@@ -40,7 +41,8 @@ class TokenFeed:
 
     def batches(self) -> Iterator[Batch]:
         pages = self._source.capture.tokens(self._query, self._token, self._page_rows, values=self._prove)
-        return (Batch(page, lazy=not self._prove) for page in pages)
+        load = None if self._prove else partial(self._source.capture.rows_with_tokens, self._query, self._token)
+        return (Batch(page, load=load) for page in pages)
 
     def mark(self) -> Mapping[str, Any] | None:
         return self._mark

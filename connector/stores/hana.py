@@ -20,7 +20,6 @@ from connector.errors import (
     DatabaseError,
     PermissionRefused,
     RowRejected,
-    StatementFailed,
     UnknownCollection,
     UnknownColumn,
     UnknownTable,
@@ -47,6 +46,7 @@ from connector.stores.generation_rules import changed
 from connector.stores.hana_generations import HanaGenerations
 from connector.stores.hana_search import HanaSearch
 from connector.stores.hana_tables import StateSql, VectorSql, table_name, table_taken
+from connector.stores.hana_upgrade import HanaUpgrade
 from connector.stores.hana_writer import HanaWriter, Place
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
@@ -103,9 +103,11 @@ class HanaStore:
         self._times = lease_times
         self._sql = StateSql(schema)
         self._full_text: bool | None = None
-        self._upgraded = False
+        self._upgrade = HanaUpgrade(pool, schema)
         self._remembered: dict[str, tuple[float, _Collection]] = {}
-        self._generations = HanaGenerations(pool, schema, self._names, self._ensure_table)
+        self._generations = HanaGenerations(
+            pool, schema, self._names, ensure_table=self._ensure_table, upgrade=self._upgrade
+        )
 
     def close(self) -> None:
         """Nothing of its own is open."""
@@ -122,10 +124,9 @@ class HanaStore:
                 raise self._unknown(collection)
             self._check_features()
             self._create_state()
-        self._generations.upgrade()
+        self._upgrade()
         if found is None:
             found = self._find(collection) or self._add(collection, stamp)
-        self._upgrade_quarantine()
         if found.stamp != stamp:
             if is_generation(collection):
                 raise found.stamp.mismatch(collection, stamp)
@@ -154,16 +155,6 @@ class HanaStore:
         for name, sql in self._sql.create().items():
             if not self._exists(name):
                 self._create([sql])
-
-    def _upgrade_quarantine(self) -> None:
-        """The table that an earlier version made gets the column that came later."""
-        if not self._upgraded:
-            doing = "looking at the quarantine's table"
-            columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, hana_tables.QUARANTINE), doing=doing)
-            if columns and "ROW_DIGEST" not in {row[0] for row in columns}:
-                with suppress(StatementFailed):  # another worker was first; if not, the next write says what is wrong
-                    self._pool.execute(self._sql.add_row_digest(), doing="adding a column to the quarantine's table")
-        self._upgraded = True
 
     def _exists(self, table: str) -> bool:
         return bool(self._pool.read(catalog.FIND_TABLE, (self._schema, table), doing="looking for the store's tables"))
@@ -332,9 +323,9 @@ class HanaStore:
     def optimise(self, collection: str) -> None:
         """Make the HNSW index once the table is large enough and has none, whoever made it. HANA keeps it current."""
         found = self._known(collection)
-        if self._counts(found)[0] < self._index_from:
-            return
-        if not any("HNSW" in str(kind).upper() for kind in self._indexes(found.table).values()):
+        if any("HNSW" in str(kind).upper() for kind in self._indexes(found.table).values()):
+            return  # before anything is counted: that is a look at every record
+        if self._counts(found)[0] >= self._index_from:
             self._create([found.table.create_hnsw()])
 
     # --------------------------------------------------------------------------------------------------- reading

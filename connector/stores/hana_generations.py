@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from connector import catalog, failpoints
-from connector.errors import DatabaseError, RowRejected, UnknownColumn, UnknownTable
+from connector import failpoints
+from connector.errors import RowRejected, UnknownColumn, UnknownTable
 from connector.hana import HanaPool, Session
 from connector.model import Generation, GenerationState, Lease, Recipe, generation_name
 from connector.protocols import Embedder
@@ -27,7 +27,8 @@ from connector.stores.generation_rules import (
     no_generation,
     resumable,
 )
-from connector.stores.hana_tables import STATE, GenerationSql, VectorSql, table_name, table_taken
+from connector.stores.hana_tables import GenerationSql, VectorSql, table_name, table_taken
+from connector.stores.hana_upgrade import HanaUpgrade
 from connector.stores.lease import lost
 from connector.stores.records import ModelStamp
 
@@ -65,32 +66,16 @@ class HanaGenerations:
         pool: HanaPool,
         schema: str,
         names: Mapping[str, Mapping[str, str]],
+        *,
         ensure_table: Callable[[VectorSql, int], None],
+        upgrade: HanaUpgrade,
     ) -> None:
         self._pool = pool
         self._schema = schema
         self._names = names
         self._ensure_table = ensure_table
+        self._upgrade = upgrade
         self._sql = GenerationSql(schema)
-        self._upgraded = False
-
-    def upgrade(self) -> None:
-        """The columns that a state table of an earlier version lacks; looked for once. Another worker may add them at
-        the same moment."""
-        if self._upgraded or not (there := self._columns()):
-            return
-        if "HIGHEST" not in there:
-            try:
-                self._pool.execute(self._sql.add_columns(), doing=f"adding this version's columns to {STATE}")
-            except DatabaseError:
-                if "HIGHEST" not in self._columns():
-                    raise
-        self._upgraded = True
-
-    def _columns(self) -> set[str]:
-        """Of the state table; none where there is no such table yet."""
-        place = (self._schema, STATE)
-        return {row[0] for row in self._pool.read(catalog.FIND_COLUMNS, place, doing="looking at the state table")}
 
     def all(self, collection: str, counted: bool) -> list[Generation]:
         return [self._generation(collection, row, counted) for row in self._rows(collection)]
@@ -136,7 +121,7 @@ class HanaGenerations:
     # -------------------------------------------------------------------------------------------------- beginning
 
     def begin(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
-        self.upgrade()
+        self._upgrade()
         stamp = ModelStamp.of(embedder)
         while True:
             rows = self._rows(collection)
@@ -165,7 +150,7 @@ class HanaGenerations:
 
     def record(self, collection: str, number: int, recipe: Recipe) -> None:
         text = records.recipe_text(recipe)
-        self.upgrade()
+        self._upgrade()
         known = [row.spec for row in self._rows(collection) if row.number == number]
         if known and known[0] != text:  # by its number, for a switch may change its name now
             values = (text, number, collection, generation_name(collection, number))
@@ -175,8 +160,7 @@ class HanaGenerations:
 
     def switch(self, collection: str, number: int) -> None:
         """Run again after a lost reply it finds the switch made."""
-        self.upgrade()
-        if not self._upgraded:
+        if not self._upgrade():
             raise no_generation(collection, number, [])
 
         def work(session: Session) -> None:
@@ -212,7 +196,7 @@ class HanaGenerations:
             raise no_generation(collection, number, list(rows))
         if rows[number].state == "active":
             raise is_active(collection, number)
-        self.upgrade()
+        self._upgrade()
         return rows[number].name
 
     def drop(self, collection: str, lease: Lease) -> None:

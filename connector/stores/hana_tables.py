@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from connector.errors import ConfigurationError
 from connector.hana import quote
+from connector.stores.records import CHECKPOINT_LENGTH
 
 STATE = "OWL_STATE"
 QUARANTINE = "OWL_QUARANTINE"
@@ -20,7 +21,7 @@ FIND_INDEXES = "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME
 _STATE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) PRIMARY KEY, "TABLE_NAME" NVARCHAR(127) NOT NULL, "GENERATION" INTEGER NOT NULL,
 "MODEL_ID" NVARCHAR(200) NOT NULL, "FINGERPRINT" NVARCHAR(200) NOT NULL, "DIMENSION" INTEGER NOT NULL,
-"META_NAMES" NCLOB, "CHECKPOINT" NVARCHAR(5000), "LAST_SYNC" TIMESTAMP, "LEASE_OWNER" NVARCHAR(200),
+"META_NAMES" NCLOB, "CHECKPOINT" NVARCHAR({checkpoint}), "LAST_SYNC" TIMESTAMP, "LEASE_OWNER" NVARCHAR(200),
 "LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP, {later})"""
 _LATER_STATE_COLUMNS = '"SPEC" NCLOB, "CREATED_AT" TIMESTAMP, "RETIRED_AT" TIMESTAMP, "HIGHEST" INTEGER'
 """Of generations. State tables of earlier versions get them when they are opened."""
@@ -63,8 +64,9 @@ class StateSql:
 
     def create(self) -> dict[str, str]:
         """By table name."""
+        columns = _STATE_COLUMNS.format(checkpoint=CHECKPOINT_LENGTH, later=_LATER_STATE_COLUMNS)
         return {
-            STATE: f"CREATE COLUMN TABLE {self.state} {_STATE_COLUMNS.format(later=_LATER_STATE_COLUMNS)}",
+            STATE: f"CREATE COLUMN TABLE {self.state} {columns}",
             QUARANTINE: f"CREATE COLUMN TABLE {self.quarantine} {_QUARANTINE_COLUMNS}",
         }
 
@@ -138,9 +140,6 @@ class StateSql:
             'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
         )
 
-    def add_row_digest(self) -> str:
-        return f'ALTER TABLE {self.quarantine} ADD ("ROW_DIGEST" VARBINARY(8))'
-
     def put_quarantine(self) -> str:
         return (
             f'UPSERT {self.quarantine} ("COLLECTION", "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "ROW_DIGEST", '
@@ -164,9 +163,6 @@ _OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""
 @dataclass(frozen=True, slots=True)
 class GenerationSql(StateSql):
     """Statements about the generations of a collection."""
-
-    def add_columns(self) -> str:
-        return f"ALTER TABLE {self.state} ADD ({_LATER_STATE_COLUMNS})"
 
     def find_all(self) -> str:
         return (
@@ -216,6 +212,20 @@ class GenerationSql(StateSql):
 
     def delete(self) -> str:
         return f'DELETE FROM {self.state} WHERE "COLLECTION" = ?'
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeSql(StateSql):
+    """Statements about state tables that an earlier version made."""
+
+    def add_columns(self) -> str:
+        return f"ALTER TABLE {self.state} ADD ({_LATER_STATE_COLUMNS})"
+
+    def widen_checkpoint(self) -> str:
+        return f'ALTER TABLE {self.state} ALTER ("CHECKPOINT" NVARCHAR({CHECKPOINT_LENGTH}))'
+
+    def add_row_digest(self) -> str:
+        return f'ALTER TABLE {self.quarantine} ADD ("ROW_DIGEST" VARBINARY(8))'
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,10 @@ class MemorySource:
             rows = self.rows(query, [(key,) for key in there]) if values else [Row((key,), {}) for key in there]
             yield [replace(row, token=self._token(query, token, key)) for row, key in zip(rows, there, strict=True)]
 
+    def rows_with_tokens(self, query: Query, token: Token, keys: Sequence[Key]) -> list[Row]:
+        rows = self.rows(query, keys)
+        return [replace(row, token=self._token(query, token, int(row.key[0]))) for row in rows]  # type: ignore[arg-type]
+
     def _token(self, query: Query, token: Token, key: int) -> bytes:
         if token == "rowid":
             return self.data.ids[key].to_bytes(8, "big")

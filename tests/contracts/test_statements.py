@@ -228,6 +228,8 @@ def generations(pool: HanaPool, hana: Any, schema: str) -> None:
         store.switch("beside", 1)
     store.record_recipe("beside", 1, Recipe(spec, ModelSource("hash:64")))
     store.drop_generation("beside", 2)
+    hana.cursor().execute('ALTER TABLE "OWL_STATE" DROP ("CHECKPOINT")')
+    hana.cursor().execute('ALTER TABLE "OWL_STATE" ADD ("CHECKPOINT" NVARCHAR(1000))')
     for column in ("SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST"):
         hana.cursor().execute(f'ALTER TABLE "OWL_STATE" DROP ("{column}")')
     hana.commit()
@@ -266,7 +268,8 @@ def test_every_statement_sent_is_listed_and_every_listed_one_is_sent(recorded, h
 
 def test_every_text_of_the_store_is_among_them(hana_schema):
     """Also those that no test above came by."""
-    for texts in (hana_tables.GenerationSql(hana_schema), hana_tables.VectorSql(hana_schema, "OWL_X_G1")):
+    kinds = (hana_tables.GenerationSql(hana_schema), hana_tables.UpgradeSql(hana_schema))
+    for texts in (*kinds, hana_tables.VectorSql(hana_schema, "OWL_X_G1")):
         for name, method in inspect.getmembers(texts, inspect.ismethod):
             required = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty]
             if not name.startswith("_"):

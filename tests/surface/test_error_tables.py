@@ -28,6 +28,7 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "ModelMismatch": (2, 409, False),
     "UnknownCollection": (2, 404, False),
     "NoProposal": (2, 500, False),
+    "LogMissing": (2, 500, False),
     "UnknownKey": (2, 404, False),
     "UnknownGeneration": (2, 404, False),
     "DatabaseError": (3, 503, False),
@@ -42,6 +43,7 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "Cancelled": (3, 503, False),
     "StatementFailed": (3, 503, False),
     "RowRejected": (1, 500, False),
+    "RowsRejected": (1, 500, False),
     "TextsNotEmbeddable": (1, 422, False),
     "StoreCorrupt": (3, 500, False),
     "LeaseLost": (3, 409, False),
@@ -74,7 +76,8 @@ def instance(kind: type[Any], text: str) -> Any:
     wanted = inspect.signature(kind.__init__).parameters
     if kind is backends.NonFinite:
         return kind([0])
-    more = {name: value for name, value in (("indices", [0]), ("reason", "r")) if name in wanted}
+    arguments = {"indices": [0], "reason": "r", "rows": {0: errors.RowRejected("r")}}
+    more = {name: value for name, value in arguments.items() if name in wanted}
     return kind(text, **more)
 
 

@@ -1,0 +1,163 @@
+"""Rows that come more than once in a run, and settings, tables and workers that are others than at the run before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.parts import EngineEmbedder
+from connector.change_log import log_of
+from connector.errors import LeaseLost
+from connector.model import ChangeSet, QuarantinedRow
+from connector.protocols import Embedder
+from connector.stores.local import LocalStore
+from connector.sync import Ends, sync
+from tests.contracts.changing import OPTIONS, MemorySource, MemoryTable, Synced, second
+
+LARGE = "x" * 100_001
+"""Metadata that no row may have."""
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Embedder]:
+    engine = load_engine(EngineOptions(model="hash:16"))
+    yield EngineEmbedder(engine)
+    engine.close()
+
+
+@pytest.fixture
+def synced(embedder: Embedder, tmp_path: Path) -> Iterator[Synced]:
+    """Ten rows, synced once by the log."""
+    store, table = LocalStore(tmp_path / "s"), MemoryTable()
+    for number in range(10):
+        table.put(number, f"pump {number}", second(-1000 + number))
+    found = Synced(table, store, embedder, "log")
+    found.sync()
+    found.sync()
+    table.clock += timedelta(seconds=100)
+    yield found
+    store.close()
+
+
+def between_pages(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """`change` happens before the second page of the log is read."""
+    read, pages = MemorySource.log_entries, []
+
+    def entries(self, *args):
+        pages.append(1)
+        if len(pages) == 2:
+            change()
+        return read(self, *args)
+
+    monkeypatch.setattr(MemorySource, "log_entries", entries)
+
+
+def entries_of_two_pages(table: MemoryTable) -> None:
+    """Three rows fill a page, and the first of them comes once more."""
+    for number in (0, 1, 2, 0):
+        table.put(number, f"valve {number}", second(60))
+
+
+def test_a_row_that_cannot_be_rendered_any_more_is_not_stored_as_it_was_read_before(synced, monkeypatch):
+    entries_of_two_pages(synced.table)
+    between_pages(monkeypatch, lambda: synced.table.put(0, "valve 0", second(61), LARGE))
+    report = synced.sync(window=1000)
+    assert report.quarantined == 1
+    assert [row.id for row in synced.store.quarantine("c")] == ["[0]"]
+    assert 0 not in synced.stored()
+
+
+@pytest.mark.parametrize("ending", ["gone", "blank"])
+def test_a_row_in_quarantine_that_ends_while_it_is_tried_again_leaves_it(synced, monkeypatch, ending):
+    with synced.store.lease("c", "test", 1) as lease:
+        row = QuarantinedRow("[0]", "embed", "no vector", digest=b"12345678")
+        synced.store.apply(lease, ChangeSet(deleted=["[0]"], quarantined=[row]))
+    entries_of_two_pages(synced.table)
+    end = {"gone": lambda: synced.table.delete(0), "blank": lambda: synced.table.put(0, None, second(61))}
+    between_pages(monkeypatch, end[ending])
+    synced.sync(window=1000)
+    assert synced.store.quarantine("c") == []
+    synced.agrees()
+
+
+def test_entries_stay_in_the_log_when_another_worker_has_taken_over(synced, monkeypatch):
+    """Even if nothing was to be written: the other one may be about to store what it read before."""
+    entries_of_two_pages(synced.table)
+    synced.sync()
+    entries_of_two_pages(synced.table)
+
+    def take_over() -> None:
+        with synced.store._file.write() as db:
+            db.execute("UPDATE collections SET lease_epoch = lease_epoch + 1")
+
+    between_pages(monkeypatch, take_over)
+    with pytest.raises(LeaseLost):
+        synced.sync()
+    assert synced.table.waiting() == 4
+
+
+@pytest.mark.parametrize("way", ["log", "watermark", "rowid", "hash"])
+def test_another_template_over_the_same_columns_reaches_every_row(synced, way):
+    synced.sync(way=way)
+    spec = replace(synced.table.spec(way), template="{TXT}, used")
+    ends = Ends(synced.table.source, synced.store, synced.embedder)
+    report = sync(spec, ends, OPTIONS)
+    assert (report.upserted, report.complete) == (10, True)
+    assert set(synced.stored().values()) == {f"pump {number}, used" for number in range(10)}
+
+
+@pytest.mark.parametrize("because", ["asked for", "paused before"])
+def test_a_mark_of_another_table_is_forgotten_whyever_everything_is_compared(synced, monkeypatch, because):
+    """Else it may lie ahead of what the table will ever get."""
+    synced.way = "watermark"
+    synced.sync()
+    synced.table.clock += timedelta(seconds=1000)
+    synced.sync()
+    if because == "paused before":
+        _forget_last_full(synced)
+    monkeypatch.setattr(MemorySource, "table_id", lambda self, table: 2)
+    synced.table.clock = second(0)
+    synced.sync(full=because == "asked for")
+    synced.table.put(1, "valve", second(10))
+    synced.table.clock = second(100)
+    assert synced.sync().upserted == 1
+    synced.agrees()
+
+
+def _forget_last_full(synced: Synced) -> None:
+    status = synced.store.status("c")
+    with synced.store.lease("c", "test", 1) as lease:
+        paused = ChangeSet(checkpoint=replace(status.checkpoint, last_full=None))
+        synced.store.apply(lease, paused)
+
+
+def test_a_generation_has_the_log_of_its_collection(synced):
+    spec = synced.table.spec("log")
+    assert log_of(replace(spec, name="c@2")) == log_of(spec)
+
+
+def test_a_row_that_is_changed_back_after_its_token_was_read(synced, monkeypatch):
+    """Its token was that of A, what was read by then was B; and then it was A again."""
+    synced.way = "hash"
+    synced.sync()
+    table = synced.table
+    table.put(0, "A", second(60))
+    tokens = MemorySource.tokens
+
+    def first(self, *args, **more):
+        for page in tokens(self, *args, **more):
+            table.put(0, "B", second(61))
+            yield page
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemorySource, "tokens", first)
+        synced.sync()
+    table.put(0, "A", second(62))
+    synced.sync()
+    synced.agrees()
