@@ -214,6 +214,15 @@ class Ground:
             with closing(sqlite3.connect(self._file)) as db, db, suppress(sqlite3.OperationalError):
                 db.execute("UPDATE collections SET lease_until = NULL")
 
+    def holder(self) -> str | None:
+        """Who has the lease."""
+        if self.plan.kind == "hana":
+            rows = self.run('SELECT "LEASE_OWNER" FROM "OWL_STATE" WHERE "COLLECTION" = ?', NAME)
+        else:
+            with closing(sqlite3.connect(self._file)) as db:
+                rows = db.execute("SELECT lease_owner FROM collections WHERE name = ?", (NAME,)).fetchall()
+        return rows[0][0] if rows else None
+
     def in_transaction(self) -> bool:
         """Whether a worker has a write transaction open: while it has, nobody can take its lease."""
         if self.plan.kind == "hana":
