@@ -67,6 +67,7 @@ class Cycles:
         self.ground.converged(report, self.saying)
         again = self.start().wait()
         assert again is not None
+        assert "error" not in again, (again, self.saying)
         idle = (again["upserted"], again["embedded_texts"], again["deleted"])
         assert idle == (0, 0, 0), (again, self.saying)
         return took

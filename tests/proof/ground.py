@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connector.hana import ConnectionOptions, HanaPool
+from connector.change_log import log_of
+from connector.hana import ConnectionOptions, HanaPool, quote
 from connector.model import ChangeSpec, Checkpoint, ChunkSpec, CollectionSpec, TableRef
 from connector.protocols import Embedder, VectorStore
 from connector.retry import RetryPolicy
@@ -214,20 +215,34 @@ class Ground:
             with closing(sqlite3.connect(self._file)) as db, db, suppress(sqlite3.OperationalError):
                 db.execute("UPDATE collections SET lease_until = NULL")
 
-    def in_transaction(self) -> bool:
-        """Whether a worker has a write transaction open: while it has, nobody can take its lease."""
+    def holder(self) -> str | None:
+        """Who has the lease."""
         if self.plan.kind == "hana":
-            try:
-                self.run('SELECT "COLLECTION" FROM "OWL_STATE" FOR UPDATE NOWAIT')
-            except self._error():
-                return True
-            return False
+            rows = self.run('SELECT "LEASE_OWNER" FROM "OWL_STATE" WHERE "COLLECTION" = ?', NAME)
+        else:
+            with closing(sqlite3.connect(self._file)) as db:
+                rows = db.execute("SELECT lease_owner FROM collections WHERE name = ?", (NAME,)).fetchall()
+        return rows[0][0] if rows else None
+
+    def in_transaction(self) -> bool:
+        """Whether a worker has a write transaction open: while it has, nobody can take its lease or its log."""
+        if self.plan.method == "log" and self._locked(f"SELECT * FROM {quote(log_of(self.plan.spec).name)}"):
+            return True
+        if self.plan.kind == "hana":
+            return self._locked('SELECT "COLLECTION" FROM "OWL_STATE"')
         with closing(sqlite3.connect(self._file, timeout=0, isolation_level=None)) as db:
             try:
                 db.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:
                 return True
             db.execute("ROLLBACK")
+        return False
+
+    def _locked(self, select: str) -> bool:
+        try:
+            self.run(f"{select} FOR UPDATE NOWAIT")
+        except self._error():
+            return True
         return False
 
     @property

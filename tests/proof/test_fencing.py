@@ -5,6 +5,7 @@ first wakes up and can write nothing more, whatever it was about to write.
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -31,6 +32,23 @@ def stands_still(cycles: Cycles, name: str) -> None:
     assert name in NOTHING_LEFT or report.get("error") == "LeaseLost", (name, report)
     assert ground.content() == before, f"I9: woken at {name}, it has written"
     ground.refill()
+
+
+def woken_early(cycles: Cycles, name: str) -> None:
+    """While the other is still at work. What the two leave is what one would have left."""
+    sleeper = asleep(cycles, name)
+    cycles.ground.expire_lease()
+    other = cycles.start(full=True)
+    deadline = time.monotonic() + 20
+    while cycles.ground.holder() != other.owner and time.monotonic() < deadline:
+        time.sleep(0.002)
+    sleeper.signal(signal.SIGCONT)
+    report, done = sleeper.wait(), other.wait()
+    assert report is not None
+    assert done is not None
+    assert name in NOTHING_LEFT or report.get("error") == "LeaseLost", (name, report)
+    assert "error" not in done, done
+    cycles.ground.converged(done, cycles.saying)
 
 
 def asleep(cycles: Cycles, name: str) -> Worker:
@@ -61,6 +79,7 @@ def points(cycles: Cycles) -> list[str]:
 @pytest.mark.proves(10, 26)
 def test_a_worker_that_stood_still_at_some_point_writes_nothing_more(cycles: Cycles) -> None:
     stands_still(cycles, cycles.ground.chance.choice(points(cycles)))
+    woken_early(cycles, cycles.ground.chance.choice(points(cycles)))
 
 
 @pytest.mark.slow
@@ -69,3 +88,4 @@ def test_a_worker_that_stood_still_at_some_point_writes_nothing_more(cycles: Cyc
 def test_a_worker_that_stood_still_at_any_point_writes_nothing_more(cycles: Cycles) -> None:
     for name in points(cycles):
         stands_still(cycles, name)
+        woken_early(cycles, name)

@@ -84,6 +84,11 @@ class Worker:
         self._process: ForkServerProcess = context.Process(target=main, args=(order, str(self._answer)), daemon=True)
         self._process.start()
 
+    @property
+    def owner(self) -> str:
+        """As it signs its lease."""
+        return f"worker {self._process.pid}"
+
     def signal(self, number: signal.Signals) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
