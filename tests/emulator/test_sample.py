@@ -249,7 +249,7 @@ def documents(rows: Rows) -> Documents:
     """The rendered text of every row by collection and key."""
     found: Documents = {}
     for name, (table, records) in _sources(rows).items():
-        renderer = document.Renderer(SPECS[name], table, cast(model.Embedder, _NoEmbedder()))
+        renderer = document.Renderer(SPECS[name], table, cast(protocols.Embedder, _NoEmbedder()))
         found[name] = {}
         for record in records:
             values = {
