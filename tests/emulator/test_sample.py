@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from app.src.settings import CollectionSettings
-from connector import document, model
+from connector import document, model, protocols
 from hana_emulator.sample import all_rows, awkward, load
 from hana_emulator.sample.rows import Rows
 from hana_emulator.sample.tables import KNA1, MAKT, MARA, MATERIAL_TEXT, QMEL, TABLES, VIEW, Table
