@@ -320,6 +320,27 @@ def test_an_index_is_made_once_and_only_for_large_tables(store, pool, run, hana_
     assert len(large.search(NAME, unit(1)[0], 5, None)) == 5
 
 
+def test_where_there_is_an_index_nothing_is_counted(store, pool, statements, hana_schema):
+    """That is a look at every record, after every sync that stored something."""
+    store.open(NAME, Model())
+    write(store, ChangeSet(chunks=[chunk("[1]")], vectors=unit(1)))
+    large = HanaStore(pool, hana_schema, index_from=1)
+    large.optimise(NAME)
+    statements.clear()
+    large.optimise(NAME)
+    assert not [sql for sql in statements if "COUNT(" in sql]
+
+
+def test_a_state_table_of_an_earlier_version_takes_the_checkpoints_of_now(store, pool, run, hana_schema):
+    store.open(NAME, Model())
+    run('ALTER TABLE "OWL_STATE" DROP ("CHECKPOINT")')
+    run('ALTER TABLE "OWL_STATE" ADD ("CHECKPOINT" NVARCHAR(1000))')
+    later, long = HanaStore(pool, hana_schema), Checkpoint(mark={"at": "x" * 2000})
+    later.open(NAME, Model())
+    write(later, ChangeSet(checkpoint=long))
+    assert later.open(NAME, Model()).mark == long.mark
+
+
 def test_an_index_that_somebody_made_is_enough(store, pool, run, hana_schema):
     write(store, ChangeSet([chunk("a")], unit(1)))
     run(f'CREATE HNSW VECTOR INDEX "THEIRS" ON "{TABLE}" ("VEC_VECTOR") SIMILARITY FUNCTION COSINE_SIMILARITY')

@@ -12,7 +12,10 @@ import pytest
 
 from app.src.core.engine import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
+from connector.change_log import log_of
+from connector.errors import LogMissing
 from connector.hana import ConnectionOptions, HanaPool
+from connector.model import Query
 from connector.protocols import Embedder
 from connector.stores.local import LocalStore
 from tests.contracts.changing import WAYS, Changing, HanaTable, MemoryTable, Synced, second
@@ -336,6 +339,20 @@ def test_a_log_that_is_gone_pauses_and_what_it_missed_is_found(synced):
     assert (report.method, report.upserted, report.deleted) == ("full", 1, 1)
     synced.agrees()
     assert synced.sync().method == "log"
+
+
+@pytest.mark.parametrize("table", ["stand-in"], indirect=True)
+def test_a_log_that_goes_away_in_the_middle_of_a_run_is_a_log_that_is_missing(table):
+    capture, log = table.source.capture, log_of(table.spec("log"))
+    query = Query(table.ref, ("K",), ("TXT",))
+    table.run('DROP TABLE "OWL_LOG_C"')
+    for use in (
+        lambda: capture.log_length(log),
+        lambda: capture.log_entries(query, log, 0, 10),
+        lambda: capture.forget(log, [1]),
+    ):
+        with pytest.raises(LogMissing, match="went away"):
+            use()
 
 
 def _unplug(table: Changing) -> None:
