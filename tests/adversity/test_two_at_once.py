@@ -1,15 +1,12 @@
-"""Two workers want one collection: one waits, or takes over from one that stood still, which then can write no more."""
+"""Two workers want one collection: one waits, or is told who has it. Workers that stood still past
+their lease are those of tests/proof/test_fencing.py.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,7 +16,6 @@ from connector.model import ChangeSet, Checkpoint
 from connector.stores.lease import LeaseTimes
 from connector.sync import Ends
 from tests.adversity.scene import EMPTY, NAME, QUICK, ROWS, Scene, WatchedSource
-from tests.emulator.process import REPOSITORY
 
 FULL = ROWS - EMPTY
 
@@ -67,47 +63,6 @@ def test_who_waits_too_long_is_told_who_has_it(scene: Scene) -> None:
             scene.sync(lease_wait=0.2, owner="another")
         assert scene.content() == {}
     assert scene.sync().upserted == FULL
-
-
-def worker(scene: Scene, stand_still: int) -> subprocess.Popen[str]:
-    emulator = scene.emulator
-    login = {"host": emulator.host, "port": emulator.port, "user": emulator.user, "password": emulator.password}
-    wanted = {"schema": scene.schema, "kind": scene.kind, "folder": str(scene.folder / "vectors"), "login": login}
-    command = [sys.executable, "-m", "tests.adversity.worker", json.dumps(wanted | {"stand_still": stand_still})]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-
-
-def until_it_stands_still(process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 20
-    while not os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize(("scene", "finished"), [("hana", False), ("local", True)], indirect=["scene"])
-@pytest.mark.proves(26)
-def test_a_worker_that_stood_still_past_its_lease_writes_nothing_more(scene: Scene, finished: bool) -> None:
-    """SIGSTOP in the middle of the run; another takes over; SIGCONT."""
-    with worker(scene, stand_still=3) as process:
-        try:
-            until_it_stands_still(process)
-            scene.run("""UPDATE "ROWS" SET "TXT" = 'changed since' WHERE "K" BETWEEN 100 AND 104""")
-            resume: Callable[[], None] = lambda: process.send_signal(signal.SIGCONT)  # noqa: E731
-            if finished:
-                assert scene.sync().upserted >= 5
-                before = scene.content()
-                resume()
-                out, _ = process.communicate(timeout=20)
-                assert scene.content() == before
-            else:
-                plain = scene.ends()
-                source = WatchedSource(scene.pool(), lambda number: resume() if number == 3 else time.sleep(0.02))
-                scene.sync(Ends(source, plain.store, plain.embedder))
-                out, _ = process.communicate(timeout=20)
-        finally:
-            process.kill()
-    assert json.loads(out)["error"] == "LeaseLost", out
-    assert scene.converges().upserted == 0
 
 
 @pytest.mark.parametrize(
