@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from connector import schema
 from connector.changes.choose import Wanted, check, choose
 from connector.clock import StageClock
 from connector.difference import Difference, StoredIndex
@@ -21,6 +22,7 @@ from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import Checkpoint, CollectionSpec, Document, Row
 from connector.pipeline import pages_ahead
 from connector.protocols import Embedder, Observer, Source, VectorStore
+from connector.reconcile import FREE_DELETES, types_in_use
 from connector.stores.records import ModelStamp
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
@@ -47,7 +49,7 @@ class Plan:
     `changed` includes `metadata_only` (nothing to embed). `tokens`, `duplicates`, `chunked`, `truncated` and the
     histogram are about rows to be embedded: `tokens` of distinct chunks, for equal texts are embedded once;
     `duplicates`: rows whose text another of them has; `chunked`: rows of several chunks; `truncated`: rows with a chunk
-    longer than the model takes, of which its end would be lost. `paused`: what the brake of sync would say.
+    longer than the model takes, of which its end would be lost. `paused`: as which a sync would pause.
     `method`: how a sync would find changes now; `reason`: why it would compare everything although another method is
     configured. The counts are of everything all the same.
     """
@@ -100,6 +102,9 @@ def plan(
     wanted = Wanted(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
     choice = choose(wanted, source, Checkpoint() if status is None else status.checkpoint)
     found.method, found.reason = choice.method, choice.reason
+    before = Checkpoint() if status is None else status.checkpoint
+    if schema.was_synced(before, spec.source) and schema.retyped(types_in_use(renderer, table, spec), before):
+        found.paused = "schema_changed"
     return found
 
 
@@ -116,6 +121,8 @@ class _Pass:
         self._clock = StageClock(None)
         self._plan = Plan(collection)
         self._workload = _Workload()
+        self._emptied = 0
+        """Stored rows that came blank: sync's brake counts them."""
 
     def __call__(self, source: Source, store: VectorStore | None) -> Plan:
         start = time.perf_counter()
@@ -166,6 +173,7 @@ class _Pass:
         counted = self._plan
         if document.empty:
             counted.empty += 1
+            self._emptied += position >= 0
             return False
         match self._index.compare(document, position):
             case Difference.SAME | Difference.ROW:
@@ -184,7 +192,8 @@ class _Pass:
     def _finish(self, seconds: float) -> None:
         counted, work = self._plan, self._workload
         counted.deleted = int((~self._index.seen).sum())
-        if counted.deleted > self._options.max_deletes * len(self._index):
+        limit = self._options.max_deletes * len(self._index)
+        if counted.deleted > limit or self._emptied > max(FREE_DELETES, limit):
             counted.paused = "max_deletes"
         counted.tokens, counted.duplicates = work.distinct()
         counted.chunked, counted.truncated = work.chunked, work.truncated

@@ -50,9 +50,9 @@ def sync(
     try:
         return _sync(spec, ends, options, watch)
     except SyncPaused as paused:
-        return SyncReport(spec.name, paused=paused.reason, notes=[str(paused)])
+        return SyncReport(spec.name, paused=paused.reason, complete=False, notes=[str(paused)])
     except SchemaChanged as error:  # in the middle: what was read until then is stored, nothing was deleted
-        return SyncReport(spec.name, paused="schema_changed", notes=[str(error)])
+        return SyncReport(spec.name, paused="schema_changed", complete=False, notes=[str(error)])
 
 
 def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) -> SyncReport:
@@ -61,7 +61,7 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
     with ExitStack() as held:
         lease = own(held, ends.store, spec.name, options, watch)
         if lease is None:
-            return SyncReport(spec.name, stopped=True)
+            return SyncReport(spec.name, stopped=True, complete=False)
         failpoints.reach("after_lease")
         # While we waited, another worker may have given it another model.
         checkpoint = ends.store.open(spec.name, ends.embedder)

@@ -17,7 +17,7 @@ import numpy as np
 from app.src.doctor import Fault
 from app.src.parts import Parts
 from app.src.settings import CollectionSettings, HanaSettings, Settings
-from connector.errors import DatabaseError, LoginRefused, PermissionRefused, UnknownCollection, UnknownTable
+from connector.errors import DatabaseError, LoginRefused, LogMissing, PermissionRefused, UnknownCollection, UnknownTable
 from connector.model import TableRef
 
 _NO_COLLECTION = "no collection"
@@ -165,15 +165,23 @@ class Probes:
 
     def probe_table(self, collection: CollectionSettings) -> str:
         """What a sync does first: names, types and key against the catalogue; then the right to read these columns."""
+        from connector.change_log import log_of
+        from connector.changes.choose import check
         from connector.document import Renderer
 
         spec, source = collection.spec(), self._parts.source
         try:
-            query = Renderer(spec, source.describe(spec.source), self._parts.embedder).query
+            table = source.describe(spec.source)
+            check(spec, table)
+            query = Renderer(spec, table, self._parts.embedder).query
+            if spec.changes.method == "log":
+                source.capture.check_log(query, log_of(spec))
             rows = source.count(query)
             next(iter(source.pages(query, 1)), None)
         except PermissionRefused as error:
             raise Fault(str(error), self._grant(spec.source)) from None
+        except LogMissing as error:
+            raise Fault(str(error).replace("NAME", spec.name), f"owl-sap changes install {spec.name} --apply") from None
         except UnknownTable as error:
             # HANA's catalogue hides what a user may not see.
             raise Fault(

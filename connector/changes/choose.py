@@ -69,7 +69,9 @@ def choose(wanted: Wanted, source: Source, checkpoint: Checkpoint) -> Choice:
     mark = {} if _differs(checkpoint, identity) else checkpoint.mark or {}
     due = _due(wanted, checkpoint, identity)
     if changes.method == "watermark":
-        return _by_watermark(wanted, source, mark, identity, due)
+        # What a paused run held back was not missed by the watermark.
+        late = checkpoint.last_full is not None
+        return _by_watermark(wanted, source, mark, identity, due, late=late)
     if changes.method == "log":
         log = log_of(wanted.spec)
         try:
@@ -84,6 +86,10 @@ def choose(wanted: Wanted, source: Source, checkpoint: Checkpoint) -> Choice:
     return Choice(plain, "full", due if changes.method != "full" else "")
 
 
+_NEVER = "no comparison of everything has come to its end yet"
+_UNPROVED = "none has come to its end since a pause or a switch of generations"
+
+
 def _differs(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> bool:
     return any((checkpoint.mark or {}).get(name) != value for name, value in identity.items())
 
@@ -94,7 +100,7 @@ def _due(wanted: Wanted, checkpoint: Checkpoint, identity: Mapping[str, Any]) ->
     if wanted.full:
         return "asked for"
     if not mark or checkpoint.last_full is None:
-        return "no comparison of everything has come to its end yet"
+        return _UNPROVED if checkpoint.source else _NEVER
     if _differs(checkpoint, identity):
         return "the settings or the table are others than before"
     # A clock that was set back far is no reason never to look again.
@@ -127,7 +133,13 @@ def same_settings(wanted: Wanted, checkpoint: Checkpoint) -> bool:
 
 
 def _by_watermark(
-    wanted: Wanted, source: Source, mark: Mapping[str, Any], identity: dict[str, Any], due: str
+    wanted: Wanted,
+    source: Source,
+    mark: Mapping[str, Any],
+    identity: dict[str, Any],
+    due: str,
+    *,
+    late: bool,
 ) -> Choice:
     changes, query = wanted.spec.changes, wanted.query
     clocked = Clocked(query, _watermark_column(wanted.spec, wanted.table), wanted.now, changes.delay)
@@ -139,7 +151,7 @@ def _by_watermark(
     def full(extended: Query) -> FullFeed:
         return FullFeed(source, extended, wanted.page_rows, {**after, **identity}, wanted.readers)
 
-    feed: Feed = full(query) if at is None else LateFeed(full, clocked, at)
+    feed: Feed = full(query) if at is None or not late else LateFeed(full, clocked, at)
     return Choice(feed, "full", due or "no number is old enough to go on from")
 
 

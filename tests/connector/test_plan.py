@@ -20,6 +20,7 @@ from connector.plan import Plan, PlanOptions, plan
 from connector.protocols import VectorStore
 from connector.stores.hana import HanaStore
 from connector.stores.local import FILE, LocalStore
+from connector.reconcile import FREE_DELETES
 from connector.sync import Ends, SyncOptions, SyncReport, sync
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 from tests.emulator.process import Emulator
@@ -135,6 +136,16 @@ def test_many_deletions_are_told_with_the_brake(ends, source):
     assert ((found := planned(ends)).deleted, found.paused) == (3, "max_deletes")
     allowed = planned(ends, options=PlanOptions(max_deletes=0.3, measure_seconds=None))
     assert (allowed.deleted, allowed.paused) == (3, None)
+
+
+def test_many_blanks_are_told_with_the_brake(ends, source):
+    for number in range(20):
+        source.put("100", f"B{number:02}", MAKTX=f"bolt {number}", MTART="ROH")
+    sync(SPEC, ends)
+    for number in range(FREE_DELETES + 1):
+        source.put("100", f"B{number:02}", MAKTX="  ", MTART="ROH")
+    assert ((found := planned(ends)).deleted, found.paused) == (0, "max_deletes")
+    assert sync(SPEC, ends, SyncOptions(max_deletes=0.2)).paused == "max_deletes"
 
 
 def test_another_template_changes_every_row(ends):

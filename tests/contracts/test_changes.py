@@ -214,6 +214,21 @@ def test_rows_without_a_watermark_wait_for_the_comparison(synced):
     synced.agrees()
 
 
+def test_what_a_paused_run_held_back_was_not_missed_by_the_watermark(synced):
+    begun(synced, "watermark")
+    for key in range(20, 40):
+        synced.table.put(key, f"row {key}", second(90))
+    synced.table.clock = second(200)
+    assert synced.sync().upserted == 20
+    for key in range(20, 40):
+        synced.table.put(key, " ", second(210))
+    synced.table.clock = second(300)
+    assert synced.sync(max_deletes=0.2).paused == "max_deletes"
+    report = synced.sync(full=True, max_deletes=1.0)
+    assert (report.paused, report.empty, report.late_rows) == (None, 20, 0)
+    synced.agrees()
+
+
 @pytest.mark.parametrize("stopped_after", [1, 2, 3])
 @pytest.mark.proves(14)
 def test_equal_watermarks_over_the_border_of_pages_and_of_runs(synced, stopped_after):

@@ -326,6 +326,22 @@ def test_many_deletions_pause_and_say_how_to_go_on(cli: Cli, sapdemo: dict[str, 
     assert cli("verify", "small", **hana).code == 0
 
 
+@pytest.mark.covers("sync", "plan", errors=True)
+def test_many_blank_rows_and_another_type_pause_with_the_reason(
+    cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]
+) -> None:
+    execute(sapdemo, *(f"INSERT INTO SMALL.T VALUES ('B{key}', 'more {key}')" for key in range(20)))
+    assert cli("sync", "small", **hana).code == 0
+    execute(sapdemo, "UPDATE SMALL.T SET TEXT = ' ' WHERE K LIKE 'B%'")
+    paused = cli("sync", "small", "--json", **hana)
+    assert (paused.code, paused.json[0]["paused"], paused.json[0]["to_delete"]) == (1, "max_deletes", 0)
+    assert "turned blank" in paused.err
+    execute(sapdemo, "ALTER TABLE SMALL.T ALTER (TEXT NCLOB)")
+    assert cli("plan", "small", "--json", **hana).json["paused"] == "schema_changed"
+    retyped = cli("sync", "small", "--json", **hana)
+    assert (retyped.code, retyped.json[0]["paused"], retyped.json[0]["complete"]) == (1, "schema_changed", False)
+
+
 @pytest.mark.covers("sync")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_sync_finishes_its_batch_and_the_next_goes_on(

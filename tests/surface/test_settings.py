@@ -171,6 +171,7 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
         (COLLECTION + "templat = 'x'", ["collections[0].templat", 'did you mean "template"']),
         (COLLECTION + "changes = { method = 'lok' }", ["collections[0].changes.method", 'did you mean "log"']),
         (COLLECTION + "changes = { methot = 'log' }", ["collections[0].changes.methot", "method"]),
+        (COLLECTION + "changes = 'full'", ["collections[0].changes", 'changes = { method = "full" }']),
         (COLLECTION + "changes = { method = 'watermark' }", ["collections[0].changes", "needs column"]),
         (COLLECTION + "changes = { method = 'log', column = 'A' }", ["collections[0].changes", "belongs to"]),
         (COLLECTION + "changes = { method = 'rowid', hash = 'server' }", ["collections[0].changes", "belongs to"]),

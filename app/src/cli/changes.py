@@ -77,7 +77,7 @@ def _report(setup: Setup, *, drop: bool) -> None:
 def _script(setup: Setup, *, drop: bool) -> str:
     """SQL to read and run; each statement ends in a line of its own with a semicolon, as hdbsql wants it."""
     pieces = reversed(setup.pieces) if drop else setup.pieces
-    lines = [f"-- {line}" for line in _wrapped(setup.warning)]
+    lines = [] if drop else [f"-- {line}" for line in _wrapped(setup.warning)]
     for piece in pieces:
         if piece.present != drop:
             lines.append(f"-- {piece.name} is {'not there' if drop else 'there already'}")
@@ -91,4 +91,4 @@ def _script(setup: Setup, *, drop: bool) -> str:
 def _wrapped(text: str) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(text, 110)
+    return textwrap.wrap(text, 110, break_on_hyphens=False)

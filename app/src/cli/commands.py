@@ -18,6 +18,7 @@ from app.src.settings import Settings, no_collections, show
 
 if TYPE_CHECKING:
     from app.src.service import Service
+    from connector.reconcile import SyncReport
     from connector.verify import VerifyReport
 
 _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
@@ -101,30 +102,33 @@ class _SyncRun:
                 report = self._service.sync(name, self._request, observer, self._interrupted)
             error = None
         except Exception as caught:
-            report, error = SyncReport(name), message(caught)
+            report, error = SyncReport(name, complete=False), message(caught)
             self.code = max(self.code, report_error(caught, subject=f"{name}: "))
         for note in report.notes:
             output.say(f"{name}: {note}")
         self.reports.append(report.as_dict() | {"error": error})
         if report.paused:
-            output.say(_paused(name, report.paused, report.to_delete))
+            output.say(_paused(name, name, report))
         if report.quarantined:
             output.say(f"{name}: {report.quarantined} rows could not be processed and were set aside")
         kept_up = getattr(report, "serving", None)
         if kept_up is not None and kept_up.paused:
-            output.say(_paused(f"{name}, what serves", kept_up.paused, kept_up.to_delete))
+            output.say(_paused(name, f"{name}, what serves", kept_up))
             self.code = max(self.code, FAILED)
         if report.paused or (self._strict and report.quarantined):
             self.code = max(self.code, FAILED)
 
 
-def _paused(name: str, reason: str, to_delete: int) -> str:
-    if reason == "max_deletes":
-        return (
-            f"{name}: {to_delete} stored rows are gone from the source, more than max_deletes allows: they were "
-            f"not deleted. If that is right: owl-sap sync {name} --full --max-deletes 1"
-        )
-    return f"{name}: paused ({reason})"
+def _paused(collection: str, subject: str, report: SyncReport) -> str:
+    """`subject`: how the message begins; the command in it names the collection."""
+    if report.paused != "max_deletes":
+        return f"{subject}: paused ({report.paused})"
+    gone = report.to_delete
+    what = f"{gone} stored rows are gone from the source" if gone else "so many stored rows have turned blank"
+    return (
+        f"{subject}: {what}, more than max_deletes allows: they were not deleted. If that is right: "
+        f"owl-sap sync {collection} --full --max-deletes 1"
+    )
 
 
 @verb(app, "verify")
@@ -156,7 +160,10 @@ def verify(
 def _verified(name: str, report: VerifyReport, repair: bool) -> str:
     """What to do next, or what was done."""
     if report.paused is not None:
-        return f"{name}: not everything was mended ({report.paused}); check the source, then run: owl-sap sync {name}"
+        return (
+            f"{name}: not everything was mended ({report.paused}); check the source. If its rows are right: "
+            f"owl-sap sync {name} --full --max-deletes 1"
+        )
     if repair:
         return f"{name}: {report.repaired} rows mended"
     return f"mend it with: owl-sap verify {name} --repair"

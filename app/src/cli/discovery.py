@@ -110,10 +110,16 @@ def _advice(plan: Mapping[str, Any]) -> list[str]:
             f"{name}: about {plan['estimated_seconds']:,.1f} s (reading took {plan['seconds']:,.1f} s{speed}; "
             "writing is not counted)"
         )
-    if plan["paused"]:
+    if plan["paused"] == "schema_changed":
         lines.append(
-            f"{name}: {plan['deleted']} stored rows are gone from the source, more than max_deletes allows: a sync "
-            f"would not delete them unless told so: owl-sap sync {name} --max-deletes 1"
+            f"{name}: a column in use has another type than at the last sync, so a sync would pause. If that is right: "
+            f"owl-sap sync {name} --accept-schema"
+        )
+    elif plan["paused"]:
+        lines.append(
+            f"{name}: {plan['deleted']} stored rows are gone from the source, or many turned blank, more than "
+            f"max_deletes allows: a sync would not delete them unless told so: owl-sap sync {name} --full "
+            "--max-deletes 1"
         )
     if plan["unreadable"]:
         lines.append(f"{name}: {plan['unreadable']} rows cannot be rendered and would be set aside")

@@ -72,7 +72,9 @@ def sql(  # noqa: PLR0913 - as above
         list[str] | None, typer.Argument(metavar="STATEMENT...", help="Default: from stdin, or typed at a prompt.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The data folder of a stand-in that runs.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: of the folder, or of [hana].")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Default: of the folder, or of the section hana.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Default: 127.0.0.1; loopback only.")] = None,
     user: Annotated[str | None, typer.Option(help="Default: OWL, as the stand-in's.")] = None,
     password: Annotated[str | None, typer.Option(help="Default: the stand-in's own.")] = None,

@@ -16,7 +16,9 @@ class JobRunning(Exception):
     """The collection has an unfinished job; `job` is its id."""
 
     def __init__(self, collection: str, job: str, kind: str = "sync") -> None:
-        super().__init__(f'a {kind} of "{collection}" is under way (job {job}); wait for it or look at /v1/jobs/{job}')
+        super().__init__(
+            f'a {kind} of "{collection}" is under way (job {job}); wait for it, look at /v1/jobs/{job}, or cancel it'
+        )
         self.job = job
 
 

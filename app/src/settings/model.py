@@ -194,6 +194,13 @@ class ChangesSettings(_Section):
     )
     log: str | None = Field(default=None, description="log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _table_of_keys(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            raise ValueError(f'write it as a table: changes = {{ method = "{given}" }}')
+        return given
+
     @field_validator("method", mode="before")
     @classmethod
     def _known(cls, method: Any) -> Any:
