@@ -18,9 +18,9 @@ from connector.hana import ConnectionOptions, HanaPool
 from connector.model import ChunkSpec, CollectionSpec
 from connector.plan import Plan, PlanOptions, plan
 from connector.protocols import VectorStore
+from connector.reconcile import FREE_DELETES
 from connector.stores.hana import HanaStore
 from connector.stores.local import FILE, LocalStore
-from connector.reconcile import FREE_DELETES
 from connector.sync import Ends, SyncOptions, SyncReport, sync
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 from tests.emulator.process import Emulator

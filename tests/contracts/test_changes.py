@@ -226,7 +226,7 @@ def test_what_a_paused_run_held_back_was_not_missed_by_the_watermark(synced):
     assert synced.sync(max_deletes=0.2).paused == "max_deletes"
     report = synced.sync(full=True, max_deletes=1.0)
     assert (report.paused, report.empty, report.late_rows) == (None, 20, 0)
-    synced.agrees()
+    assert not synced.stored().keys() & set(range(20, 40))
 
 
 @pytest.mark.parametrize("stopped_after", [1, 2, 3])

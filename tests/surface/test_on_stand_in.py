@@ -326,6 +326,7 @@ def test_many_deletions_pause_and_say_how_to_go_on(cli: Cli, sapdemo: dict[str, 
     assert cli("verify", "small", **hana).code == 0
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.covers("sync", "plan", errors=True)
 def test_many_blank_rows_and_another_type_pause_with_the_reason(
     cli: Cli, sapdemo: dict[str, Any], hana: dict[str, str]
