@@ -18,7 +18,7 @@ from app.src.settings import Settings, no_collections, show
 
 if TYPE_CHECKING:
     from app.src.service import Service
-    from connector.reconcile import SyncReport
+    from connector.sync import SyncReport
     from connector.verify import VerifyReport
 
 _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
