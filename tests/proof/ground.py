@@ -233,8 +233,10 @@ class Ground:
         with closing(sqlite3.connect(self._file, timeout=0, isolation_level=None)) as db:
             try:
                 db.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:
-                return True
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                    return True
+                raise
             db.execute("ROLLBACK")
         return False
 

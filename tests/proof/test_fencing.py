@@ -68,7 +68,7 @@ def asleep(cycles: Cycles, name: str) -> Worker:
         report = sleeper.wait()
         assert report is not None
         assert "error" not in report, report
-    raise AssertionError(f"whoever stands still at {name} always has a transaction open")
+    raise AssertionError(f"whoever stands still at {name} always has a transaction open; {cycles.saying}")
 
 
 def points(cycles: Cycles) -> list[str]:
