@@ -5,11 +5,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import chain
+from typing import Any
 
 from connector import failpoints
 from connector.model import ChangeSet, Chunk, QuarantinedRow, Vectors
 from connector.stores import records
 from connector.stores.records import ModelStamp
+
+GROUP = 64
+"""Rows of one statement. Each call into SQLite lets other threads run and then waits for its turn again, so fewer calls
+cost less than their rows; few enough that a statement's text is soon made."""
+
+
+def _places(count: int) -> str:
+    return ", ".join("?" * count)
 
 
 class Writer:
@@ -38,20 +48,28 @@ class Writer:
 
     def _delete(self, documents: Sequence[str]) -> None:
         """Triggers remove the vectors and leave tombstones."""
-        unique = list(dict.fromkeys(documents))
-        self._db.executemany(
-            "DELETE FROM records WHERE collection = ? AND document = ?",
-            ((self._collection, document) for document in unique),
-        )
+        self._remove("records", list(dict.fromkeys(documents)))
+
+    def _remove(self, table: str, documents: Sequence[str]) -> None:
+        for start in range(0, len(documents), GROUP):
+            some = documents[start : start + GROUP]
+            sql = f"DELETE FROM {table} WHERE collection = ? AND document IN ({_places(len(some))})"  # noqa: S608
+            self._db.execute(sql, (self._collection, *some))
+
+    def _add(self, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """`into`: table and columns."""
+        for start in range(0, len(rows), GROUP):
+            some = rows[start : start + GROUP]
+            values = ", ".join([f"({_places(len(some[0]))})"] * len(some))
+            self._db.execute(f"INSERT INTO {into} VALUES {values}", tuple(chain.from_iterable(some)))  # noqa: S608
 
     def _insert(self, chunks: Sequence[Chunk], metadata: Sequence[str], vectors: Vectors) -> None:
         last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
         first = (last[0] if last else 0) + 1
         collection, stamp = self._collection, self._stamp
-        self._db.executemany(
-            "INSERT INTO records (id, collection, document, number, hash, model, synced_at, meta, text) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
+        self._add(
+            "records (id, collection, document, number, hash, model, synced_at, meta, text)",
+            [
                 (
                     first + place,
                     collection,
@@ -64,12 +82,12 @@ class Writer:
                     chunk.text,
                 )
                 for place, chunk in enumerate(chunks)
-            ),
+            ],
         )
         data, size = vectors.tobytes(), 4 * stamp.dimension
-        self._db.executemany(
-            "INSERT INTO vectors (record, dimension, vector) VALUES (?, ?, ?)",
-            ((first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))),
+        self._add(
+            "vectors (record, dimension, vector)",
+            [(first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))],
         )
 
     def _replace_metadata(self, chunks: Sequence[Chunk], metadata: Sequence[str]) -> None:
@@ -83,9 +101,7 @@ class Writer:
 
     def _quarantine(self, rows: Sequence[QuarantinedRow], released: Sequence[str]) -> None:
         collection = self._collection
-        self._db.executemany(
-            "DELETE FROM quarantine WHERE collection = ? AND document = ?", ((collection, id_) for id_ in released)
-        )
+        self._remove("quarantine", released)
         self._db.executemany(
             "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen, row_digest) "
             "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
