@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +23,7 @@ from connector.changes.full import FullFeed
 from connector.document import Renderer, document_id
 from connector.errors import LeaseLost
 from connector.failpoints import Failpoint, InjectedFailure
-from connector.model import ChunkSpec, CollectionSpec, Row
+from connector.model import ChunkSpec, CollectionSpec, Key, Row
 from connector.reconcile import Before, Ends, Reconciler, SyncOptions, SyncReport, Watch
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 from tests.proof import invariants
@@ -109,7 +110,10 @@ class KeysOnly(FullFeed):
 
     def batches(self) -> Iterator[Batch]:
         for batch in super().batches():
-            yield Batch([Row(row.key, {}, token_of(row)) for row in batch.rows], lazy=True)
+            yield Batch([Row(row.key, {}, token_of(row)) for row in batch.rows], load=self._load)
+
+    def _load(self, keys: Sequence[Key]) -> list[Row]:
+        return [replace(row, token=token_of(row)) for row in self._source.rows(self._query, keys)]
 
 
 def token_of(row: Row) -> bytes:
