@@ -16,12 +16,11 @@ from connector.clock import StageClock
 from connector.errors import TextsNotEmbeddable
 from connector.model import Vectors
 from connector.protocols import Embedder
+from connector.stores.records import UNIT_TOLERANCE
 
 Vector = NDArray[np.float32]
 _ENTRY_BYTES = 256
 """What Python needs for one cached vector beside its numbers: array, key, place in the table (measured, rounded up)."""
-UNIT_TOLERANCE = 1e-3
-"""A vector's length may differ from 1 by this much."""
 _PROBE = "a plain word"
 
 

@@ -84,9 +84,8 @@ class Reconciler:
             if not self._report.stopped:
                 self._finish()
         except Exception:
-            with suppress(
-                Exception
-            ):  # the first error is the one to tell; what was put before it is stored all the same
+            # The first error is the one to tell; what was put before it is stored all the same
+            with suppress(Exception):
                 self._pipeline.finish()
             raise
         finally:
