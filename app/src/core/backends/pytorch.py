@@ -15,6 +15,7 @@ import numpy as np
 
 from ..device import DeviceError, DeviceProfile, Precision, allow_tf32, choose_precision, detect
 from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
+from .compute_thread import on_compute_thread
 from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from .tokenizing import RustTokenizer
 
@@ -80,6 +81,10 @@ class TorchBackend:
     @classmethod
     def load(cls, options: TorchOptions) -> TorchBackend:
         """Raises ModelNotFound, ModelUnsupported, WeightsMismatch, DeviceUnavailable."""
+        return on_compute_thread(lambda: cls._load(options))
+
+    @classmethod
+    def _load(cls, options: TorchOptions) -> TorchBackend:
         path = find_folder(options.model, options.revision)
         folder = read_folder(path, display_name(options.model, path))
         weights = check_files(folder, options.weights_sha256)
@@ -117,6 +122,11 @@ class TorchBackend:
         return self._tokenizer.offsets(text)
 
     def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+        if self.profile.kind == "cpu":
+            return on_compute_thread(lambda: self._forward(batch, exact))
+        return self._forward(batch, exact)
+
+    def _forward(self, batch: Sequence[TokenIds], exact: bool) -> Vectors:
         import torch
 
         encoder = self._in_fp32() if exact else self._loaded()
