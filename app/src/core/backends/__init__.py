@@ -71,6 +71,7 @@ class ModelInfo:
     precision_reason: str
     shape: ModelShape
     path: str  # how it is computed: packed, padded, sentence-transformers, hashing
+    path_reason: str
     matryoshka: Sequence[int] = ()  # shorter lengths that it was trained to be cut to
 
 

@@ -54,6 +54,7 @@ class HashingBackend:
             precision_reason="hashing has only one",
             shape=ModelShape(dimension, dimension, 1, _MAX_TOKENS),
             path="hashing",
+            path_reason="words and trigrams have no other way",
         )
         self._known: dict[int, _Features] = {}
         self._blank = _features([""], [1.0], dimension)
