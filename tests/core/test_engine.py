@@ -100,6 +100,19 @@ def test_identical_texts_are_computed_once(engine: EmbeddingEngine, scripted: An
     assert engine.stats().computed_texts == 2
 
 
+def test_counting_tokenises_once_and_again_only_what_was_cut(engine: EmbeddingEngine, scripted: Any) -> None:
+    seen: list[tuple[str, int]] = []
+    tokenize, count = scripted.tokenize, scripted.count
+    scripted.tokenize = lambda texts: (seen.append(("tokenize", len(texts))), tokenize(texts))[1]
+    scripted.count = lambda texts: (seen.append(("count", len(texts))), count(texts))[1]
+    long = "pump " * 300
+    texts = [*TEXTS, long, TEXTS[0], "", long]
+    vectors, counts = engine.embed_counted(texts)
+    assert counts == [len(text.split()) for text in texts]
+    assert seen == [("tokenize", len(TEXTS) + 2), ("count", 1)]
+    np.testing.assert_array_equal(vectors, engine.embed(texts))
+
+
 def test_batches_keep_the_budget(engine: EmbeddingEngine, scripted: Any) -> None:
     engine.memory.shrink(256)
     engine.embed(TEXTS)
