@@ -34,8 +34,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -43,6 +41,7 @@ from app.src.benchmark.embed import agreement  # noqa: E402
 from app.src.benchmark.report import Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, Rounds, Target, Work, at_least, at_most, interleaved, wall  # noqa: E402
 from app.src.benchmark.workloads import Workload, sap_like, texts  # noqa: E402
+
 from app.src.core.backends import DeviceUnavailable  # noqa: E402
 from app.src.core.backends.folder import find_folder  # noqa: E402
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine  # noqa: E402
@@ -83,9 +82,8 @@ def engine(precision: str, device: str, threads: int) -> EmbeddingEngine | None:
 
 @cache
 def peer(device: str) -> Any:
-    from sentence_transformers import SentenceTransformer
-
     import torch
+    from sentence_transformers import SentenceTransformer
 
     dtype = torch.float16 if device.startswith("cuda") else torch.float32
     return SentenceTransformer(str(find_folder(MODEL)), device=device, model_kwargs={"dtype": dtype})

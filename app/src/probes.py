@@ -91,8 +91,8 @@ class Probes:
                 'see the lines "torch" and "gpu"; [embedding] device = "cuda" makes it an error with its reason',
             )
         return (
-            f"{engine.model}: {engine.dimension} finite numbers per text on {engine.profile.name}; ready in {seconds:.1f}"
-            f" s; precision {engine.precision}: {engine.precision_reason}; path {engine.path}: {engine.path_reason}"
+            f"{engine.model}: {engine.dimension} finite numbers per text on {engine.profile.name}; "
+            f"ready in {seconds:.1f} s; precision {engine.precision}: {engine.precision_reason}; path {engine.path}: {engine.path_reason}"
         )
 
     def probe_login(self, hana: HanaSettings) -> str:

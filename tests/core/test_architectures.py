@@ -145,7 +145,11 @@ def test_the_engine_runs_it_packed_with_the_vectors_of_sentence_transformers(
 
     folder = saved(name)
     rng = random.Random(3)
-    texts = [*ODD, *(" ".join(rng.choice(WORDS) for _ in range(length)) for length in range(1, 60, 4)), "[PAD] oil [PAD]"]
+    texts = [
+        *ODD,
+        *(" ".join(rng.choice(WORDS) for _ in range(length)) for length in range(1, 60, 4)),
+        "[PAD] oil [PAD]",
+    ]
     theirs = SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True, batch_size=7)
     with load_engine(EngineOptions(str(folder), device="cpu", precision="fp32")) as engine:
         assert (engine.path, engine.max_tokens) == ("packed", LONGEST - 2)
@@ -190,7 +194,9 @@ def test_what_is_misunderstood_falls_back_and_says_so(
 ) -> None:
     kind = MODELS[model]["model_type"]
     reader = replace(ARCHITECTURES[kind], read=damaged(misunderstood))
-    monkeypatch.setattr(architectures, "read", lambda folder, tensors: reader.read(folder.config, _plain(tensors, kind)))
+    monkeypatch.setattr(
+        architectures, "read", lambda folder, tensors: reader.read(folder.config, _plain(tensors, kind))
+    )
     monkeypatch.setattr("app.src.core.backends.packed.read", architectures.read)
     with load_engine(EngineOptions(str(saved(model)), device="cpu", precision=precision)) as engine:
         assert engine.path == "padded"

@@ -103,9 +103,7 @@ def prepacked_adding(layer: Affine) -> AddingLinear | None:
             y: torch.Tensor = apply(x, residual, packed, bias, "add")
             return y
 
-        adding(
-            torch.zeros(8, weight.shape[1], dtype=weight.dtype), torch.zeros(8, weight.shape[0], dtype=weight.dtype)
-        )
+        adding(torch.zeros(8, weight.shape[1], dtype=weight.dtype), torch.zeros(8, weight.shape[0], dtype=weight.dtype))
     except _MISSING:
         return None
     return adding

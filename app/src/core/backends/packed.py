@@ -152,9 +152,7 @@ class PackedEncoder:
             x = x + self._positions[torch.from_numpy(counted)]
         return self._norm(x)
 
-    def _way(
-        self, attention: Attention, runs: Sequence[Run], places: NDArray[np.int64], dtype: torch.dtype
-    ) -> Attend:
+    def _way(self, attention: Attention, runs: Sequence[Run], places: NDArray[np.int64], dtype: torch.dtype) -> Attend:
         """How this batch attends: what does not depend on the layer is computed once."""
         masks = [None if attention.bias is None else attention.bias(run.length) for run in runs]
         if attention.rotary is None:
@@ -162,9 +160,7 @@ class PackedEncoder:
         turns = attention.rotary.turns(torch.from_numpy(places), dtype)
         return lambda qkv: self._attend(turned(qkv, self._heads, turns), runs, masks)
 
-    def _attend(
-        self, qkv: torch.Tensor, runs: Sequence[Run], masks: Sequence[torch.Tensor | None]
-    ) -> torch.Tensor:
+    def _attend(self, qkv: torch.Tensor, runs: Sequence[Run], masks: Sequence[torch.Tensor | None]) -> torch.Tensor:
         parts = []
         for run, mask in zip(runs, masks, strict=True):
             rows = qkv[run.start : run.start + run.count * run.length]

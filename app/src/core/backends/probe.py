@@ -7,7 +7,8 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -20,7 +21,7 @@ TOKENS, WIDTH, WIDE = 256, 384, 1536
 """The widest layer of the default model over a small batch; larger models gain no less."""
 ROUNDS, LEAST_ROUNDS = 7, 3
 BUDGET = 0.05
-"""Seconds, after which no further round is begun."""
+"""CPU seconds, after which no further round is begun."""
 _HOPELESS = 0.5
 """Gain on a small product below which the large one, which might take a second in emulation, is not tried."""
 
@@ -30,12 +31,25 @@ _known: float | None = None
 
 def bf16_gain() -> float:
     """How many times as fast products in bf16 are as in fp32, at least; 0 where torch has none. Measured once in a
-    process, by the prepacked operator that the model itself will use, with as many threads as torch has then."""
+    process, by the prepacked operator that the model itself will use."""
     global _known
     with _lock:
         if _known is None:
-            _known = _measured()
+            with _one_thread():
+                _known = _measured()
         return _known
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Several threads wait for each other, so that a busy machine slows every product alike. The ratio of one is that
+    of all: they do the same instructions."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _measured() -> float:
@@ -60,9 +74,10 @@ def _product(rows: int, wide: int, dtype: torch.dtype) -> Work | None:
     return lambda: linear(x)
 
 
-def gain(one: Work, other: Work, clock: Clock = time.perf_counter) -> float:
+def gain(one: Work, other: Work, clock: Clock = time.thread_time) -> float:
     """How many times as fast `other` is as `one`, judged so that a disturbed machine makes it less, not more: in turns,
-    the lower of best against best and of the middle of the rounds. Both are called once before the clock runs."""
+    the lower of best against best and of the middle of the rounds. Both are called once before the clock runs, which
+    counts the CPU seconds of this thread: time that other programs took from it is not in them."""
     one()
     other()
     ends = clock() + BUDGET
