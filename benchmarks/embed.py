@@ -1,7 +1,7 @@
 """How fast is our engine against sentence-transformers at its best, with the same vectors; how near is it to what the
 processor can do; and does its memory stay where it is?
 
-    python benchmarks/embed.py [short] [skewed] [demo] [memory] [--rounds 5] [--threads 2] [--out benchmarks/results/embed.json]
+    python benchmarks/embed.py [PART ...] [--rounds 5] [--threads 2] [--out benchmarks/results/embed.json]
 
 The baseline is sentence-transformers on torch in fp32 (on a GPU in fp16), at the best of its batch sizes for these very
 texts, in this process, on as many threads; everything takes turns within each round, and ratios are of one round.
@@ -10,13 +10,12 @@ texts, in this process, on as many threads; everything takes turns within each r
     demo            2,000 rows of the demo's tables, rendered
       fp32 / auto / int8       sentence-transformers' seconds over ours; int8 only where the engine takes it
       of floor                 share of the rate of bare products (oneDNN, prepacked, this precision) just measured
-      cosine, overlap          least cosine with sentence-transformers' fp32 vectors; shared part of the ten nearest texts
+      cosine, overlap          least cosine with sentence-transformers' fp32 vectors; shared part of ten nearest texts
     memory          MB of resident memory after 50,000 embedded rows above those after 1,000
 
-Predicted before it was measured here (2 cores with bf16 instructions; from measurements on another such CPU): fp32 1.75 x
-short and 1.85 x skewed, at 88 % of the floor; bf16 3.1 x at 70 %. Residual sums inside the product: another 2 to 4 % in
-fp32 and up to 6 % in bf16, for each sum that is saved reads and writes 1.5 KB a token four times. What was found is in
-docs/decisions/0013-precision-by-probe.md.
+Predicted before it was measured here (2 cores with bf16 instructions; from measurements on another such CPU): fp32
+1.75 x short and 1.85 x skewed, at 88 % of the floor; bf16 3.1 x at 70 %. Residual sums inside the product: another 2 to
+4 % in fp32 and up to 6 % in bf16, for each sum that is saved reads and writes 1.5 KB a token four times.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def best_batch_size(encode: Callable[..., Any], load: Workload, sizes: Sequence[
 
 
 def demo_rows(count: int = DEMO_ROWS) -> Workload:
-    """Materials and notifications of the stand-in's sample tables by the demo's templates, numbered where they run out."""
+    """Materials and notifications of the stand-in's sample tables, as the demo renders them; numbered to be enough."""
     from hana_emulator.sample import all_rows
     from hana_emulator.sample.tables import TABLES
 

@@ -92,7 +92,8 @@ class Probes:
             )
         return (
             f"{engine.model}: {engine.dimension} finite numbers per text on {engine.profile.name}; "
-            f"ready in {seconds:.1f} s; precision {engine.precision}: {engine.precision_reason}; path {engine.path}: {engine.path_reason}"
+            f"ready in {seconds:.1f} s; precision {engine.precision}: {engine.precision_reason}; "
+            f"path {engine.path}: {engine.path_reason}"
         )
 
     def probe_login(self, hana: HanaSettings) -> str:

@@ -1,5 +1,6 @@
-"""Every architecture the packed path knows gives the vectors of transformers' own modules: all lengths, batch orders and
-precisions, odd texts, and texts that spell out the padding token. Small models with random weights, norms and biases."""
+"""Every architecture the packed path knows gives the vectors of transformers' own modules: all lengths, batch orders
+and precisions, odd texts, texts that spell out the padding token. Small models with random weights, norms and biases.
+"""
 
 from __future__ import annotations
 
@@ -195,9 +196,9 @@ def test_what_is_misunderstood_falls_back_and_says_so(
     kind = MODELS[model]["model_type"]
     reader = replace(ARCHITECTURES[kind], read=damaged(misunderstood))
     monkeypatch.setattr(
-        architectures, "read", lambda folder, tensors: reader.read(folder.config, _plain(tensors, kind))
+        "app.src.core.backends.packed.read",
+        lambda folder, tensors: reader.read(folder.config, _plain(tensors, kind)),
     )
-    monkeypatch.setattr("app.src.core.backends.packed.read", architectures.read)
     with load_engine(EngineOptions(str(saved(model)), device="cpu", precision=precision)) as engine:
         assert engine.path == "padded"
         assert "other vectors" in engine.path_reason

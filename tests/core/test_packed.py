@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.src.core.backends.folder import Folder, read_folder
@@ -31,6 +31,7 @@ def test_places_count_from_0_in_each_sequence(lengths: list[int]) -> None:
     assert places_of(lengths).tolist() == [place for length in lengths for place in range(length)]
 
 
+@settings(deadline=None)  # the first example imports transformers
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=12), st.integers(0, 3))
 def test_counted_positions_are_those_of_transformers(sequences: list[list[int]], padding: int) -> None:
     from transformers.models.roberta.modeling_roberta import RobertaEmbeddings

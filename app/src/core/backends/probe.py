@@ -84,8 +84,8 @@ def gain(one: Work, other: Work, clock: Clock = time.thread_time) -> float:
     rounds: list[tuple[float, float]] = []
     while len(rounds) < ROUNDS and (len(rounds) < LEAST_ROUNDS or clock() < ends):
         rounds.append((_seconds(one, clock), _seconds(other, clock)))
-    ones, others = zip(*rounds, strict=True)
-    return min(min(ones) / min(others), statistics.median(a / b for a, b in rounds))
+    best = min(took for took, _ in rounds) / min(took for _, took in rounds)
+    return min(best, statistics.median([took / other for took, other in rounds]))
 
 
 def _seconds(work: Work, clock: Clock) -> float:
