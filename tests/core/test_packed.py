@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.packed import PackedEncoder, Run, counted_positions, places_of, runs_of
+from app.src.core.backends.packed import FEW_TOKENS, PackedEncoder, Run, counted_positions, filling, places_of, runs_of
 
 
 @given(st.lists(st.integers(1, 20), max_size=60))
@@ -57,3 +57,20 @@ def test_order_of_lengths_does_not_matter(folder: Folder) -> None:
         together = encoder(batch)
         alone = torch.cat([encoder([tokens]) for tokens in batch])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_are_filled_up_so_that_there_are_few_sizes() -> None:
+    sizes = {tokens + filling(tokens) for tokens in range(1, 1025)}
+    assert len(sizes) == 32 + 48
+    assert all(0 <= filling(tokens) < (8 if tokens < FEW_TOKENS else 16) for tokens in range(1, 2000))
+
+
+def test_filling_up_changes_no_vector(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = PackedEncoder.load(folder, torch.float32)
+    batch = [[101, 2000, 102], [101, *range(3000, 3040), 102]]
+    with torch.inference_mode():
+        filled = encoder(batch)
+        monkeypatch.setattr("app.src.core.backends.packed.filling", lambda _tokens: 0)
+        plain = encoder(batch)
+    assert filled.shape == plain.shape == (2, 384)
+    torch.testing.assert_close(filled, plain, rtol=1e-4, atol=1e-5)

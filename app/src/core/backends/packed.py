@@ -20,6 +20,8 @@ from .architectures import Attention, EncoderWeights, LayerWeights, read, turned
 from .folder import Folder
 from .linears import AddingLinear, Affine, Linear, Linears, PrepackedLinears
 
+FEW_TOKENS = 256
+"""Below that a batch is filled up to a multiple of 8, above it of 16."""
 Attend = Callable[[torch.Tensor], torch.Tensor]
 """Queries, keys and values (tokens, 3 x hidden) of one batch -> what they attend to (tokens, hidden)."""
 
@@ -42,6 +44,12 @@ def runs_of(lengths: Sequence[int]) -> list[Run]:
         runs.append(Run(start, count, length))
         start += count * length
     return runs
+
+
+def filling(tokens: int) -> int:
+    """Tokens added to a batch, as a text of their own. oneDNN prepares code for each number of rows that it multiplies,
+    and keeps it: with few such numbers 60 batches cost 9 MB of memory where they cost 64 MB (measured, bf16)."""
+    return -tokens % (8 if tokens < FEW_TOKENS else 16)
 
 
 def places_of(lengths: Sequence[int]) -> NDArray[np.int64]:
@@ -133,6 +141,10 @@ class PackedEncoder:
         return cls(weights, folder.pooling, linears or PrepackedLinears())
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+        filler = filling(sum(map(len, batch)))
+        return self._computed([*batch, [0] * filler])[:-1] if filler else self._computed(batch)
+
+    def _computed(self, batch: Sequence[TokenIds]) -> torch.Tensor:
         lengths = [len(tokens) for tokens in batch]
         runs = runs_of(lengths)
         ids = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in batch])
