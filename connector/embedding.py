@@ -49,7 +49,8 @@ class VectorCache:
 
 @dataclass(slots=True)
 class Embedded:
-    """`vectors` by `VectorCache.key` of the text; a text without a finite vector of length 1 is missing."""
+    """`vectors` by `VectorCache.key` of the text; a text without a finite vector of length 1 is missing. `tokens`: of
+    what the engine gave vectors for."""
 
     vectors: dict[bytes, Vector] = field(default_factory=dict)
     embedded_texts: int = 0
@@ -77,34 +78,28 @@ class TextEmbedder:
                 known[key] = cached
             else:
                 fresh.setdefault(key, text)
-        tokens = self._count(fresh)
-        embedded = self._embed(fresh)
+        embedded, tokens = self._embed(fresh)
         if fresh and not embedded:
             self._check_engine(len(fresh))
         for key, vector in embedded.items():
             self._cache.put(key, vector)
         return Embedded(known | embedded, len(embedded), len(texts) - len(fresh), tokens)
 
-    def _count(self, fresh: dict[bytes, str]) -> int:
+    def _embed(self, fresh: dict[bytes, str]) -> tuple[dict[bytes, Vector], int]:
         if not fresh:
-            return 0
-        with self._clock("tokenize", len(fresh)):
-            return sum(self._embedder.count_tokens(list(fresh.values())))
-
-    def _embed(self, fresh: dict[bytes, str]) -> dict[bytes, Vector]:
-        if not fresh:
-            return {}
+            return {}, 0
         with self._clock("embed", len(fresh)):
             while fresh:
                 try:
-                    return self._sound(fresh, self._embedder.embed_documents(list(fresh.values())))
+                    vectors, tokens = self._embedder.embed_counted(list(fresh.values()))
+                    return self._sound(fresh, vectors), sum(tokens)
                 except TextsNotEmbeddable as error:
                     bad = set(error.indices)
                     good = {key: text for i, (key, text) in enumerate(fresh.items()) if i not in bad}
                     if len(good) == len(fresh):
                         raise
                     fresh = good
-        return {}
+        return {}, 0
 
     def _sound(self, fresh: dict[bytes, str], vectors: Vectors) -> dict[bytes, Vector]:
         """The store would refuse the others, and with them whatever is written together with them."""

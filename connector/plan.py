@@ -321,16 +321,16 @@ def _tokens_per_second(embedder: Embedder, texts: Sequence[str], seconds: float)
     while time.perf_counter() < deadline and busy < seconds / 4:
         batch = texts[start : start + size]
         began = time.perf_counter()
-        if _embeds(embedder, batch):
+        if counted := _embeds(embedder, batch):
             busy += time.perf_counter() - began
-            tokens += sum(embedder.count_tokens(list(batch)))
+            tokens += counted
         start, size = (start + size, size * 2) if start + size < len(texts) else (0, size)
     return tokens / busy if busy else None
 
 
-def _embeds(embedder: Embedder, texts: Sequence[str]) -> bool:
+def _embeds(embedder: Embedder, texts: Sequence[str]) -> int:
+    """How many tokens; 0 when they could not be embedded."""
     try:
-        embedder.embed_documents(list(texts))
+        return sum(embedder.embed_counted(list(texts))[1])
     except TextsNotEmbeddable:
-        return False
-    return True
+        return 0

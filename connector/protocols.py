@@ -129,6 +129,10 @@ class Embedder(Protocol):
         """Raises TextsNotEmbeddable, naming the texts; everything else about the batch is unaffected."""
         ...
 
+    def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
+        """As `embed_documents`, with what `count_tokens` says of each text: they are tokenised once for both."""
+        ...
+
     def embed_query(self, text: str) -> NDArray[np.float32]: ...
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:

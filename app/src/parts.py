@@ -36,12 +36,12 @@ class EngineEmbedder:
         self.max_tokens = engine.max_tokens
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
-        from app.src.core.backends import NonFinite
-
-        try:
+        with _translated():
             return self._engine.embed(list(texts))
-        except NonFinite as error:
-            raise TextsNotEmbeddable(str(error), indices=error.indices) from error
+
+    def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
+        with _translated():
+            return self._engine.embed_counted(list(texts))
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         vector: NDArray[np.float32] = self.embed_documents([text])[0]
@@ -55,6 +55,16 @@ class EngineEmbedder:
 
     def close(self) -> None:
         self._engine.close()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    from app.src.core.backends import NonFinite
+
+    try:
+        yield
+    except NonFinite as error:
+        raise TextsNotEmbeddable(str(error), indices=error.indices) from error
 
 
 class Parts:

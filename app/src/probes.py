@@ -91,8 +91,9 @@ class Probes:
                 'see the lines "torch" and "gpu"; [embedding] device = "cuda" makes it an error with its reason',
             )
         return (
-            f"{engine.model}: {engine.dimension} finite numbers per text on {engine.profile.name}, "
-            f"{engine.precision}, path {engine.path}; ready in {seconds:.1f} s"
+            f"{engine.model}: {engine.dimension} finite numbers per text on {engine.profile.name}; "
+            f"ready in {seconds:.1f} s; precision {engine.precision}: {engine.precision_reason}; "
+            f"path {engine.path}: {engine.path_reason}"
         )
 
     def probe_login(self, hana: HanaSettings) -> str:

@@ -413,6 +413,8 @@ class Service:
                 "name": engine.profile.name,
                 "precision": engine.precision,
                 "precision_reason": engine.precision_reason,
+                "path": engine.path,
+                "path_reason": engine.path_reason,
             },
             "store": self.settings.store.kind,
             "collections": self.names(),

@@ -85,6 +85,9 @@ class WordEmbedder:
         self.texts += texts
         return np.stack([self.embed_query(text) for text in texts])
 
+    def embed_counted(self, texts: Sequence[str]) -> tuple[np.ndarray, list[int]]:
+        return self.embed_documents(texts), self.count_tokens(texts)
+
     def embed_query(self, text: str) -> np.ndarray:
         words = text.lower().split() or ["<empty>"]
         total = np.sum([self._direction(word) for word in words], axis=0)

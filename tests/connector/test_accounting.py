@@ -56,6 +56,9 @@ class Embedder:
         vectors[[place for place, text in enumerate(texts) if "nan from" in text]] = np.nan
         return vectors
 
+    def embed_counted(self, texts: Sequence[str]) -> tuple[np.ndarray, list[int]]:
+        return self.embed_documents(texts), self._embedder.count_tokens(texts)
+
 
 class Store:
     def __init__(self, store: LocalStore) -> None:

@@ -275,7 +275,7 @@ class Failing:
         self.ends = Ends(
             self._around(ends.source, pages="read", count="count"),
             self._around(ends.store, stored="look up", quarantine="look up", apply=""),
-            self._around(ends.embedder, count_tokens="count tokens", embed_documents="embed"),
+            self._around(ends.embedder, count_tokens="count tokens", embed_counted="embed"),
         )
 
     def _around(self, end: object, **stages: str):
@@ -354,6 +354,9 @@ class Ill:
             if self._every or text in self._bad:
                 vectors[place] *= self._value
         return vectors
+
+    def embed_counted(self, texts: Sequence[str]) -> tuple[np.ndarray, list[int]]:
+        return self.embed_documents(texts), self._embedder.count_tokens(texts)
 
     def embed_query(self, text: str) -> np.ndarray:
         return self.embed_documents([text])[0]

@@ -24,7 +24,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module", params=["hash:384", "all-MiniLM-L6-v2"])
 def embedder(request: pytest.FixtureRequest) -> Iterator[Embedder]:
-    with load_engine(EngineOptions(request.param, device="cpu")) as engine:
+    with load_engine(EngineOptions(request.param, device="cpu", precision="fp32")) as engine:
         yield EngineEmbedder(engine)
 
 
@@ -59,6 +59,15 @@ def test_near_texts_are_nearer(embedder: Embedder) -> None:
 def test_nothing_in_nothing_out(embedder: Embedder) -> None:
     assert embedder.embed_documents([]).shape == (0, embedder.dimension)
     assert embedder.count_tokens([]) == []
+    vectors, counts = embedder.embed_counted([])
+    assert (vectors.shape, counts) == ((0, embedder.dimension), [])
+
+
+def test_counting_while_embedding_changes_neither(embedder: Embedder) -> None:
+    texts = [*TEXTS, "word " * embedder.max_tokens, "word " * (embedder.max_tokens + 1), "\u0130\u0130 e\u0301"]
+    vectors, counts = embedder.embed_counted(texts)
+    assert counts == embedder.count_tokens(texts)
+    np.testing.assert_allclose(vectors, embedder.embed_documents(texts), atol=1e-5)
 
 
 def test_counts_are_of_whole_texts(embedder: Embedder) -> None:

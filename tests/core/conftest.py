@@ -66,7 +66,7 @@ class ScriptedBackend:
         return self._inner.offsets(text)
 
     def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
-        if self.most_tokens is not None and max(map(len, batch)) * len(batch) > self.most_tokens:
+        if self.most_tokens is not None and sum(map(len, batch)) > self.most_tokens:
             raise OutOfMemory("scripted")
         self.batches.append(list(batch))
         self.exact_batches += exact

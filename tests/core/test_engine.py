@@ -12,17 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.core import engine as engine_module
+from app.src.core import planning
 from app.src.core.backends import EngineClosed, EngineError, ModelNotFound, NonFinite, OutOfMemory, TokenIds
-from app.src.core.engine import (
-    EmbeddingEngine,
-    EngineOptions,
-    load_engine,
-    padded,
-    plan_batches,
-    usable,
-    windows_of,
-)
+from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine, usable
+from app.src.core.planning import padded, plan_batches, windows_of
 
 WORDS = [
     *("pump", "valve", "seal", "bearing", "leak", "oil", "filter", "pressure"),
@@ -66,8 +59,8 @@ def test_plan_by_example() -> None:
 @given(st.lists(st.text(max_size=30), max_size=50))
 def test_windows_cut_the_call_in_order(texts: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "WINDOW_TEXTS", 7)
-        patch.setattr(engine_module, "WINDOW_CHARACTERS", 50)
+        patch.setattr(planning, "WINDOW_TEXTS", 7)
+        patch.setattr(planning, "WINDOW_CHARACTERS", 50)
         windows = list(windows_of(texts))
     assert [position for window in windows for position in window] == list(range(len(texts)))
     assert all(len(window) <= 7 for window in windows)
@@ -107,11 +100,24 @@ def test_identical_texts_are_computed_once(engine: EmbeddingEngine, scripted: An
     assert engine.stats().computed_texts == 2
 
 
+def test_counting_tokenises_once_and_again_only_what_was_cut(engine: EmbeddingEngine, scripted: Any) -> None:
+    seen: list[tuple[str, int]] = []
+    tokenize, count = scripted.tokenize, scripted.count
+    scripted.tokenize = lambda texts: (seen.append(("tokenize", len(texts))), tokenize(texts))[1]
+    scripted.count = lambda texts: (seen.append(("count", len(texts))), count(texts))[1]
+    long = "pump " * 300
+    texts = [*TEXTS, long, TEXTS[0], "", long]
+    vectors, counts = engine.embed_counted(texts)
+    assert counts == [len(text.split()) for text in texts]
+    assert seen == [("tokenize", len(TEXTS) + 2), ("count", 1)]
+    np.testing.assert_array_equal(vectors, engine.embed(texts))
+
+
 def test_batches_keep_the_budget(engine: EmbeddingEngine, scripted: Any) -> None:
     engine.memory.shrink(256)
     engine.embed(TEXTS)
     assert len(scripted.batches) > 5
-    assert all(max(map(len, batch)) * len(batch) <= 128 for batch in scripted.batches)
+    assert all(sum(map(len, batch)) <= 128 for batch in scripted.batches)
 
 
 @pytest.mark.parametrize("wrong", ["one text", [1], ["a", None], [b"bytes"]])
@@ -122,12 +128,12 @@ def test_what_is_no_list_of_texts_is_refused(engine: EmbeddingEngine, wrong: Any
 
 def test_several_windows_give_the_same_vectors(engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = engine.embed(TEXTS)
-    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 7)
+    monkeypatch.setattr(planning, "WINDOW_TEXTS", 7)
     np.testing.assert_allclose(engine.embed(TEXTS), whole, atol=1e-6)
 
 
 def test_the_next_window_is_tokenised_while_this_one_computes(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 10)
+    monkeypatch.setattr(planning, "WINDOW_TEXTS", 10)
     tokenized = threading.Semaphore(0)
     tokenize, forward = scripted.tokenize, scripted.forward
     overlapped: list[bool] = []
@@ -148,7 +154,7 @@ def test_the_next_window_is_tokenised_while_this_one_computes(scripted: Any, mon
 
 
 def test_a_failure_in_tokenising_comes_out(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 10)
+    monkeypatch.setattr(planning, "WINDOW_TEXTS", 10)
 
     def broken(_texts: list[str]) -> list[TokenIds]:
         raise ZeroDivisionError("planted")
@@ -160,7 +166,7 @@ def test_a_failure_in_tokenising_comes_out(scripted: Any, monkeypatch: pytest.Mo
 
 
 def test_a_failure_in_computing_stops_the_tokenising_thread(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 1)
+    monkeypatch.setattr(planning, "WINDOW_TEXTS", 1)
     scripted.most_tokens = 0
     with pytest.raises(OutOfMemory):
         EmbeddingEngine(scripted).embed(TEXTS)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core import engine as engine_module
+from app.src.core import planning
 from app.src.core.backends import EngineClosed, EngineError, NonFinite, OutOfMemory, TokenIds, Vectors
-from app.src.core.engine import EmbeddingEngine, padded, plan_batches
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.planning import padded, plan_batches
 from tests.core.conftest import ScriptedBackend
 
 FEW = settings(max_examples=25, deadline=None)
@@ -100,6 +102,31 @@ def test_plans_by_hand(lengths: list[int], budget: int, multiple: int, plan: lis
 
 
 @pytest.mark.parametrize(
+    ("lengths", "budget", "plan"),
+    [
+        ([], 64, []),
+        ([100], 64, [[0]]),
+        ([9, 8], 17, [[0, 1]]),  # the sum decides, and no length is rounded up
+        ([9, 8], 16, [[0], [1]]),
+        ([1, 5, 3], 8, [[1, 2], [0]]),
+        ([0, 0], 1, [[0], [1]]),
+    ],
+)
+def test_packed_plans_by_hand(lengths: list[int], budget: int, plan: list[list[int]]) -> None:
+    assert plan_batches(lengths, budget, 8, packed=True) == plan
+
+
+@FEW
+@given(st.lists(st.integers(1, 260), max_size=80), st.integers(64, 4096))
+def test_packed_plans_fill_the_budget_and_keep_it(lengths: list[int], budget: int) -> None:
+    plan = plan_batches(lengths, budget, packed=True)
+    assert sorted(position for batch in plan for position in batch) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or sum(lengths[place] for place in batch) <= budget for batch in plan)
+    for batch, following in pairwise(plan):
+        assert sum(lengths[place] for place in batch) + lengths[following[0]] > budget
+
+
+@pytest.mark.parametrize(
     ("sizes", "texts", "characters", "windows"),
     [
         ([1, 1, 1, 1], 2, 100, [[0, 1], [2, 3]]),
@@ -113,9 +140,9 @@ def test_plans_by_hand(lengths: list[int], budget: int, multiple: int, plan: lis
 def test_windows_by_hand(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], texts: int, characters: int, windows: list[list[int]]
 ) -> None:
-    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", texts)
-    monkeypatch.setattr(engine_module, "WINDOW_CHARACTERS", characters)
-    assert list(engine_module.windows_of(["x" * size for size in sizes])) == windows
+    monkeypatch.setattr(planning, "WINDOW_TEXTS", texts)
+    monkeypatch.setattr(planning, "WINDOW_CHARACTERS", characters)
+    assert list(planning.windows_of(["x" * size for size in sizes])) == windows
 
 
 # ------------------------------------------------------------------------------------- order, company and duplicates
@@ -138,7 +165,7 @@ def test_the_budget_changes_batches_and_no_vector(texts: list[str], budget: int)
     small, scripted = fresh()
     small.memory.shrink(budget)
     np.testing.assert_array_equal(small.embed(texts), large.embed(texts))
-    assert all(len(batch) == 1 or max(map(len, batch)) * len(batch) <= budget for batch in scripted.batches)
+    assert all(len(batch) == 1 or sum(map(len, batch)) <= budget for batch in scripted.batches)
 
 
 @FEW
@@ -248,7 +275,7 @@ def test_a_failing_batch_leaves_a_healthy_engine() -> None:
 
 
 def test_a_failing_window_leaves_no_thread_and_a_healthy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "WINDOW_TEXTS", 5)
+    monkeypatch.setattr(planning, "WINDOW_TEXTS", 5)
     for number in (1, 4, 9):
         engine = EmbeddingEngine(FailsAt(number, RuntimeError))
         with pytest.raises(RuntimeError, match="planted"):

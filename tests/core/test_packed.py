@@ -1,19 +1,17 @@
-"""The packed path: runs, linears, and what it refuses."""
+"""The packed path: runs, places and positions, order."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import packed
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.packed import PackedEncoder, Run, runs_of
+from app.src.core.backends.packed import FEW_TOKENS, PackedEncoder, Run, counted_positions, filling, places_of, runs_of
 
 
 @given(st.lists(st.integers(1, 20), max_size=60))
@@ -28,58 +26,28 @@ def test_neighbours_of_equal_length_share_a_run() -> None:
     assert runs_of([7, 7, 5, 7]) == [Run(0, 2, 7), Run(14, 1, 5), Run(19, 1, 7)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("gelu", [False, True])
-def test_linears_are_torchs(dtype: torch.dtype, gelu: bool) -> None:
-    torch.manual_seed(1)
-    weight, bias, x = torch.randn(24, 16).to(dtype), torch.randn(24).to(dtype), torch.randn(9, 16).to(dtype)
-    wanted = torch.nn.functional.linear(x, weight, bias)
-    wanted = torch.nn.functional.gelu(wanted) if gelu else wanted
-    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
-    torch.testing.assert_close(packed._linear(weight, bias, gelu=gelu)(x), wanted, rtol=tolerance, atol=tolerance)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=60))
+def test_places_count_from_0_in_each_sequence(lengths: list[int]) -> None:
+    assert places_of(lengths).tolist() == [place for length in lengths for place in range(length)]
 
 
-def test_a_fused_linear_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, bias, x = torch.randn(8, 4), torch.randn(8), torch.randn(3, 4)
-    monkeypatch.setattr(packed, "_onednn_linear", lambda *_args, **_named: lambda rows: rows @ weight.T)
-    torch.testing.assert_close(packed._linear(weight, bias)(x), torch.nn.functional.linear(x, weight, bias))
+@settings(deadline=None)  # the first example imports transformers
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=12), st.integers(0, 3))
+def test_counted_positions_are_those_of_transformers(sequences: list[list[int]], padding: int) -> None:
+    from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
-
-def test_without_the_private_operators_plain_ones_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nothing:
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(name)
-
-    monkeypatch.setattr(packed, "_operators", Nothing)
-    weight, bias, x = torch.randn(8, 4), torch.randn(8), torch.randn(3, 4)
-    assert packed._onednn_linear(weight, bias, gelu=False) is None
-    torch.testing.assert_close(packed._linear(weight, bias)(x), torch.nn.functional.linear(x, weight, bias))
+    ids = np.concatenate([np.array(sequence) for sequence in sequences])
+    wanted = [
+        RobertaEmbeddings.create_position_ids_from_input_ids(torch.tensor([sequence]), padding)[0].tolist()
+        for sequence in sequences
+    ]
+    found = counted_positions(ids, [len(sequence) for sequence in sequences], padding).tolist()
+    assert found == [position for sequence in wanted for position in sequence]
 
 
 @pytest.fixture
 def folder(minilm_folder: Path) -> Folder:
     return read_folder(minilm_folder, "all-MiniLM-L6-v2")
-
-
-def test_plain_bert_is_supported(folder: Folder) -> None:
-    assert PackedEncoder.supports(folder)
-
-
-@pytest.mark.parametrize(
-    "difference",
-    [
-        {"model_type": "roberta"},
-        {"hidden_act": "gelu_new"},
-        {"position_embedding_type": "relative_key"},
-        {"is_decoder": True},
-        {"hidden_size": 0},
-    ],
-)
-def test_anything_else_is_not(folder: Folder, difference: dict[str, Any]) -> None:
-    changed = replace(folder, config=folder.config | difference)
-    if "hidden_size" in difference:
-        changed = replace(folder, pooling="")
-    assert not PackedEncoder.supports(changed)
 
 
 def test_order_of_lengths_does_not_matter(folder: Folder) -> None:
@@ -89,3 +57,20 @@ def test_order_of_lengths_does_not_matter(folder: Folder) -> None:
         together = encoder(batch)
         alone = torch.cat([encoder([tokens]) for tokens in batch])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_are_filled_up_so_that_there_are_few_sizes() -> None:
+    sizes = {tokens + filling(tokens) for tokens in range(1, 1025)}
+    assert len(sizes) == 32 + 48
+    assert all(0 <= filling(tokens) < (8 if tokens < FEW_TOKENS else 16) for tokens in range(1, 2000))
+
+
+def test_filling_up_changes_no_vector(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = PackedEncoder.load(folder, torch.float32)
+    batch = [[101, 2000, 102], [101, *range(3000, 3040), 102]]
+    with torch.inference_mode():
+        filled = encoder(batch)
+        monkeypatch.setattr("app.src.core.backends.packed.filling", lambda _tokens: 0)
+        plain = encoder(batch)
+    assert filled.shape == plain.shape == (2, 384)
+    torch.testing.assert_close(filled, plain, rtol=1e-4, atol=1e-5)

@@ -50,9 +50,9 @@ class CountingEmbedder(EngineEmbedder):
         super().__init__(load_engine(EngineOptions(model="hash:64")))
         self._event = event
 
-    def embed_documents(self, texts: Any) -> Any:
+    def embed_counted(self, texts: Any) -> Any:
         self._event("embed")
-        return super().embed_documents(texts)
+        return super().embed_counted(texts)
 
 
 def local_store(folder: Path, event: Callable[[str], None]) -> local.LocalStore:

@@ -35,11 +35,11 @@ PATIENCE = 60.0
 class Choosy(EngineEmbedder):
     """Refuses every text with the word in it."""
 
-    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+    def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
         bad = [place for place, text in enumerate(texts) if POISON in text]
         if bad:
             raise TextsNotEmbeddable("planted", indices=bad)
-        return super().embed_documents(texts)
+        return super().embed_counted(texts)
 
 
 def embedder() -> Choosy:

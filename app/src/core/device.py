@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -134,10 +134,20 @@ def _model_word(card: str) -> str:
 # ---------------------------------------------------------------------------------------------------- which precision
 
 
-def choose_precision(profile: DeviceProfile, requested: str = "auto") -> tuple[Precision, str]:
-    """The precision to compute in and the reason in words. Raises DeviceError for what cannot be had here."""
+BF16_PAYS = 1.3
+"""Measured gain from which a CPU computes in bf16 by itself. With bf16 instructions it is about 2, else far below 1."""
+
+
+def choose_precision(
+    profile: DeviceProfile, requested: str = "auto", bf16_gain: Callable[[], float] | None = None
+) -> tuple[Precision, str]:
+    """The precision to compute in and the reason in words. Raises DeviceError for what cannot be had here.
+
+    `bf16_gain` measures how many times as fast a CPU multiplies in bf16 as in fp32 (`backends/probe.py`); it is called
+    only where that decides. Without it a CPU stays with fp32.
+    """
     if requested == "auto":
-        return _automatic(profile)
+        return _automatic(profile, bf16_gain)
     if requested not in PRECISIONS:
         raise DeviceError(f"precision {requested!r} is not one of auto, {', '.join(PRECISIONS)}")
     precision: Precision = requested
@@ -147,14 +157,25 @@ def choose_precision(profile: DeviceProfile, requested: str = "auto") -> tuple[P
     return precision, "asked for"
 
 
-def _automatic(profile: DeviceProfile) -> tuple[Precision, str]:
+def _automatic(profile: DeviceProfile, bf16_gain: Callable[[], float] | None) -> tuple[Precision, str]:
     if profile.capability is None:
-        return "fp32", "a CPU: fp32 is exact and never slow (bf16 pays on some CPUs: ask for it)"
+        return _automatic_on_cpu(bf16_gain)
     if "fp16" not in profile.tensor_cores:
         return "fp32", f"compute capability {_dotted(profile)} has no tensor cores"
     if not profile.tf32:
         return "fp16", f"compute capability {_dotted(profile)} has tensor cores for fp16, none for bf16 or tf32"
     return "fp16", "tensor cores; fp16 rounds finer than bf16, and rows that overflow are computed again in fp32"
+
+
+def _automatic_on_cpu(bf16_gain: Callable[[], float] | None) -> tuple[Precision, str]:
+    if bf16_gain is None:
+        return "fp32", "a CPU; whether bf16 pays on it is measured when a model is loaded"
+    gain = bf16_gain()
+    if gain >= BF16_PAYS:
+        return "bf16", f"bf16 products measured {gain:.2f} x as fast as fp32 on this CPU (taken from {BF16_PAYS} x on)"
+    if gain == 0:
+        return "fp32", "this torch has no bf16 products for this CPU"
+    return "fp32", f"bf16 products measured {gain:.2f} x as fast as fp32 on this CPU (taken from {BF16_PAYS} x on)"
 
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:

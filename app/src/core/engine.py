@@ -22,12 +22,13 @@ from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
 from .device import DeviceProfile
 from .memory import MemoryLimits, T4MemoryManager
+from .planning import padded, plan_batches, windows_of
+from .splitting import piece_spans
 
-WINDOW_TEXTS = 8192
-WINDOW_CHARACTERS = 1 << 20
-"""Texts are tokenised, sorted and planned window by window: long enough for even batches, short enough to overlap."""
 AHEAD = 2
 """Tokenised windows that may wait for the device."""
+UNPADDED = ("packed", "hashing")
+"""Paths on which a batch costs the sum of its lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,88 +72,6 @@ class EngineStats:
         return self.padded_tokens / self.tokens if self.tokens else 1.0
 
 
-# ----------------------------------------------------------------------------------------------------------- planning
-
-
-def plan_batches(lengths: Sequence[int], budget: int, multiple: int = 8) -> list[list[int]]:
-    """Positions of `lengths` in batches of similar length, longest first.
-
-    A batch costs its longest length, rounded up to `multiple`, times its size; that is within `budget`, unless a
-    single text alone is above it. Every position stands in exactly one batch.
-    """
-    order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
-    batches: list[list[int]] = []
-    width = 0
-    for position in order:
-        if batches and width * (len(batches[-1]) + 1) <= budget:
-            batches[-1].append(position)
-        else:
-            batches.append([position])
-            width = padded(lengths[position], multiple)
-    return batches
-
-
-def padded(length: int, multiple: int) -> int:
-    return max(1, -(-length // multiple)) * multiple
-
-
-def windows_of(texts: Sequence[str]) -> Iterator[list[int]]:
-    """Positions of `texts` in order, cut where a window has enough texts or characters."""
-    window: list[int] = []
-    characters = 0
-    for position, text in enumerate(texts):
-        window.append(position)
-        characters += len(text)
-        if len(window) >= WINDOW_TEXTS or characters >= WINDOW_CHARACTERS:
-            yield window
-            window, characters = [], 0
-    if window:
-        yield window
-
-
-# ---------------------------------------------------------------------------------------------------------- splitting
-
-
-def cut_position(text: str, offsets: Sequence[tuple[int, int]], first: int, limit: int) -> int:
-    """The token before which a piece that begins at token `first` and may have `limit` tokens ends.
-
-    Prefers blank space, then the end of a word, in the second half of the piece; else cuts at the limit.
-    """
-    last = min(first + limit, len(offsets))
-    if last == len(offsets):
-        return last
-    half = first + max(1, limit // 2)
-    for border in (_blank_before, _word_before):
-        for token in range(last, half - 1, -1):
-            if border(text, offsets, token):
-                return token
-    return last
-
-
-def _blank_before(text: str, offsets: Sequence[tuple[int, int]], token: int) -> bool:
-    start = offsets[token][0]
-    between = text[offsets[token - 1][1] : start]
-    return bool(between and not between.strip()) or text[start : start + 1].isspace()
-
-
-def _word_before(text: str, offsets: Sequence[tuple[int, int]], token: int) -> bool:
-    start = offsets[token][0]
-    return start > 0 and not (text[start - 1].isalnum() and text[start : start + 1].isalnum())
-
-
-def _stop(text: str, offsets: Sequence[tuple[int, int]], end: int) -> int:
-    """The character before which a piece ends that ends before token `end`."""
-    return len(text) if end == len(offsets) else offsets[end][0]
-
-
-def overlap_start(text: str, offsets: Sequence[tuple[int, int]], end: int, overlap: int) -> int:
-    """The token at which the piece after `end` begins: up to `overlap` tokens before it, at blank space if there is."""
-    for token in range(end - overlap, end):
-        if token > 0 and _blank_before(text, offsets, token):
-            return token
-    return end - overlap
-
-
 # --------------------------------------------------------------------------------------------------------- the engine
 
 
@@ -171,6 +90,7 @@ class EmbeddingEngine:
         self._backend = backend
         self._memory = T4MemoryManager(backend.profile, limits, free_bytes=backend.free_bytes())
         self._memory.plan_for(backend.info.shape, backend.info.precision)
+        self._packed = backend.info.path in UNPADDED
         self._multiple = backend.profile.padding_multiple(backend.info.precision)
         self._device = threading.Lock()
         self._counting = threading.Lock()
@@ -215,6 +135,10 @@ class EmbeddingEngine:
         return self._backend.info.path
 
     @property
+    def path_reason(self) -> str:
+        return self._backend.info.path_reason
+
+    @property
     def profile(self) -> DeviceProfile:
         return self._backend.profile
 
@@ -243,16 +167,27 @@ class EmbeddingEngine:
         Texts above `max_tokens` are cut. Identical texts are computed once. Raises NonFinite naming every text without
         a vector, OutOfMemory when a single text does not fit, EngineClosed.
         """
-        unique = {text: None for text in _strings(texts)}
-        places = {text: place for place, text in enumerate(unique)}
+        return self._embed(texts, normalize=normalize)[0]
+
+    def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
+        """As `embed`, with the tokens of each whole text as `count_tokens` gives them: what was tokenised to be
+        computed is counted too, and only texts that fill or exceed `max_tokens` are looked at again."""
+        return self._embed(texts, counted=True)
+
+    def _embed(
+        self, texts: Sequence[str], *, normalize: bool = True, counted: bool = False
+    ) -> tuple[Vectors, list[int]]:
+        places: dict[str, int] = {}
+        rows = np.fromiter((places.setdefault(text, len(places)) for text in _strings(texts)), np.intp, len(texts))
+        unique = list(places)
         vectors = np.empty((len(unique), self.dimension), dtype=np.float32)
-        self._embed_unique(list(unique), vectors)
-        rows = np.fromiter((places[text] for text in texts), dtype=np.intp, count=len(texts))
+        lengths = self._embed_unique(unique, vectors)
         self._refuse_bad(vectors, rows)
         if normalize:
             vectors /= np.sqrt(_squares(vectors))[:, None]
+        counts = self._whole_lengths(unique, lengths)[rows].tolist() if counted else []
         self._count(texts=len(texts), computed_texts=len(unique))
-        return vectors[rows] if len(unique) < len(texts) else vectors
+        return (vectors[rows] if len(unique) < len(texts) else vectors), counts
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each whole text, without special tokens."""
@@ -269,18 +204,7 @@ class EmbeddingEngine:
     def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
         """Where the pieces of `split` stand: first character, one after the last."""
         self._check_open()
-        offsets = self._backend.offsets(text)
-        if len(offsets) <= max_tokens:
-            yield 0, len(text)
-            return
-        first, begin, end = 0, 0, 0
-        while end < len(offsets):
-            end = self._end_of_piece(text, offsets, (first, begin), max_tokens)
-            stop = _stop(text, offsets, end)
-            yield begin, stop
-            if end < len(offsets):
-                first = max(first + 1, overlap_start(text, offsets, end, overlap))
-                begin = min(offsets[first][0], stop)
+        return piece_spans(text, self._backend.offsets(text), max_tokens, overlap, self._tokens_of)
 
     def close(self) -> None:
         """Wait for the batch in progress, then let go of model and memory. Calls after that raise EngineClosed."""
@@ -297,23 +221,25 @@ class EmbeddingEngine:
 
     # -- how
 
-    def _end_of_piece(self, text: str, offsets: Sequence[tuple[int, int]], start: tuple[int, int], limit: int) -> int:
-        """A piece cut out of its text can have more tokens than it had inside: then it is cut shorter. `start` is the
-        piece's first token and first character."""
-        first, begin = start
-        allowed = limit
-        while True:
-            end = cut_position(text, offsets, first, allowed)
-            found = self._backend.count([text[begin : _stop(text, offsets, end)]])[0]
-            if found <= limit or allowed == 1:
-                return end
-            allowed = max(1, min(allowed - 1, end - first - (found - limit)))
+    def _tokens_of(self, text: str) -> int:
+        return self._backend.count([text])[0]
 
-    def _embed_unique(self, texts: Sequence[str], vectors: Vectors) -> None:
+    def _embed_unique(self, texts: Sequence[str], vectors: Vectors) -> NDArray[np.intp]:
+        """Tokens of each text as it was computed: cut, special ones included."""
         self._check_open()
+        lengths = np.zeros(len(texts), dtype=np.intp)
         with contextlib.closing(self._tokenized(texts)) as windows:  # a failure must stop the tokenising thread at once
             for window in windows:
+                lengths[window.positions] = [len(tokens) for tokens in window.tokens]
                 self._compute(window, vectors)
+        return lengths
+
+    def _whole_lengths(self, texts: Sequence[str], lengths: NDArray[np.intp]) -> NDArray[np.intp]:
+        whole = lengths - self._backend.info.special_tokens
+        full = np.flatnonzero(whole >= self.max_tokens).tolist()
+        if full:
+            whole[full] = self._backend.count([texts[place] for place in full])
+        return whole
 
     def _tokenized(self, texts: Sequence[str]) -> Generator[_Window]:
         """Windows in order, the next one tokenised on a thread while the caller computes this one."""
@@ -331,7 +257,7 @@ class EmbeddingEngine:
 
     def _compute(self, window: _Window, vectors: Vectors) -> None:
         lengths = [len(tokens) for tokens in window.tokens]
-        pending = deque(plan_batches(lengths, self._memory.token_budget, self._multiple))
+        pending = deque(self._planned(lengths, self._memory.token_budget))
         while pending:
             batch = pending.popleft()
             tokens = [window.tokens[place] for place in batch]
@@ -344,10 +270,17 @@ class EmbeddingEngine:
                 continue
             vectors[[window.positions[place] for place in batch]] = found
 
+    def _planned(self, lengths: Sequence[int], budget: int) -> list[list[int]]:
+        return plan_batches(lengths, budget, self._multiple, packed=self._packed)
+
+    def _cost(self, lengths: Sequence[int]) -> int:
+        """What a batch counts against the budget."""
+        return sum(lengths) if self._packed else padded(max(lengths), self._multiple) * len(lengths)
+
     def _smaller(self, batch: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
         failed = [lengths[place] for place in batch]
-        budget = self._memory.shrink(padded(max(failed), self._multiple) * len(batch))
-        plan = plan_batches(failed, budget, self._multiple)
+        budget = self._memory.shrink(self._cost(failed))
+        plan = self._planned(failed, budget)
         if len(plan) == 1:  # the least budget still takes it whole
             plan = [plan[0][: len(batch) // 2], plan[0][len(batch) // 2 :]]
         return [[batch[place] for place in part] for part in plan]
@@ -379,12 +312,10 @@ class EmbeddingEngine:
 
     def _count_batch(self, tokens: Sequence[TokenIds], seconds: float, recomputed: int) -> None:
         lengths = [len(ids) for ids in tokens]
-        real = sum(lengths)
-        rectangle = padded(max(lengths), self._multiple) * len(lengths)
         self._count(
             batches=1,
-            tokens=real,
-            padded_tokens=real if self.path in ("packed", "hashing") else rectangle,
+            tokens=sum(lengths),
+            padded_tokens=self._cost(lengths),
             compute_seconds=seconds,
             recomputed=recomputed,
         )

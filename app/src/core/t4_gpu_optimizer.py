@@ -114,9 +114,9 @@ def _software() -> dict[str, Any]:
     return {"torch": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
 
 
-def settings_of(profile: DeviceProfile) -> list[Setting]:
-    """What the engine would choose here, and why."""
-    precision, reason = choose_precision(profile)
+def settings_of(profile: DeviceProfile, bf16_gain: Callable[[], float] | None = None) -> list[Setting]:
+    """What the engine would choose here, and why; `bf16_gain` as `choose_precision` has it."""
+    precision, reason = choose_precision(profile, bf16_gain=bf16_gain)
     multiple = profile.padding_multiple(precision)
     padding = "16 bytes fill a tensor core" if multiple > 1 else "no tensor cores in use: padding would be waste"
     settings = [
@@ -404,8 +404,10 @@ def _refused(profile: DeviceProfile, precision: Precision) -> bool:
 
 def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) -> Report:
     """Measure everything. Raises DeviceError when the device asked for is not there."""
+    from .backends.probe import bf16_gain
+
     profile = detect(plan.device)
-    report = Report(describe(profile), settings_of(profile))
+    report = Report(describe(profile), settings_of(profile, bf16_gain))
     tell(f"measuring matrix products on {profile.name} ({profile.kind}), about {plan.seconds:.0f} s")
     for found in measure_products(profile, plan):
         (report.matmul if isinstance(found, Matmul) else report.settings).append(found)  # type: ignore[arg-type]

@@ -71,6 +71,7 @@ class ModelInfo:
     precision_reason: str
     shape: ModelShape
     path: str  # how it is computed: packed, padded, sentence-transformers, hashing
+    path_reason: str
     matryoshka: Sequence[int] = ()  # shorter lengths that it was trained to be cut to
 
 
@@ -89,7 +90,6 @@ class Backend(Protocol):
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of the whole text stands: first character, one after the last."""
-        ...
 
     def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
         """Pooled vectors (len(batch), dimension), not normalised. `exact` computes in fp32. Raises OutOfMemory."""

@@ -126,7 +126,8 @@ class Folder:
         get = self.config.get
         hidden = int(get("hidden_size") or get("dim") or 768)
         heads = int(get("num_attention_heads") or get("n_heads") or 12)
-        return ModelShape(hidden, int(get("intermediate_size") or 4 * hidden), heads, self.max_length)
+        wide = int(get("intermediate_size") or get("hidden_dim") or 4 * hidden)
+        return ModelShape(hidden, wide, heads, self.max_length)
 
 
 def read_folder(path: Path, name: str) -> Folder:

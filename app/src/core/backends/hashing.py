@@ -21,6 +21,8 @@ from . import ModelInfo, ModelNotFound, TokenIds, Vectors
 
 PREFIX = "hash:"
 _TOKEN = re.compile(r"\w{1,24}|[^\w\s]")
+_GROWING = "\u0130"
+"""The one character (Turkish, I with a dot) whose small form is two, the second of them no letter."""
 _LEAST, _MOST = 8, 4096
 _MAX_TOKENS = 254
 _PLACES = 4
@@ -54,6 +56,7 @@ class HashingBackend:
             precision_reason="hashing has only one",
             shape=ModelShape(dimension, dimension, 1, _MAX_TOKENS),
             path="hashing",
+            path_reason="words and trigrams have no other way",
         )
         self._known: dict[int, _Features] = {}
         self._blank = _features([""], [1.0], dimension)
@@ -62,10 +65,14 @@ class HashingBackend:
         return [[_to_id(word) for word in _TOKEN.findall(text.lower())[:_MAX_TOKENS]] for text in texts]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        return [len(_TOKEN.findall(text)) for text in texts]
+        return [len(_TOKEN.findall(text.lower() if _GROWING in text else text)) for text in texts]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        return [match.span() for match in _TOKEN.finditer(text)]
+        if _GROWING not in text:
+            return [match.span() for match in _TOKEN.finditer(text)]
+        places = [place for place, char in enumerate(text) for _ in char.lower()]
+        spans = (match.span() for match in _TOKEN.finditer(text.lower()))
+        return [(places[start], places[end - 1] + 1) for start, end in spans]
 
     def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
         known = self._features_of({token for ids in batch for token in ids})

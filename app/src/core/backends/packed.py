@@ -1,29 +1,29 @@
-"""BERT encoders without padding, for CPUs: linear layers over all tokens of a batch at once, attention over runs of
-sequences of equal length. The gain is measured by benchmarks/embed.py; the vectors are transformers' own to 1e-6.
+"""Encoders without padding: linear layers over all tokens of a batch at once, attention over runs of sequences of equal
+length. The gain is measured by benchmarks/embed.py; the vectors are transformers' own to 1e-6.
 
-Knows the tensors of transformers' BertModel; nothing of texts or tokenizers.
+Knows an encoder's layers (`architectures.py`), not which model they come from; nothing of texts or tokenizers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from . import ModelUnsupported, TokenIds
+from .architectures import Attention, EncoderWeights, LayerWeights, read, turned
 from .folder import Folder
+from .linears import AddingLinear, Affine, Linear, Linears, PrepackedLinears
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Linear = Callable[[torch.Tensor], torch.Tensor]
-
-Tensors = Mapping[str, torch.Tensor]
+FEW_TOKENS = 256
+"""Below that a batch is filled up to a multiple of 8, above it of 16."""
+Attend = Callable[[torch.Tensor], torch.Tensor]
+"""Queries, keys and values (tokens, 3 x hidden) of one batch -> what they attend to (tokens, hidden)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,32 @@ def runs_of(lengths: Sequence[int]) -> list[Run]:
     return runs
 
 
+def filling(tokens: int) -> int:
+    """Tokens added to a batch, as a text of their own. oneDNN prepares code for each number of rows that it multiplies,
+    and keeps it: with few such numbers 60 batches cost 9 MB of memory where they cost 64 MB (measured, bf16)."""
+    return -tokens % (8 if tokens < FEW_TOKENS else 16)
+
+
+def places_of(lengths: Sequence[int]) -> NDArray[np.int64]:
+    """Of each token its place in its sequence, from 0."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+
+
+def counted_positions(ids: NDArray[np.int64], lengths: Sequence[int], padding_id: int) -> NDArray[np.int64]:
+    """As RoBERTa counts: from `padding_id` + 1 on, passing over tokens that are it (a text may spell it out)."""
+    real = ids != padding_id
+    counted = np.cumsum(real)
+    starts = np.cumsum(lengths) - lengths
+    before = np.repeat((counted - real)[starts], lengths)
+    positions: NDArray[np.int64] = np.where(real, counted - before, 0) + padding_id
+    return positions
+
+
 @dataclass(frozen=True, slots=True)
 class Norm:
     weight: torch.Tensor
-    bias: torch.Tensor
+    bias: torch.Tensor | None
     epsilon: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -57,14 +79,39 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class NormBehind:
+    """A layer of BERT and its kin: the norm stands behind each sum."""
+
     query_key_value: Linear
-    attention_out: Linear
+    attention_out: AddingLinear
     attention_norm: Norm
     wide: Linear
     """With its GELU."""
-    narrow: Linear
+    narrow: AddingLinear
     out_norm: Norm
+
+    def __call__(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
+        x = self.attention_norm(self.attention_out(attend(self.query_key_value(x)), x))
+        return self.out_norm(self.narrow(self.wide(x), x))
+
+
+@dataclass(frozen=True, slots=True)
+class NormFirst:
+    """A layer of ModernBERT: the norm stands before attention and before a gated feed-forward."""
+
+    attention_norm: Norm | None
+    query_key_value: Linear
+    attention_out: AddingLinear
+    out_norm: Norm
+    wide: Linear
+    """Twice as wide: what goes through GELU, and what multiplies it."""
+    narrow: AddingLinear
+
+    def __call__(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
+        normed = x if self.attention_norm is None else self.attention_norm(x)
+        x = self.attention_out(attend(self.query_key_value(normed)), x)
+        value, gate = self.wide(self.out_norm(x)).chunk(2, dim=-1)
+        return self.narrow(F.gelu(value) * gate, x)
 
 
 class PackedEncoder:
@@ -72,66 +119,65 @@ class PackedEncoder:
 
     path = "packed"
 
-    def __init__(self, folder: Folder, tensors: Tensors) -> None:
-        self._mean = folder.pooling == "mean"
-        self._heads = int(folder.config["num_attention_heads"])
-        epsilon = float(folder.config.get("layer_norm_eps", 1e-12))
-        self._words = tensors["embeddings.word_embeddings.weight"]
-        types = tensors["embeddings.token_type_embeddings.weight"]
-        self._positions = tensors["embeddings.position_embeddings.weight"] + types[0]
-        self._norm = _norm(tensors, "embeddings.LayerNorm", epsilon)
-        count = int(folder.config["num_hidden_layers"])
-        self._layers = [_layer(tensors, f"encoder.layer.{number}", epsilon) for number in range(count)]
-
-    @staticmethod
-    def supports(folder: Folder) -> bool:
-        """Whether the folder is a plain BERT with mean or CLS pooling."""
-        config = folder.config
-        return (
-            bool(folder.pooling)
-            and config.get("model_type") == "bert"
-            and config.get("hidden_act") == "gelu"
-            and config.get("position_embedding_type", "absolute") == "absolute"
-            and not config.get("is_decoder", False)
-        )
+    def __init__(self, weights: EncoderWeights, pooling: str, linears: Linears) -> None:
+        self._mean = pooling == "mean"
+        self._heads = weights.heads
+        self._words, self._positions, self._padding_id = weights.words, weights.positions, weights.padding_id
+        self._attentions = weights.attentions
+        epsilon = weights.epsilon
+        self._norm = _norm(weights.embedding_norm, epsilon)
+        self._final_norm = None if weights.final_norm is None else _norm(weights.final_norm, epsilon)
+        make = _norm_first if weights.norms_first else _norm_behind
+        self._layers = [(make(layer, epsilon, linears), layer.attention) for layer in weights.layers]
 
     @classmethod
-    def load(cls, folder: Folder, dtype: torch.dtype) -> PackedEncoder:
-        """Raises ModelUnsupported when the weights are not those of a BertModel, or are damaged."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        tensors: dict[str, torch.Tensor] = {}
+    def load(cls, folder: Folder, dtype: torch.dtype, linears: Linears | None = None) -> PackedEncoder:
+        """For a model without `architectures.refusal`. Raises ModelUnsupported when the weights are not those that
+        config.json speaks of, or are damaged."""
         try:
-            for file in folder.weights:
-                tensors.update({name.removeprefix("bert."): value.to(dtype) for name, value in load_file(file).items()})
-            return cls(folder, tensors)
-        except SafetensorError as error:
-            raise ModelUnsupported(f"model {folder.name!r}: model.safetensors cannot be read: {error}") from error
+            weights = read(folder, load_tensors(folder, dtype))
         except KeyError as error:
             raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
+        return cls(weights, folder.pooling, linears or PrepackedLinears())
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+        filler = filling(sum(map(len, batch)))
+        return self._computed([*batch, [0] * filler])[:-1] if filler else self._computed(batch)
+
+    def _computed(self, batch: Sequence[TokenIds]) -> torch.Tensor:
         lengths = [len(tokens) for tokens in batch]
         runs = runs_of(lengths)
-        ids = torch.from_numpy(np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in batch]))
-        places = torch.cat([torch.arange(run.length).repeat(run.count) for run in runs])
-        x = self._norm(self._words[ids] + self._positions[places])
-        for layer in self._layers:
-            x = self._apply(layer, x, runs)
+        ids = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in batch])
+        places = places_of(lengths)
+        x = self._embedded(ids, lengths, places)
+        ways = [self._way(attention, runs, places, x.dtype) for attention in self._attentions]
+        for layer, way in self._layers:
+            x = layer(x, ways[way])
+        if self._final_norm is not None:
+            x = self._final_norm(x)
         return self._pool(x.float(), runs)
 
-    def _apply(self, layer: Layer, x: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
-        attended = self._attend(layer.query_key_value(x), runs)
-        x = layer.attention_norm(layer.attention_out(attended) + x)
-        return layer.out_norm(layer.narrow(layer.wide(x)) + x)
+    def _embedded(self, ids: NDArray[np.int64], lengths: Sequence[int], places: NDArray[np.int64]) -> torch.Tensor:
+        x = self._words[torch.from_numpy(ids)]
+        if self._positions is not None:
+            counted = places if self._padding_id is None else counted_positions(ids, lengths, self._padding_id)
+            x = x + self._positions[torch.from_numpy(counted)]
+        return self._norm(x)
 
-    def _attend(self, qkv: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
+    def _way(self, attention: Attention, runs: Sequence[Run], places: NDArray[np.int64], dtype: torch.dtype) -> Attend:
+        """How this batch attends: what does not depend on the layer is computed once."""
+        masks = [None if attention.bias is None else attention.bias(run.length) for run in runs]
+        if attention.rotary is None:
+            return lambda qkv: self._attend(qkv, runs, masks)
+        turns = attention.rotary.turns(torch.from_numpy(places), dtype)
+        return lambda qkv: self._attend(turned(qkv, self._heads, turns), runs, masks)
+
+    def _attend(self, qkv: torch.Tensor, runs: Sequence[Run], masks: Sequence[torch.Tensor | None]) -> torch.Tensor:
         parts = []
-        for run in runs:
+        for run, mask in zip(runs, masks, strict=True):
             rows = qkv[run.start : run.start + run.count * run.length]
             heads = rows.view(run.count, run.length, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-            out = F.scaled_dot_product_attention(heads[0], heads[1], heads[2])
+            out = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=mask)
             parts.append(out.transpose(1, 2).reshape(run.count * run.length, -1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -143,63 +189,43 @@ class PackedEncoder:
         return torch.cat(parts)
 
 
-def _norm(tensors: Tensors, name: str, epsilon: float) -> Norm:
-    return Norm(tensors[f"{name}.weight"], tensors[f"{name}.bias"], epsilon)
+def load_tensors(folder: Folder, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
+    """All tensors of the model's files in this precision. Raises ModelUnsupported for damaged files."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        for file in folder.weights:
+            tensors.update({name: value.to(dtype) for name, value in load_file(file).items()})
+    except SafetensorError as error:
+        raise ModelUnsupported(f"model {folder.name!r}: model.safetensors cannot be read: {error}") from error
+    return tensors
 
 
-def _layer(tensors: Tensors, name: str, epsilon: float) -> Layer:
-    projections = [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]
-    weight = torch.cat([tensors[f"{part}.weight"] for part in projections])
-    bias = torch.cat([tensors[f"{part}.bias"] for part in projections])
-    return Layer(
-        query_key_value=_linear(weight, bias),
-        attention_out=_named_linear(tensors, f"{name}.attention.output.dense"),
-        attention_norm=_norm(tensors, f"{name}.attention.output.LayerNorm", epsilon),
-        wide=_named_linear(tensors, f"{name}.intermediate.dense", gelu=True),
-        narrow=_named_linear(tensors, f"{name}.output.dense"),
-        out_norm=_norm(tensors, f"{name}.output.LayerNorm", epsilon),
+def _norm(numbers: Affine, epsilon: float) -> Norm:
+    return Norm(numbers.weight, numbers.bias, epsilon)
+
+
+def _norm_behind(layer: LayerWeights, epsilon: float, linears: Linears) -> NormBehind:
+    if layer.attention_norm is None:
+        raise KeyError("attention_norm")
+    return NormBehind(
+        query_key_value=linears.linear(layer.query_key_value),
+        attention_out=linears.adding(layer.attention_out),
+        attention_norm=_norm(layer.attention_norm, epsilon),
+        wide=linears.linear(layer.wide, gelu=True),
+        narrow=linears.adding(layer.narrow),
+        out_norm=_norm(layer.out_norm, epsilon),
     )
 
 
-def _named_linear(tensors: Tensors, name: str, *, gelu: bool = False) -> Linear:
-    return _linear(tensors[f"{name}.weight"], tensors[f"{name}.bias"], gelu=gelu)
-
-
-def _linear(weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool = False) -> Linear:
-    """A linear layer, with exact GELU behind it when asked: oneDNN's prepacked and fused one where it proves right."""
-    fused = _onednn_linear(weight, bias, gelu=gelu)
-
-    def plain(x: torch.Tensor) -> torch.Tensor:
-        y = F.linear(x, weight, bias)
-        return F.gelu(y) if gelu else y
-
-    return fused if fused is not None and _same(fused, plain, weight) else plain
-
-
-def _operators() -> Any:
-    return torch.ops.mkldnn
-
-
-def _onednn_linear(weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool) -> Linear | None:
-    """torch's operators behind its compiler; private, hence tried and compared before they are trusted."""
-    try:
-        operators = _operators()
-        packed = operators._reorder_linear_weight(weight, None)
-        apply = operators._linear_pointwise
-        activation, algorithm = ("gelu", "none") if gelu else ("none", "")
-
-        def linear(x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = apply(x, packed, bias, activation, [], algorithm)
-            return y
-
-        linear(torch.zeros(8, weight.shape[1], dtype=weight.dtype))
-    except (RuntimeError, AttributeError, TypeError, NotImplementedError):
-        return None
-    return linear
-
-
-def _same(one: Linear, other: Linear, weight: torch.Tensor) -> bool:
-    probe = torch.linspace(-1, 1, 5 * weight.shape[1]).view(5, -1).to(weight.dtype)
-    tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-2
-    with torch.inference_mode():
-        return torch.allclose(one(probe), other(probe), rtol=tolerance, atol=tolerance)
+def _norm_first(layer: LayerWeights, epsilon: float, linears: Linears) -> NormFirst:
+    return NormFirst(
+        attention_norm=None if layer.attention_norm is None else _norm(layer.attention_norm, epsilon),
+        query_key_value=linears.linear(layer.query_key_value),
+        attention_out=linears.adding(layer.attention_out),
+        out_norm=_norm(layer.out_norm, epsilon),
+        wide=linears.linear(layer.wide),
+        narrow=linears.adding(layer.narrow),
+    )

@@ -1,7 +1,8 @@
 """The torch backend: loads a sentence-transformers folder onto a device and turns token ids into pooled vectors.
 
-Three ways to compute, best first: packed (no padding, CPU, BERT), padded (any encoder with mean or CLS pooling), and
-sentence-transformers' own modules for every other stack. torch and transformers are imported on loading.
+Three ways to compute, best first: packed (no padding, CPU, the architectures of `architectures.py`), padded (any
+encoder with mean or CLS pooling), and sentence-transformers' own modules for every other stack. torch and transformers
+are imported on loading.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     import torch
 
 AGREEMENT = 0.99999
-"""Least cosine between the packed and the padded path for a model that is not packaged."""
+"""Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged."""
+ROUGH_AGREEMENT = 0.99
+"""Least cosine between the packed path in a shorter precision and the padded one in fp32: less is no rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,15 @@ class Target:
 class TorchBackend:
     """One model on one device; made by `load`."""
 
-    def __init__(self, folder: Folder, options: TorchOptions, target: Target, encoder: Encoder) -> None:
+    def __init__(self, folder: Folder, options: TorchOptions, target: Target, chosen: Chosen) -> None:
         self.profile = target.profile
         self._folder = folder
         self._options = options
         self._target = target
+        self._path_reason = chosen.reason
         self._tokenizer = RustTokenizer.load(folder)
-        self._encoder: Encoder | None = encoder
-        self._exact: Encoder | None = encoder if target.precision == "fp32" else None
+        self._encoder: Encoder | None = chosen.encoder
+        self._exact: Encoder | None = chosen.encoder if target.precision == "fp32" else None
         self.info: ModelInfo
 
     @classmethod
@@ -89,9 +93,8 @@ class TorchBackend:
         folder = read_folder(path, display_name(options.model, path))
         weights = check_files(folder, options.weights_sha256)
         target, reason = _target(options)
-        _prepare_torch(options, target)
-        encoder = load_encoder(folder, target, packed=options.packed)
-        backend = cls(folder, options, target, encoder)
+        chosen = load_encoder(folder, target, packed=options.packed)
+        backend = cls(folder, options, target, chosen)
         backend.info = backend._describe(weights, reason)
         return backend
 
@@ -109,6 +112,7 @@ class TorchBackend:
             precision_reason=reason,
             shape=self._folder.shape,
             path=self._loaded().path,
+            path_reason=self._path_reason,
             matryoshka=self._folder.matryoshka,
         )
 
@@ -158,25 +162,25 @@ class TorchBackend:
         """Loaded when first needed: rows that overflow in half precision are rare."""
         if self._exact is None:
             exact = Target(self.profile, "fp32")
-            self._exact = load_encoder(self._folder, exact, packed=self._options.packed)
+            self._exact = load_encoder(self._folder, exact, packed=self._options.packed).encoder
         return self._exact
 
 
 def _target(options: TorchOptions) -> tuple[Target, str]:
-    try:
-        profile = detect(options.device)
-        precision, reason = choose_precision(profile, options.precision)
-    except DeviceError as error:
-        raise DeviceUnavailable(str(error)) from error
-    return Target(profile, precision), reason
-
-
-def _prepare_torch(options: TorchOptions, target: Target) -> None:
+    """Sets torch's threads first: the precision of a CPU is measured."""
     import torch
+
+    from .probe import bf16_gain
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    allow_tf32(target.profile, target.precision)
+    try:
+        profile = detect(options.device)
+        precision, reason = choose_precision(profile, options.precision, bf16_gain)
+    except DeviceError as error:
+        raise DeviceUnavailable(str(error)) from error
+    allow_tf32(profile, precision)
+    return Target(profile, precision), reason
 
 
 @contextlib.contextmanager
@@ -200,30 +204,75 @@ def memory_errors_mapped() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------ ways to compute
 
 
-def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Encoder:
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An encoder, and why it is computed this way."""
+
+    encoder: Encoder
+    reason: str
+
+
+def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chosen:
     """The best way to compute this model on this device that is known to give the right vectors."""
     from .packed import PackedEncoder
 
-    if packed and target.profile.kind == "cpu" and PackedEncoder.supports(folder):
-        encoder: Encoder = PackedEncoder.load(folder, target.dtype)
-        if folder.name in PACKAGED or agrees(encoder, load_rectangular(folder, target)):
-            return encoder
-    return load_rectangular(folder, target)
+    why_not = _why_not_packed(folder, target) if packed else "padding was asked for"
+    if why_not is not None:
+        return Chosen(load_rectangular(folder, target), why_not)
+    encoder = PackedEncoder.load(folder, target.dtype)
+    if folder.name in PACKAGED:
+        return Chosen(encoder, "known to give the vectors of transformers' own modules")
+    return _compared(folder, target, encoder)
+
+
+def _why_not_packed(folder: Folder, target: Target) -> str | None:
+    from .architectures import refusal
+
+    if target.profile.kind != "cpu":
+        return "packed batches are computed on CPUs only"
+    return refusal(folder)
+
+
+def _compared(folder: Folder, target: Target, encoder: Encoder) -> Chosen:
+    """Whether the architecture was understood is seen in fp32, where rounding hides nothing; whether a shorter
+    precision works, by how near its vectors are to those."""
+    exact = Target(target.profile, "fp32")
+    reference = load_rectangular(folder, exact)
+    structure = encoder if target.precision == "fp32" else _plain_packed(folder, exact)
+    least, rough = least_cosine(folder, structure, reference), least_cosine(folder, encoder, reference)
+    if least >= AGREEMENT and rough >= ROUGH_AGREEMENT:
+        return Chosen(encoder, f"a self-test gave the vectors of transformers' own modules (least cosine {least:.7f})")
+    worst = min(least, rough)
+    reason = f"packed, a self-test gave other vectors than transformers' own modules (least cosine {worst:.5f})"
+    return Chosen(reference if target.precision == "fp32" else load_rectangular(folder, target), reason)
+
+
+def _plain_packed(folder: Folder, target: Target) -> Encoder:
+    from .linears import PlainLinears
+    from .packed import PackedEncoder
+
+    return PackedEncoder.load(folder, target.dtype, PlainLinears())
 
 
 def load_rectangular(folder: Folder, target: Target) -> Encoder:
     return PaddedEncoder(folder, target) if folder.pooling else StackEncoder(folder, target)
 
 
-def agrees(encoder: Encoder, reference: Encoder) -> bool:
-    """Self-test: both give the same vectors for sequences of equal and of different lengths."""
+def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
+    """Between the vectors of both for sequences of equal and of different lengths, as long as the model takes them up
+    to 300: beyond the window of every layer that has one."""
     import torch
 
-    lengths = (3, 7, 7, 16, 33, 33, 60)
-    batch = [[101 + (17 * row + 31 * column) % 800 for column in range(length)] for row, length in enumerate(lengths)]
+    tokens = int(folder.config.get("vocab_size") or 1000)
+    lengths = [min(length, folder.max_length) for length in (300, 150, 60, 33, 33, 16, 7, 7, 3)]
+    first = min(100, tokens // 2)
+    batch = [
+        [first + (17 * row + 31 * column) % min(800, tokens - first) for column in range(length)]
+        for row, length in enumerate(lengths)
+    ]
     with torch.inference_mode():
-        cosines = torch.nn.functional.cosine_similarity(encoder(batch).float(), reference(batch).float())
-    return bool((cosines >= AGREEMENT).all())
+        cosines = torch.nn.functional.cosine_similarity(encoder(batch).double(), reference(batch).double())
+    return float(cosines.nan_to_num(nan=-1.0).min())
 
 
 def pad(batch: Sequence[TokenIds], width: int, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -279,15 +328,19 @@ def _load_transformer(folder: Folder, target: Target) -> Any:
 
     with _quiet_transformers():
         try:
-            model = AutoModel.from_pretrained(
+            model, found = AutoModel.from_pretrained(
                 folder.encoder,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 dtype=target.dtype,
+                output_loading_info=True,
             )
         except (ValueError, KeyError, OSError, SafetensorError) as error:
             raise ModelUnsupported(f"model {folder.name!r}: transformers cannot load it: {error}") from error
+    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    if missing:  # transformers would compute with random numbers in their place
+        raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {missing[0]!r}")
     return model.to(target.profile.torch_name).eval()
 
 

@@ -1,0 +1,150 @@
+"""Does bf16 pay on this CPU? The judgement over scripted times, and one real measurement."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from app.src.core.backends import probe
+from app.src.core.backends.probe import BUDGET, LEAST_ROUNDS, ROUNDS, gain
+from app.src.core.device import BF16_PAYS, DeviceProfile, choose_precision
+from app.src.core.engine import EngineOptions, load_engine
+
+
+class Scripted:
+    """Two works on one clock, each of whose calls takes the time that stands next in its list (the last one again)."""
+
+    def __init__(self, one: Sequence[float], other: Sequence[float]) -> None:
+        self.now = 0.0
+        self.calls = [0, 0]
+        self._times = (one, other)
+
+    def clock(self) -> float:
+        return self.now
+
+    def _work(self, which: int) -> None:
+        times, call = self._times[which], self.calls[which]
+        self.now += times[min(call, len(times) - 1)]
+        self.calls[which] += 1
+
+    def gain(self) -> float:
+        return gain(lambda: self._work(0), lambda: self._work(1), self.clock)
+
+
+def test_a_steady_machine_gives_the_ratio() -> None:
+    machine = Scripted([0.002], [0.001])
+    assert machine.gain() == pytest.approx(2)
+    assert machine.calls == [ROUNDS + 1, ROUNDS + 1]
+
+
+@pytest.mark.parametrize("disturbed", range(ROUNDS))
+def test_a_round_in_which_fp32_was_disturbed_makes_bf16_no_better(disturbed: int) -> None:
+    fp32 = [0.001] * (ROUNDS + 1)
+    fp32[1 + disturbed] = 0.02
+    assert Scripted(fp32, [0.001]).gain() == pytest.approx(1)
+
+
+def test_a_machine_on_which_fp32_is_mostly_disturbed_still_goes_by_its_best() -> None:
+    fp32 = [0.002, *[0.004] * (ROUNDS - 1), 0.001]
+    assert Scripted(fp32, [0.001]).gain() == pytest.approx(1)
+
+
+def test_a_disturbed_bf16_loses() -> None:
+    assert Scripted([0.002], [0.001, *[0.004] * ROUNDS]).gain() == pytest.approx(0.5)
+    one_lucky_round = [0.001, 0.001, *[0.004] * ROUNDS]
+    assert Scripted([0.002], one_lucky_round).gain() == pytest.approx(0.5)
+
+
+def test_the_first_call_of_each_is_not_timed() -> None:
+    assert Scripted([0.002], [5.0, 0.001]).gain() == pytest.approx(2)
+    assert Scripted([5.0, 0.002], [0.001]).gain() == pytest.approx(2)
+
+
+def test_a_slow_machine_is_given_few_rounds() -> None:
+    machine = Scripted([0.03], [0.02])
+    assert machine.gain() == pytest.approx(1.5)
+    assert machine.calls == [LEAST_ROUNDS + 1] * 2
+
+
+def test_a_clock_that_stands_still_is_survived() -> None:
+    assert Scripted([0.0], [0.0]).gain() == pytest.approx(1)
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_known", None)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_emulation_is_found_by_a_small_product_and_no_large_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = probe._product
+
+    def product(rows: int, wide: int, dtype: object) -> object:
+        sizes.append(rows)
+        return real(rows, wide, dtype)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(probe, "_product", product)
+    monkeypatch.setattr(probe, "gain", lambda *_works: 0.01)
+    assert probe.bf16_gain() == 0.01
+    assert sizes == [32, 32]
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_torch_without_the_operators_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "prepacked", lambda _layer: None)
+    assert probe.bf16_gain() == 0
+    assert choose_precision(DeviceProfile.cpu(), "auto", probe.bf16_gain)[0] == "fp32"
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_it_is_measured_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[float] = []
+    monkeypatch.setattr(probe, "_measured", lambda: (measured.append(1.0), time.sleep(0.02), 1.7)[-1])
+    found: list[float] = []
+    threads = [threading.Thread(target=lambda: found.append(probe.bf16_gain())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert found == [1.7] * 8
+    assert len(measured) == 1
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_this_machine_is_measured() -> None:
+    started = time.perf_counter()
+    found = probe.bf16_gain()
+    assert 0 <= found < 30
+    assert time.perf_counter() - started < 5 + 2 * BUDGET, "the first calls included, on a machine that does other work"
+
+
+@pytest.mark.parametrize(
+    ("gain", "precision", "reason"),
+    [
+        (2.04, "bf16", "2.04 x as fast"),
+        (BF16_PAYS, "bf16", "1.30 x as fast"),
+        (BF16_PAYS - 0.01, "fp32", "1.29 x as fast"),
+        (0.01, "fp32", "0.01 x as fast"),
+        (0.0, "fp32", "no bf16 products"),
+    ],
+)
+def test_the_engine_takes_what_the_probe_allows_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, gain: float, precision: str, reason: str
+) -> None:
+    monkeypatch.setattr(probe, "_known", gain)
+    with load_engine(EngineOptions(device="cpu")) as engine:
+        assert engine.precision == precision
+        assert reason in engine.precision_reason
+        assert engine.fingerprint.endswith("/float")
+
+
+def test_who_asks_for_a_precision_is_not_measured_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_measured", lambda: pytest.fail("measured"))
+    monkeypatch.setattr(probe, "_known", None)
+    for asked in ("fp32", "bf16"):
+        with load_engine(EngineOptions(device="cpu", precision=asked)) as engine:
+            assert (engine.precision, engine.precision_reason) == (asked, "asked for")
