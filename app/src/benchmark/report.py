@@ -81,8 +81,9 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
-Part = Callable[[argparse.Namespace], Iterable[Figure]]
-"""Measures something and yields its figures as they are had."""
+Part = Callable[[argparse.Namespace, Report], Iterable[Figure]]
+"""Measures something as the command line says and yields its figures as they are had. What belongs to the whole run, such
+as versions of its own or notes, it adds to the report."""
 
 
 def main(
@@ -94,8 +95,8 @@ def main(
 ) -> Report:
     """Run the parts that the command line names, all by default; print the table, and write JSON where --out says.
 
-    Every program gets [PART ...] --rounds N --out FILE; `add_options` may add to them, and the parts are handed what was
-    given. A figure is printed as soon as it is there.
+    Every program gets [PART ...] --rounds N --out FILE; `add_options` may add to them. A figure is printed as soon as it
+    is there.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; default: all")
@@ -110,7 +111,7 @@ def main(
     options = {key: value for key, value in vars(given).items() if key not in ("parts", "out")}
     report = Report(name, options=options)
     for part in given.parts or parts:
-        for figure in parts[part](given):
+        for figure in parts[part](given, report):
             report.figures.append(figure)
             console.print(escape(f"{figure.name}: {_short(figure.median)} {figure.unit}"))
     report.show(console)

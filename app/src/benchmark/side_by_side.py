@@ -156,12 +156,13 @@ def interleaved(
     rounds: int,
     *,
     warm: int = 1,
+    pause: float = 0.0,
     look: Callable[[int, str], None] = lambda turn, name: None,
 ) -> Rounds:
     """Every work once a round, every second round in the opposite order, so that none profits from its place.
 
-    `warm` rounds come first and do not count. `look` is told what comes next: turn 0 is warm. Garbage is collected
-    between works, not within them, unless they ask for it.
+    `warm` rounds come first and do not count. `look` is told what comes next: turn 0 is warm. `pause`: seconds before
+    each work, in which threads of the one before stop spinning. Garbage is collected between works.
     """
     if rounds < 1:
         raise ValueError("at least one round is wanted")
@@ -171,6 +172,7 @@ def interleaved(
         for name in names:
             look(max(turn, 0), name)
             gc.collect()
+            time.sleep(pause)
             one = works[name]()
             if turn > 0:
                 took[name].append(one)
