@@ -13,8 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from app.src.benchmark.environments import Peer, PeerUnavailable, python_of
+from app.src.benchmark.environments import WORKERS, Peer, PeerUnavailable, python_of
 
+_RUN = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 900.0
 _STOP_SECONDS = 10.0
@@ -30,9 +31,9 @@ class PeerProcess:
 
     def __enter__(self) -> PeerProcess:
         self._log = tempfile.TemporaryFile()
-        # -E -s: nothing of ours is in reach; the folder of the worker is, for what workers share.
+        # -E -s -P: nothing of ours is in reach but what workers share, wherever the worker's own file lies.
         self._process = subprocess.Popen(
-            [str(self._python), "-E", "-s", str(self.peer.worker)],
+            [str(self._python), "-E", "-s", "-P", "-c", _RUN, str(WORKERS), str(self.peer.worker)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
