@@ -6,7 +6,8 @@
     fp32     against sentence-transformers (>= 1.75 x on short, >= 1.85 x on skewed texts), infinity and ONNX Runtime
     auto     the precision that the probe chooses against the same, OpenVINO (ahead of it) and ONNX Runtime in int8;
              >= 3.1 x sentence-transformers where the probe allows bf16
-    search   100,000 vectors of 384 numbers, exactly, against NumPy (<= 0.6 of its time), sqlite-vec, usearch, lancedb, faiss
+    search   100,000 vectors of 384 numbers, exactly, against NumPy (<= 0.6 of its time), sqlite-vec, usearch, lancedb
+             and faiss
 
 Each peer runs in an environment of its own, at the best of its settings, looked for on the texts that are measured; one
 computes at a time. A peer without an environment is left out and named.
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -52,7 +54,7 @@ def of_auto(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 def _embedded(
     given: argparse.Namespace,
     report: Report,
-    precision: str,
+    precision: Literal["fp32", "auto"],
     peers: Sequence[str],
     targets: dict[tuple[str, str], Target],
 ) -> Iterator[Figure]:

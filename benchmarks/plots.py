@@ -55,7 +55,9 @@ def draw(name: str, document: Mapping[str, Any], target: Path) -> None:
     for axis, unit in zip(axes[:, 0], units, strict=True):
         _bars(axis, [figure for figure in figures if figure["unit"] == unit], unit)
     about = document["machine"]
-    axes[0, 0].set_title(f"{document['benchmark']}: {about.get('cpu')}, {about.get('cores')} cores", loc="left", size=10)
+    axes[0, 0].set_title(
+        f"{document['benchmark']}: {about.get('cpu')}, {about.get('cores')} cores", loc="left", size=10
+    )
     drawing.tight_layout()
     drawing.savefig(target, format="svg", metadata=metadata)
     plt.close(drawing)

@@ -84,9 +84,7 @@ def test_an_answer_that_is_none(tmp_path: Path) -> None:
         pass
 
 
-def test_a_worker_that_says_nothing_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_says_nothing_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.src.benchmark.peers._START_SECONDS", 0.2)
     file = written(tmp_path, "import time\ntime.sleep(60)")
     with pytest.raises(PeerUnavailable, match=r"no answer within 0 s"), process(tmp_path, file):
@@ -140,22 +138,26 @@ def test_a_missing_environment_names_the_command_that_makes_it(tmp_path: Path) -
 def test_another_recipe_makes_an_environment_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip itself is left out: that needs the package index."""
     ran: list[list[str]] = []
-    monkeypatch.setattr(environments, "_run", lambda command, environment: ran.append(list(command)))
+
+    def run(command: list[str], environment: str) -> None:
+        ran.append(command)
+        (tmp_path / environment).mkdir(exist_ok=True)
+
+    monkeypatch.setattr(environments, "_run", run)
     said: list[str] = []
     make("usearch", tmp_path, said.append)
     assert is_made("usearch", tmp_path)
     assert ran[0][:3] == [sys.executable, "-m", "venv"]
     assert ran[1][-2:] == ["usearch", "numpy"]
     assert python_of(PEERS["usearch"], tmp_path) == tmp_path / "usearch" / "bin" / "python"
-    monkeypatch.setitem(environments.RECIPES, "usearch", environments.Recipe(("usearch==1",)))  # type: ignore[arg-type]
+    monkeypatch.setitem(environments.RECIPES, "usearch", environments.Recipe(("usearch==1",)))
     assert not is_made("usearch", tmp_path)
     with pytest.raises(PeerUnavailable, match="--make"):
         python_of(PEERS["usearch"], tmp_path)
 
 
 def test_pip_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(environments.RECIPES, "usearch", environments.Recipe(("usearch",)))  # type: ignore[arg-type]
-    monkeypatch.setattr(environments, "_python", lambda name, folder: Path("/bin/false"))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(PeerUnavailable, match="environment of usearch could not be made"):
         make("usearch", tmp_path, lambda text: None)
     assert not is_made("usearch", tmp_path)

@@ -54,7 +54,9 @@ def _line(figure: Mapping[str, Any]) -> str:
         marks.append("met")
     if figure["disturbed"]:
         marks.append("disturbed: says nothing")
-    return f"| {figure['name']} | {figure['median']:g} {figure['unit']} | {figure['target'] or ''} | {', '.join(marks)} |"
+    return (
+        f"| {figure['name']} | {figure['median']:g} {figure['unit']} | {figure['target'] or ''} | {', '.join(marks)} |"
+    )
 
 
 def test_the_page_shows_the_results() -> None:

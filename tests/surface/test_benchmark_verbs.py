@@ -30,7 +30,10 @@ def test_embedding_against_a_worker_of_ones_own(cli: Cli) -> None:
     run = cli("benchmark", "embed", "--against", FAKE, "--rounds", "2", "--scale", "0.02", "--json", **HASHING)
     assert run.code == 0, run.err
     check(run.json, 2)
-    assert [figure["name"] for figure in run.json["figures"]] == ["short: fake_embedder / ours", "skewed: fake_embedder / ours"]
+    assert [figure["name"] for figure in run.json["figures"]] == [
+        "short: fake_embedder / ours",
+        "skewed: fake_embedder / ours",
+    ]
     assert run.json["options"]["model"] == "hash:16"
     assert run.json["machine"]["fake_embedder"]["precision"] == "fp64"
     assert -1 <= run.json["figures"][0]["least_cosine"] < 0.99

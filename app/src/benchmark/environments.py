@@ -1,5 +1,5 @@
-"""Which other engines there are, and the virtual environments they live in: one each, because their pins contradict each
-other's and ours. Makes and finds environments; starts nothing in them but pip.
+"""Which other engines there are, and the virtual environments they live in: one each, because their pins contradict
+each other's and ours. Makes and finds environments; starts nothing in them but pip.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "sentence-transformers": Recipe((_TORCH, "sentence-transformers>=6,<7", "transformers>=5,<6"), here="sentence_transformers"),
+    "sentence-transformers": Recipe(
+        (_TORCH, "sentence-transformers>=6,<7", "transformers>=5,<6"), here="sentence_transformers"
+    ),
     "infinity": Recipe(
         (
             *(_TORCH, "sentence-transformers>=6,<7", "transformers>=5,<6", "numpy", "huggingface-hub<2"),
@@ -109,7 +111,9 @@ def peer(name: str, kind: Kind) -> Peer:
     names = [each.name for each in PEERS.values() if each.kind == kind]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(names)}, or a worker's file ending in .py"
+        hint = (
+            f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(names)}, or a worker's file ending in .py"
+        )
         raise PeerUnavailable(f'--against {name}: no peer of "benchmark {kind}" is called that; {hint}')
     return PEERS[name]
 
@@ -133,7 +137,7 @@ def chosen(names: Sequence[str]) -> list[str]:
     """The environments of peers or environments by these names, all without any. Raises PeerUnavailable."""
     found: dict[str, None] = {}
     for name in names or RECIPES:
-        environment = PEERS[name].environment if name in PEERS else name
+        environment = (PEERS[name].environment or name) if name in PEERS else name
         if environment not in RECIPES:
             raise PeerUnavailable(f"no peer is called {name}; there are: {', '.join(PEERS)}")
         found[environment] = None
@@ -156,7 +160,7 @@ def is_made(environment: str, folder: Path) -> bool:
 
 
 def make(environment: str, folder: Path, say: Callable[[str], None]) -> None:
-    """Make or renew an environment. Takes minutes and needs the package index. Raises PeerUnavailable with pip's words."""
+    """Make or renew an environment: minutes, from the package index. Raises PeerUnavailable with pip's words."""
     place = folder / environment
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -189,4 +193,6 @@ def _torch() -> str:
     try:
         return version("torch")
     except PackageNotFoundError:
-        raise PeerUnavailable("torch is not installed here, and the peer must have the same: install the extra engine") from None
+        raise PeerUnavailable(
+            "torch is not installed here, and the peer must have the same: install the extra engine"
+        ) from None

@@ -4,6 +4,7 @@ computes, and what is timed is timed within the worker.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -22,7 +23,7 @@ _STOP_SECONDS = 10.0
 
 
 class PeerProcess:
-    """A context. `versions`: of its packages, and of its Python. Raises PeerUnavailable with the worker's last words."""
+    """A context. `versions`: of its packages and its Python. Raises PeerUnavailable with the worker's last words."""
 
     def __init__(self, peer: Peer, folder: Path) -> None:
         self.peer = peer
@@ -47,6 +48,7 @@ class PeerProcess:
         try:
             greeting = self._answer(_START_SECONDS)
         except BaseException:
+            self._process.kill()
             self.__exit__(None, None, None)
             raise
         self.versions: dict[str, str] = greeting.get("versions", {}) | {"python": greeting.get("python", "unknown")}
@@ -58,10 +60,8 @@ class PeerProcess:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        except BrokenPipeError:
-            pass
         try:
             process.wait(_STOP_SECONDS if error is None else 0.5)
         except subprocess.TimeoutExpired:

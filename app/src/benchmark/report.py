@@ -82,8 +82,8 @@ def _short(number: float) -> str:
 
 
 Part = Callable[[argparse.Namespace, Report], Iterable[Figure]]
-"""Measures something as the command line says and yields its figures as they are had. What belongs to the whole run, such
-as versions of its own or notes, it adds to the report."""
+"""Measures something as the command line says and yields its figures as they are had. What belongs to the whole run,
+such as versions of its own or notes, it adds to the report."""
 
 
 def main(
@@ -95,8 +95,8 @@ def main(
 ) -> Report:
     """Run the parts that the command line names, all by default; print the table, and write JSON where --out says.
 
-    Every program gets [PART ...] --rounds N --out FILE; `add_options` may add to them. A figure is printed as soon as it
-    is there.
+    Every program gets [PART ...] --rounds N --out FILE; `add_options` may add to them. A figure is printed as soon as
+    it is there.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; default: all")

@@ -1,4 +1,4 @@
-"""How fast is an exact search of the local store against other engines, over the same vectors and with the same answers?
+"""How fast is an exact search of the local store against other engines, over the same vectors with the same answers?
 Each peer in a process of its own, one query after the other.
 """
 

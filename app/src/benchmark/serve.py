@@ -52,8 +52,10 @@ class RequestFailed(ConfigurationError):
 
 
 def measure(options: ServeBenchmark, config: Path | None, say: Say) -> Report:
-    """`config`: the settings file of a service to be started; None: as that finds it. Raises RequestFailed, Unavailable."""
-    report = Report("serve", machine(), {"rounds": options.rounds, "seconds": options.seconds, "request": "one short text"})
+    """`config`: the settings file of a service to be started. Raises RequestFailed, Unavailable."""
+    report = Report(
+        "serve", machine(), {"rounds": options.rounds, "seconds": options.seconds, "request": "one short text"}
+    )
     with _service(options.url, config, say) as url:
         report.options["url"] = "started for this" if options.url is None else url
         places = {OURS: Place(url, None)}
@@ -87,7 +89,7 @@ class Place:
 
     def client(self, first: int, until: float) -> list[float]:
         """One client, one request after the other on one connection, until the clock says so; milliseconds of each."""
-        took = []
+        took: list[float] = []
         with closing(http.client.HTTPConnection(self._host, self._port, timeout=_ANSWER_SECONDS)) as connection:
             for body in itertools.islice(itertools.cycle(self._bodies), first, None):
                 start = time.perf_counter()
@@ -131,7 +133,8 @@ def _load(place: Place, clients: int, seconds: float) -> Work:
     def run() -> float:
         start = time.perf_counter()
         with ThreadPoolExecutor(clients) as pool:
-            took = [each for one in pool.map(lambda at: place.client(at * 7, start + seconds), range(clients)) for each in one]
+            each = pool.map(lambda at: place.client(at * 7, start + seconds), range(clients))
+            took = list(itertools.chain.from_iterable(each))
         place.milliseconds += took
         return (time.perf_counter() - start) / max(1, len(took))
 

@@ -1,4 +1,4 @@
-"""The service that `serve` puts under load, a process of its own: the user's model and limits over an empty local store,
+"""The service that `serve` puts under load, a process of its own: the user's model and limits over an empty store,
 without collections, jobs and schedules. `python -m app.src.benchmark.served FOLDER [CONFIG]`
 """
 

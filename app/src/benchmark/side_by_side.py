@@ -168,7 +168,7 @@ def interleaved(
         raise ValueError("at least one round is wanted")
     took: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(1 - warm, rounds + 1):
-        names = list(works) if turn % 2 else list(reversed(works))
+        names = list(works) if turn % 2 else list(works)[::-1]
         for name in names:
             look(max(turn, 0), name)
             gc.collect()

@@ -5,7 +5,7 @@ the real driver into a local store; against it the engine alone, on the same tex
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,7 @@ def _stand_in(folder: Path) -> Iterator[tuple[HanaPool, str]]:
         process.stop()
 
 
-def _load(pool: HanaPool, schema: str, rows: list[tuple[str, ...]]) -> TableRef:
+def _load(pool: HanaPool, schema: str, rows: Sequence[tuple[str, ...]]) -> TableRef:
     table = TableRef(schema, "MATERIALS")
     pool.execute(
         f'CREATE COLUMN TABLE {table} ("MANDT" NVARCHAR(3), "MATNR" NVARCHAR(18), "MAKTX" NVARCHAR(40), '

@@ -1,5 +1,5 @@
-"""What is measured on: texts like those of SAP tables, rows of materials, and vectors that lie together as those of real
-texts do. The same for the same seed; nothing is read from anywhere.
+"""What is measured on: texts like those of SAP tables, rows of materials, and vectors that lie together as those of
+real texts do. The same for the same seed; nothing is read from anywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def sap_like(rng: random.Random, tokens: int) -> str:
 def texts(scale: float = 1.0, seed: int = 11) -> list[Workload]:
     """`short`: 800 of 5 to 40 tokens; `skewed`: 200 of 10 to 250; times `scale`."""
     rng = random.Random(seed)
-    short = [sap_like(rng, min(40, max(5, int(rng.lognormvariate(2.8, 0.5))))) for _ in range(max(1, round(800 * scale)))]
+    short = [
+        sap_like(rng, min(40, max(5, int(rng.lognormvariate(2.8, 0.5))))) for _ in range(max(1, round(800 * scale)))
+    ]
     skewed = [
         sap_like(rng, min(250, max(10, int(rng.lognormvariate(4.0, 0.8))))) for _ in range(max(1, round(200 * scale)))
     ]
@@ -54,7 +56,13 @@ def material(number: int) -> tuple[str, str, str, str, str]:
     """MANDT, MATNR, MAKTX, LTEXT and MTART of a material: about 20 tokens of text, few of them alike."""
     rng = random.Random(number)
     words = ", ".join(rng.choice(_REST) for _ in range(4))
-    return "100", f"{number:018}", f"{rng.choice(_NOUNS)} {rng.randrange(10**4)}", words, rng.choice(("FERT", "HALB", "ROH"))
+    return (
+        "100",
+        f"{number:018}",
+        f"{rng.choice(_NOUNS)} {rng.randrange(10**4)}",
+        words,
+        rng.choice(("FERT", "HALB", "ROH")),
+    )
 
 
 class Clusters:
@@ -71,12 +79,14 @@ class Clusters:
         self._shares = self._rng.permutation(sizes / sizes.sum())
 
     def _around(self, centres: Vectors, width: float) -> Vectors:
-        noise = self._rng.standard_normal(centres.shape, dtype=np.float32) * self._spread
-        return centres + np.float32(width) * noise
+        noise: Vectors = self._rng.standard_normal(centres.shape, dtype=np.float32) * self._spread
+        noise *= np.float32(width)
+        noise += centres
+        return noise
 
     def draw(self, rows: int) -> Vectors:
         chosen = self._rng.choice(len(self._centres), size=rows, p=self._shares)
-        found = self._around(self._centres[chosen], 1.2)
+        found: Vectors = self._around(self._centres[chosen], 1.2)
         found /= np.linalg.norm(found, axis=1, keepdims=True)
         return found
 

@@ -60,7 +60,7 @@ def embed(
 
 
 @verb(benchmark_app, "search")
-def search(  # noqa: PLR0913 - a verb has as many parameters as options
+def search(
     ctx: typer.Context,
     against: Against = None,
     rounds: Rounds = 5,
@@ -81,7 +81,9 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
 @verb(benchmark_app, "sync")
 def sync(
     ctx: typer.Context,
-    against: Annotated[str, typer.Option(help="What a sync is compared with: engine, the same texts embedded.")] = _ENGINE,
+    against: Annotated[
+        str, typer.Option(help="What a sync is compared with: engine, the same texts embedded.")
+    ] = _ENGINE,
     rounds: Rounds = 3,
     rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows of the generated table.")] = 2_000,
     json: JsonFlag = False,

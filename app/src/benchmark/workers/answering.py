@@ -20,7 +20,7 @@ Action = Callable[..., dict[str, Any] | None]
 
 
 def answer(packages: Sequence[str], **actions: Action) -> None:
-    """Say what versions are here, then do what is asked until stdin ends: {"do": ACTION, ...} gets {...} or {"error"}."""
+    """Say what versions are here, then do what is asked until stdin ends: {"do": ACTION} gets {...} or {"error"}."""
     # Libraries print to stdout; that goes to stderr, and only answers go where stdout went.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

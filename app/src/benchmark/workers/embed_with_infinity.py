@@ -1,4 +1,4 @@
-"""infinity: its engine for torch in fp32 within this process, without its HTTP layer, at the best of its batch sizes."""
+"""infinity: its engine for torch in fp32, within this process and without its HTTP layer, best of its batch sizes."""
 
 from __future__ import annotations
 

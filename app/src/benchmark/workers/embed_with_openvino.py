@@ -1,4 +1,4 @@
-"""OpenVINO through sentence-transformers' own backend. It computes in bf16 where the CPU has it. Fed with batches sorted
+"""OpenVINO through sentence-transformers' own backend. Computes in bf16 where the CPU has it. Fed with batches sorted
 by length in tokens, which its `encode` alone does not do (it sorts by characters and counts texts).
 """
 
@@ -26,7 +26,11 @@ def load(wish: Wish) -> Loaded:
     arguments = {"device": "CPU", "ov_config": config}
     exists = any(copy.rglob("openvino_model.xml"))
     model = SentenceTransformer(
-        str(copy), backend="openvino", device="cpu", local_files_only=True, model_kwargs=arguments | {"export": not exists}
+        str(copy),
+        backend="openvino",
+        device="cpu",
+        local_files_only=True,
+        model_kwargs=arguments | {"export": not exists},
     )
     if not exists:
         model.save_pretrained(str(copy))

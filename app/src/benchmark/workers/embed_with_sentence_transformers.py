@@ -1,5 +1,5 @@
-"""sentence-transformers: `encode` on torch in fp32, at the best of its batch sizes; on a GPU with half the weights' width
-and larger batches, which is its best there.
+"""sentence-transformers: `encode` on torch in fp32, at the best of its batch sizes; on a GPU in fp16 and with larger
+batches, which is its best there.
 """
 
 from __future__ import annotations

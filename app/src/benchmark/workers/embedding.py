@@ -66,7 +66,7 @@ class Worker:
         vectors, took = timed(lambda: self._loaded.encode(self._read(texts), setting))
         if out is not None:
             np.save(out, np.asarray(vectors, dtype=np.float32))
-        return took
+        return dict(took)
 
     def _read(self, file: str) -> list[str]:
         if file not in self._texts:

@@ -1,5 +1,5 @@
-"""usearch: its exact scan over int8 copies, the best hundred of which are ranked anew in fp32. The fastest exact-like way
-it has; its fp32 scan is exact in the strict sense and slower.
+"""usearch: its exact scan over int8 copies, the best hundred of which are ranked anew in fp32. Its fastest way that
+finds nearly everything; its fp32 scan finds all and is slower.
 """
 
 from __future__ import annotations
