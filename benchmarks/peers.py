@@ -63,8 +63,7 @@ def _embedded(
     with load_engine(EngineOptions(precision=precision, threads=cores(), device="cpu")) as engine:
         options = embed.EmbedOptions(there, given.rounds, given.scale, given.peers, targets)
         found = embed.measure(engine, wanted, options, _say)
-        report.machine |= found.machine
-        report.options[precision] = found.options
+        _keep(report, found, precision)
         for figure in found.figures:
             yield replace(figure, name=f"{engine.precision}, {figure.name}")
 
@@ -73,10 +72,15 @@ def of_search(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     there = _there(SEARCH, "search", given.peers, report)
     options = search.SearchOptions(there, given.rounds, given.rows, folder=given.peers, target=at_most(0.6))
     found = search.measure(options, _say)
-    report.machine |= found.machine
-    report.options["search"] = found.options
+    _keep(report, found, "search")
     for figure in found.figures:
         yield replace(figure, name=f"search, {figure.name}")
+
+
+def _keep(report: Report, found: Report, part: str) -> None:
+    report.peers |= found.peers
+    report.options[part] = found.options
+    report.notes += found.notes
 
 
 def _there(names: Sequence[str], kind: str, folder: Path, report: Report) -> list[str]:

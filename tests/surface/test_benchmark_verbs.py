@@ -35,7 +35,7 @@ def test_embedding_against_a_worker_of_ones_own(cli: Cli) -> None:
         "skewed: fake_embedder / ours",
     ]
     assert run.json["options"]["model"] == "hash:16"
-    assert run.json["machine"]["fake_embedder"]["precision"] == "fp64"
+    assert run.json["peers"]["fake_embedder"]["precision"] == "fp64"
     assert -1 <= run.json["figures"][0]["least_cosine"] < 0.99
     assert "rounds of ours, fake_embedder" in run.err
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from app.src.benchmark.environments import DEFAULT_FOLDER, peer, python_of
 from app.src.benchmark.machine import cores, machine
-from app.src.benchmark.peers import PeerProcess
+from app.src.benchmark.peers import PeerProcess, left_out
 from app.src.benchmark.report import Report
 from app.src.benchmark.side_by_side import Figure, Rounds, Target, Work, interleaved, significant
 from app.src.benchmark.workloads import Workload, overlap, texts
@@ -56,17 +56,19 @@ def threads_of(wanted: EmbeddingSettings) -> int:
 
 
 def measure(engine: EmbeddingEngine, wanted: EmbeddingSettings, options: EmbedOptions, say: Say) -> Report:
-    """`wanted`: what `engine` was loaded by, with `threads_of` its threads. Raises PeerUnavailable."""
+    """`wanted`: what `engine` was loaded by, with `threads_of` its threads. A peer that does not work is left out and
+    noted; raises PeerUnavailable when none is left."""
     report = Report("embed", machine(), _options(engine, wanted, options))
     peers = [peer(name, "embed") for name in dict.fromkeys(options.peers)]
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-")))
         processes = {each.name: PeerProcess(each, options.folder) for each in peers}  # all there, before one is started
-        for name, process in processes.items():
+        for name, process in list(processes.items()):
             say(f"starting {name}")
-            held.enter_context(process)
-            loaded = process.ask("load", **_wish(engine, wanted, process))
-            report.machine[name] = process.versions | loaded.get("about", {})
+            with left_out(report, processes, name):
+                held.enter_context(process)
+                loaded = process.ask("load", **_wish(engine, wanted, process))
+                report.peers[name] = process.versions | loaded.get("about", {})
         for load in texts(options.scale):
             report.figures += _Comparison(engine, processes, folder, load).figures(options, say)
     return report

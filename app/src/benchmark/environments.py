@@ -31,17 +31,21 @@ class PeerUnavailable(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What pip installs. `alone`: afterwards, without their dependencies, whose pins would undo the first. `here`: the
-    module by which our own environment can stand in, where it holds the peer anyway."""
+    """What pip installs. `alone`: afterwards, without their dependencies, whose pins would undo the first. `without`:
+    taken out again, because it came along and breaks what is needed. `here`: the module by which our own environment
+    can stand in, where it holds the peer anyway."""
 
     packages: Sequence[str]
     alone: Sequence[str] = ()
+    without: Sequence[str] = ()
     here: str | None = None
 
     def steps(self) -> list[list[str]]:
         """Arguments of pip."""
-        pinned = [package.format(torch=_torch()) for package in self.packages]
-        return [pinned, *([["--no-deps", *self.alone]] if self.alone else [])]
+        found = [["install", *(package.format(torch=_torch()) for package in self.packages)]]
+        found += [["install", "--no-deps", *self.alone]] if self.alone else []
+        found += [["uninstall", "--yes", *self.without]] if self.without else []
+        return found
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -57,9 +61,12 @@ RECIPES: Mapping[str, Recipe] = {
         alone=("infinity-emb==0.0.78",),
     ),
     "onnx": Recipe((_TORCH, "transformers>=5,<6", "tokenizers", "onnx", "onnxruntime", "sympy", "numpy")),
-    "openvino": Recipe((_TORCH, "sentence-transformers>=5", "optimum-intel[openvino]", "numpy")),
+    # torchvision's ordinary wheel wants a torch built for CUDA; nothing here looks at pictures.
+    "openvino": Recipe(
+        (_TORCH, "sentence-transformers>=5", "optimum-intel[openvino]", "numpy"), without=("torchvision",)
+    ),
     "numpy": Recipe(("numpy",), here="numpy"),
-    "sqlite-vec": Recipe(("sqlite-vec", "numpy")),
+    "sqlite-vec": Recipe(("sqlite-vec", "apsw", "numpy")),
     "usearch": Recipe(("usearch", "numpy")),
     "lancedb": Recipe(("lancedb", "pyarrow", "numpy")),
     "faiss": Recipe(("faiss-cpu", "numpy")),
@@ -167,9 +174,9 @@ def make(environment: str, folder: Path, say: Callable[[str], None]) -> None:
     say(f"making {place}")
     _run([sys.executable, "-m", "venv", str(place)], environment)
     for step in RECIPES[environment].steps():
-        say(f"installing {' '.join(step)}")
-        command = [str(_python(environment, folder)), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-        _run([*command, *step], environment)
+        say(f"pip {' '.join(step)}")
+        pip = [str(_python(environment, folder)), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        _run([*pip, *step], environment)
     (place / _COMPLETE).write_text(_written(environment), encoding="utf-8")
 
 

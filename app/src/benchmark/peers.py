@@ -10,16 +10,30 @@ import queue
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from app.src.benchmark.environments import WORKERS, Peer, PeerUnavailable, python_of
+from app.src.benchmark.report import Report
 
 _RUN = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 900.0
 _STOP_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def left_out(report: Report, processes: dict[str, PeerProcess], name: str) -> Iterator[None]:
+    """One that does not work is dropped from `processes` and noted; the last of them raises PeerUnavailable."""
+    try:
+        yield
+    except PeerUnavailable as error:
+        del processes[name]
+        if not processes:
+            raise
+        report.notes.append(f"left out: {error}")
 
 
 class PeerProcess:
@@ -28,7 +42,7 @@ class PeerProcess:
     def __init__(self, peer: Peer, folder: Path) -> None:
         self.peer = peer
         self._python = python_of(peer, folder)
-        self.cache = (folder / "cache" / peer.name).absolute()
+        self.cache = (folder / "cache" / (peer.environment or peer.name)).absolute()
 
     def __enter__(self) -> PeerProcess:
         self._log = tempfile.TemporaryFile()

@@ -30,6 +30,8 @@ class Report:
     options: dict[str, Any] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    peers: dict[str, Any] = field(default_factory=dict)
+    """By name: its versions and what it says of itself."""
     load_before: float = field(default_factory=load_average)
 
     @property
@@ -45,6 +47,7 @@ class Report:
             "benchmark": self.benchmark,
             "machine": self.machine | {"load_average": [self.load_before, load_average()]},
             "options": self.options,
+            "peers": self.peers,
             "figures": [figure.as_dict() for figure in self.figures],
             "notes": self.notes,
         }

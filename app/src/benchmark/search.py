@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from app.src.benchmark.environments import DEFAULT_FOLDER, peer
 from app.src.benchmark.machine import machine
-from app.src.benchmark.peers import PeerProcess
+from app.src.benchmark.peers import PeerProcess, left_out
 from app.src.benchmark.report import Report
 from app.src.benchmark.side_by_side import Figure, Target, Work, interleaved, significant
 from app.src.benchmark.workloads import Clusters, exact_best, overlap
@@ -45,7 +45,7 @@ class SearchOptions:
 
 
 def measure(options: SearchOptions, say: Say) -> Report:
-    """Raises PeerUnavailable."""
+    """A peer that does not work is left out and noted; raises PeerUnavailable when none is left."""
     wanted = {"rows": options.rows, "dimension": options.dimension, "k": K, "rounds": options.rounds}
     report = Report("search", machine(("numpy",)), wanted | {"queries": options.queries})
     peers = [peer(name, "search") for name in dict.fromkeys(options.peers)]
@@ -56,18 +56,20 @@ def measure(options: SearchOptions, say: Say) -> Report:
         vectors, queries = clusters.draw(options.rows), clusters.draw(options.queries)
         np.save(folder / "vectors.npy", vectors)
         np.save(folder / "queries.npy", queries)
-        for name, process in processes.items():
+        for name, process in list(processes.items()):
             say(f"{name}: {options.rows} vectors")
-            held.enter_context(process)
             place = folder / name
             place.mkdir()
-            built = process.ask("build", vectors=str(folder / "vectors.npy"), folder=str(place))
-            report.machine[name] = process.versions | {"build_seconds": significant(built["build_seconds"])}
+            with left_out(report, processes, name):
+                held.enter_context(process)
+                built = process.ask("build", vectors=str(folder / "vectors.npy"), folder=str(place))
+                report.peers[name] = process.versions | {"build_seconds": significant(built["build_seconds"])}
         say(f"local store: {options.rows} vectors")
         store = held.enter_context(closing(filled(folder / "store", vectors)))
         ours = Ours(store, queries)
+        busy: dict[str, list[float]] = {name: [] for name in processes}
         works: dict[str, Work] = {OURS: ours.work} | {
-            name: _theirs(process, folder, ours.times(name)) for name, process in processes.items()
+            name: _theirs(process, folder, busy[name]) for name, process in processes.items()
         }
         say(f"{options.rounds} rounds of {', '.join(works)}")
         rounds = interleaved(works, options.rounds, pause=PAUSE)
@@ -82,6 +84,7 @@ def measure(options: SearchOptions, say: Say) -> Report:
                     OURS,
                     name,
                     options.target if name == "numpy" else None,
+                    cpu_ratio=_cpu_ratio(ours.busy, busy[name], options.rounds),
                     milliseconds=significant(1000 * rounds.median(OURS)),
                     their_milliseconds=significant(1000 * rounds.median(name)),
                     their_recall=significant(recall),
@@ -96,20 +99,21 @@ class Ours:
     def __init__(self, store: LocalStore, queries: Vectors) -> None:
         self._store = store
         self._queries = queries
-        self._took: dict[str, list[float]] = {}
+        self.took: list[float] = []
+        self.busy: list[float] = []
+        """Median CPU seconds of each round."""
 
     def work(self) -> float:
         """Seconds of the median query."""
-        took = []
+        took, busy = [], []
         for query in self._queries:
-            start = time.perf_counter()
+            start, before = time.perf_counter(), time.process_time()
             self._store.search(_COLLECTION, query, K, None)
             took.append(time.perf_counter() - start)
-        self.times(OURS).extend(took)
+            busy.append(time.process_time() - before)
+        self.took += took
+        self.busy.append(float(np.median(busy)))
         return float(np.median(took))
-
-    def times(self, name: str) -> list[float]:
-        return self._took.setdefault(name, [])
 
     def rows(self) -> NDArray[np.int64]:
         found = [self._store.search(_COLLECTION, query, K, None) for query in self._queries]
@@ -118,16 +122,21 @@ class Ours:
 
 def _own(ours: Ours, counted: int, exact: float) -> Figure:
     """The milliseconds themselves. The rounds are percentiles here, which scatter by nature."""
-    took = 1000 * np.array(ours.times(OURS)[-counted:])
+    took = 1000 * np.array(ours.took[-counted:])
     p50, p95 = (significant(float(np.percentile(took, share))) for share in (50, 95))
     return Figure(OURS, [p50], "ms", more={"p95": p95, "recall": significant(exact)})
 
 
-def _theirs(process: PeerProcess, folder: Path, kept: list[float]) -> Work:
+def _cpu_ratio(ours: list[float], theirs: list[float], rounds: int) -> float:
+    """As the ratio, of CPU seconds: what is left of it where others compute on the same machine."""
+    return significant(float(np.median(np.array(ours[-rounds:]) / np.maximum(theirs[-rounds:], 1e-9))))
+
+
+def _theirs(process: PeerProcess, folder: Path, busy: list[float]) -> Work:
     def run() -> float:
         out = folder / f"{process.peer.name}.npy"
         found = process.ask("search", queries=str(folder / "queries.npy"), k=K, out=str(out))
-        kept.extend(one / 1000 for one in found["milliseconds"])
+        busy.append(float(np.median(found["cpu_milliseconds"])) / 1000)
         return float(np.median(found["milliseconds"])) / 1000
 
     return run

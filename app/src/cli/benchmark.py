@@ -166,6 +166,8 @@ def _print(report: Report, json: bool) -> int:
     output.table(f"Benchmark: {report.benchmark}", rows, _COLUMNS, records=document["figures"])
     for figure in document["figures"]:
         output.say(f"{figure['name']}: {_details(figure)}")
+    for note in report.notes:
+        output.say(note)
     about = report.machine
     output.say(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; with --json versions and options")
     if report.disturbed:

@@ -108,12 +108,15 @@ def _export(model: Path, file: Path) -> None:
 
 
 def quantized(file: Path) -> Path:
+    from onnx import TensorProto
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     made = file.with_name(f"{file.stem}-int8.onnx")
     if not made.exists():
         draft = made.with_suffix(".draft.onnx")
-        quantize_dynamic(file, draft, per_channel=True, weight_type=QuantType.QInt8)
+        # Outputs of fused operators have no type that ONNX's own inference knows.
+        known = {"DefaultTensorType": TensorProto.FLOAT}
+        quantize_dynamic(file, draft, per_channel=True, weight_type=QuantType.QInt8, extra_options=known)
         draft.rename(made)
     return made
 

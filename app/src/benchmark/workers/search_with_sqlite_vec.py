@@ -1,8 +1,7 @@
-"""sqlite-vec: its exact virtual table, in a file."""
+"""sqlite-vec: its exact virtual table, in a file. Through apsw: many a Python's sqlite3 loads no extension."""
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,12 @@ from searching import Find, serve
 
 
 def build(vectors: Any, folder: Path) -> Find:
+    import apsw
     import sqlite_vec
 
-    db = sqlite3.connect(folder / "vectors.db")
+    db = apsw.Connection(str(folder / "vectors.db"))
     db.enable_load_extension(True)
-    sqlite_vec.load(db)
+    db.load_extension(sqlite_vec.loadable_path())
     db.execute(f"CREATE VIRTUAL TABLE rows USING vec0(vector float[{vectors.shape[1]}])")
     with db:
         db.executemany("INSERT INTO rows(rowid, vector) VALUES (?, ?)", enumerate(row.tobytes() for row in vectors))
@@ -23,4 +23,4 @@ def build(vectors: Any, folder: Path) -> Find:
 
 
 if __name__ == "__main__":
-    serve(("sqlite-vec",), build)
+    serve(("sqlite-vec", "apsw"), build)
