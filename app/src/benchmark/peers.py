@@ -106,6 +106,7 @@ class PeerProcess:
         except queue.Empty:
             raise self._broken(f"no answer within {seconds:.0f} s") from None
         if not line:
+            self._lines.put("")  # for whoever asks again
             raise self._broken("it ended")
         try:
             found: dict[str, Any] = json.loads(line)
