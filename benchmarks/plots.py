@@ -42,8 +42,8 @@ def draw(name: str, document: Mapping[str, Any], target: Path) -> None:
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
-    # Without these two the file would be another one at every drawing.
-    matplotlib.rcParams["svg.hashsalt"] = name
+    # Without these two the file would be another one at every drawing. Texts stay texts.
+    matplotlib.rcParams |= {"svg.hashsalt": name, "svg.fonttype": "none"}
     metadata = {"Date": None, "Creator": "benchmarks/plots.py", "Description": f"figures sha256:{digest(document)}"}
     figures: Sequence[Mapping[str, Any]] = document["figures"]
     units = list(dict.fromkeys(figure["unit"] for figure in figures))

@@ -14,13 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -46,13 +48,15 @@ PARTS = {
 
 
 def serve(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    busy: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        rounds = interleaved({"ready": lambda: until_ready(Path(folder))}, given.rounds)
-    yield rounds.figure("owl-sap serve, until ready", "ready", target=READY)
+        rounds = interleaved({"ready": lambda: until_ready(Path(folder), busy)}, given.rounds)
+    more = {"cpu_seconds": round(statistics.median(busy[-given.rounds :]), 2)}
+    yield rounds.figure("owl-sap serve, until ready", "ready", target=READY, **more)
 
 
-def until_ready(folder: Path) -> float:
-    """Of one start; the service is ended after it."""
+def until_ready(folder: Path, busy: list[float]) -> float:
+    """Of one start; the service is ended after it. `busy` gets its CPU seconds until then."""
     settings = {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": str(folder), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "app", "serve", "--port", "0"]
     start = time.perf_counter()
@@ -62,10 +66,21 @@ def until_ready(folder: Path) -> float:
             url = json.loads(process.stdout.readline())["url"]
             while not answers(f"{url}/health/ready"):
                 time.sleep(0.01)
-            return time.perf_counter() - start
+            took = time.perf_counter() - start
+            busy.append(cpu_seconds(process.pid))
+            return took
         finally:
             process.terminate()
             process.wait(30)
+
+
+def cpu_seconds(process: int) -> float:
+    """Of all its threads, by Linux; 0 elsewhere."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def answers(url: str) -> bool:
@@ -77,14 +92,19 @@ def answers(url: str) -> bool:
 
 
 def parts(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    works = {name: wall(partial(python, ["-c", code])) for name, code in PARTS.items()}
+    busy: dict[str, list[float]] = {name: [] for name in PARTS}
+    works = {name: wall(partial(python, code, busy[name])) for name, code in PARTS.items()}
     rounds = interleaved(works, given.rounds)
     for name in works:
-        yield rounds.figure(name, name)
+        yield rounds.figure(name, name, cpu_seconds=round(statistics.median(busy[name][-given.rounds :]), 2))
 
 
-def python(arguments: Sequence[str]) -> None:
-    subprocess.run([sys.executable, *arguments], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+def python(code: str, busy: list[float]) -> None:
+    """`busy` gets its CPU seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 if __name__ == "__main__":

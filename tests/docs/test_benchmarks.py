@@ -11,8 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 from tests.docs.sections import ROOT, check_section
 
 PAGE = "docs/benchmarks.md"
@@ -42,7 +40,8 @@ def _of(name: str, document: Mapping[str, Any]) -> list[str]:
     lines = ["| figure | median | target | |", "|---|---|---|---|", *map(_line, document["figures"])]
     return [
         f"### {document['benchmark'].capitalize()}",
-        f"`benchmarks/results/{name}.json`: {about['cpu']}, {about['cores']} cores, commit {commit}.",
+        f"`benchmarks/results/{name}.json`: {about['cpu']}, {about['cores']} cores, commit {commit}, load average "
+        f"{about['load_average'][0]} before.",
         "\n".join(lines),
         f"![{document['benchmark']}](../benchmarks/results/{name}.svg)",
     ]
@@ -68,15 +67,13 @@ def test_a_missed_bar_is_shown_as_missed() -> None:
     assert _line(figure) == "| speed | 1.7 x | >= 1.75 | **missed**, disturbed: says nothing |"
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_the_drawing_is_of_these_figures(name: str) -> None:
-    drawing = (RESULTS / f"{name}.svg").read_text(encoding="utf-8")
-    drawn = re.findall(r"sha256:([0-9a-f]{64})", drawing)
-    assert drawn == [PLOTS.digest(FOUND[name])], f"draw it anew: python benchmarks/plots.py {name}"
-
-
-def test_no_drawing_outlives_its_figures() -> None:
-    assert {path.stem for path in RESULTS.glob("*.svg")} <= set(FOUND)
+def test_the_drawings_are_of_these_figures() -> None:
+    drawn = {
+        path.stem: re.findall(r"sha256:([0-9a-f]{64})", path.read_text(encoding="utf-8"))
+        for path in RESULTS.glob("*.svg")
+    }
+    wanted = {name: [PLOTS.digest(document)] for name, document in FOUND.items()}
+    assert drawn == wanted, "draw them anew: python benchmarks/plots.py"
 
 
 def test_the_digest_sees_every_figure() -> None:
@@ -94,3 +91,14 @@ def test_every_program_is_explained() -> None:
     for program in sorted(Path(ROOT / "benchmarks").glob("*.py")):
         head = program.read_text(encoding="utf-8").split('"""')[1]
         assert f"benchmarks/{program.name}" in head, program.name
+
+
+def test_a_document_becomes_a_section() -> None:
+    figure = {"name": "ready", "median": 3.0, "unit": "s", "target": "<= 4", "verdict": "met", "disturbed": False}
+    about = {"cpu": "C", "cores": 2, "commit": "0123456789abcdef", "load_average": [0.5, 1.0]}
+    document = {"benchmark": "start", "machine": about, "figures": [figure]}
+    made = section({"start": document})
+    assert "commit 0123456789, load average 0.5 before." in made
+    assert "| ready | 3 s | <= 4 | met |" in made
+    assert "(../benchmarks/results/start.svg)" in made
+    assert section({}) == ""
