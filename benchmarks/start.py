@@ -51,8 +51,8 @@ def serve(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     busy: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         rounds = interleaved({"ready": lambda: until_ready(Path(folder), busy)}, given.rounds)
-    more = {"cpu_seconds": round(statistics.median(busy[-given.rounds :]), 2)}
-    yield rounds.figure("owl-sap serve, until ready", "ready", target=READY, **more)
+    spent = round(statistics.median(busy[-given.rounds :]), 2)
+    yield rounds.figure("owl-sap serve, until ready", "ready", target=READY, cpu_seconds=spent)
 
 
 def until_ready(folder: Path, busy: list[float]) -> float:

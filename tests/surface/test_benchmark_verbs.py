@@ -122,6 +122,7 @@ def test_what_cannot_be_put_under_load(cli: Cli, other: str) -> None:
             "owl-sap benchmark peers faiss --make --peers nowhere",
         ),
         (("sync", "--against", "numpy"), "there is: engine"),
+        (("embed",), "the test embedder, which sentence-transformers cannot load"),
     ],
 )
 def test_a_peer_that_is_not_there(cli: Cli, arguments: tuple[str, ...], words: str) -> None:

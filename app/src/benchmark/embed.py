@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from app.src.benchmark.environments import DEFAULT_FOLDER, peer, python_of
+from app.src.benchmark.environments import DEFAULT_FOLDER, PeerUnavailable, peer, python_of
 from app.src.benchmark.machine import cores, machine
 from app.src.benchmark.peers import PeerProcess, left_out
 from app.src.benchmark.report import Report
@@ -44,10 +44,15 @@ class EmbedOptions:
     targets: dict[tuple[str, str], Target] = field(default_factory=dict)
 
 
-def check(options: EmbedOptions) -> None:
+def check(wanted: EmbeddingSettings, options: EmbedOptions) -> None:
     """Before a model is loaded. Raises PeerUnavailable."""
     for name in options.peers:
-        python_of(peer(name, "embed"), options.folder)
+        found = peer(name, "embed")
+        python_of(found, options.folder)
+        if wanted.hashing and found.environment is not None:
+            raise PeerUnavailable(
+                f'"{wanted.model}" is the test embedder, which {name} cannot load: set [embedding] model to a real one'
+            )
 
 
 def threads_of(wanted: EmbeddingSettings) -> int:

@@ -50,8 +50,8 @@ def embed(
 
     chosen = tuple(against or ["sentence-transformers"])
     options = benchmark.EmbedOptions(chosen, rounds, scale, peers or DEFAULT_FOLDER)
-    benchmark.check(options)
     loaded = loaded_for(ctx)
+    benchmark.check(loaded.settings.embedding, options)
     threads = benchmark.threads_of(loaded.settings.embedding)
     with opened(loaded_for(ctx, {("embedding", "threads"): threads})) as service:
         output.say(f"loading {loaded.settings.embedding.model}")
