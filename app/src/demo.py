@@ -148,8 +148,9 @@ def demo_settings(
 class StandIn:
     """The stand-in as a child process. `greeting`: host, port, user, password and schema, as its first line says."""
 
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "hana_emulator", "--port", "0", "--data", str(folder / "data"), "--sample"]
+    def __init__(self, folder: Path, *, sample: bool = True) -> None:
+        command = [sys.executable, "-m", "hana_emulator", "--port", "0", "--data", str(folder / "data")]
+        command += ["--sample"] if sample else []
         self._log = (folder / "stand-in.log").open("wb")
         # A session of its own: Ctrl-C in the terminal must end us first, and we end it.
         self._process = subprocess.Popen(

@@ -44,6 +44,7 @@ PLANTED = [
     ("app/src/settings.py", "from app.src import service", "layers of app.src"),
     ("app/src/mcp.py", "from app.src import api", "layers of app.src"),
     ("app/src/misc.py", "ANSWER = 42", "layers of app.src"),
+    ("app/src/benchmark/side_by_side.py", "from app.src.benchmark import report", "layers of the benchmarks"),
     ("app/src/demo.py", "import hana_emulator", "production code never imports the stand-in"),
     ("connector/stores/hana.py", "from hana_emulator import types", "production code never imports the stand-in"),
     ("hana_emulator/types.py", "from connector import model", "the stand-in shares no code with what it tests"),

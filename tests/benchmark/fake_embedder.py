@@ -1,0 +1,31 @@
+"""A worker for tests, run by the worker protocol: vectors without a model. `how` is not used; the model's name says how
+long they are (hash:N), and what shall go wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from embedding import Loaded, Wish, serve
+
+
+def load(wish: Wish) -> Loaded:
+    print("libraries print to stdout")
+    if not wish.model.startswith("hash:"):
+        raise ValueError(f"no model {wish.model}")
+    dimension = int(wish.model.removeprefix("hash:"))
+
+    def encode(texts: list[str], setting: Any) -> Any:
+        rows = []
+        for text in texts:
+            seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+            rows.append(np.random.default_rng(seed).standard_normal(dimension))
+        vectors = np.array(rows)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    return Loaded(encode, ("slow", "fast"), {"precision": "fp64"})
+
+
+if __name__ == "__main__":
+    serve(("numpy",), load)

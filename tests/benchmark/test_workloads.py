@@ -1,0 +1,53 @@
+"""What is measured on: the same each time, and like what it stands for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from app.src.benchmark.search import K, Ours, filled
+from app.src.benchmark.workloads import Clusters, exact_best, material, overlap, texts
+
+
+def test_texts_are_the_same_each_time_and_of_two_kinds() -> None:
+    short, skewed = texts(0.5)
+    assert [short.texts, skewed.texts] == [load.texts for load in texts(0.5)]
+    assert (len(short.texts), len(skewed.texts)) == (400, 100)
+    lengths = [len(text.split()) for text in skewed.texts]
+    assert max(lengths) > 4 * sorted(lengths)[len(lengths) // 2], "a few are much longer than most"
+    assert max(map(len, short.texts)) < max(map(len, skewed.texts))
+
+
+def test_materials_differ_and_fit_their_columns() -> None:
+    rows = [material(number) for number in range(500)]
+    assert rows == [material(number) for number in range(500)]
+    assert len({row[2:4] for row in rows}) > 490
+    for client, number, name, more, kind in rows:
+        assert (len(client), len(number), len(kind) <= 4) == (3, 18, True)
+        assert len(name) <= 40
+        assert len(more) <= 500
+
+
+def test_vectors_lie_together_as_those_of_texts() -> None:
+    clusters = Clusters(384)
+    vectors, queries = clusters.draw(20_000), clusters.draw(40)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    scores = np.sort(queries @ vectors.T, axis=1)
+    assert 0.3 < np.median(scores[:, -10]) < 0.8
+    assert abs(np.median(scores)) < 0.1
+    assert sum(map(len, clusters.blocks(25_000))) == 25_000
+
+
+def test_the_local_store_finds_the_exact_best(tmp_path: object) -> None:
+    from contextlib import closing
+    from pathlib import Path
+
+    assert isinstance(tmp_path, Path)
+    clusters = Clusters(32)
+    vectors, queries = clusters.draw(3_000), clusters.draw(10)
+    with closing(filled(tmp_path / "store", vectors)) as store:
+        ours = Ours(store, queries)
+        assert ours.work() > 0
+        found = ours.rows()
+    assert overlap(found, exact_best(vectors, queries, K)) == 1.0
+    brute = np.argsort(-(queries.astype(np.float64) @ vectors.astype(np.float64).T), axis=1)[:, :K]
+    assert np.array_equal(found, brute)

@@ -1,0 +1,104 @@
+"""docs/benchmarks.md shows the committed results as they are, missed bars included, and no drawing is older than its
+figures.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.docs.sections import ROOT, check_section
+
+PAGE = "docs/benchmarks.md"
+RESULTS = ROOT / "benchmarks/results"
+
+
+def _plots() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("plots", ROOT / "benchmarks/plots.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PLOTS = _plots()
+FOUND: dict[str, dict[str, Any]] = PLOTS.results()
+
+
+def section(results: Mapping[str, Mapping[str, Any]]) -> str:
+    return "\n\n".join(part for name, document in results.items() for part in _of(name, document))
+
+
+def _of(name: str, document: Mapping[str, Any]) -> list[str]:
+    about = document["machine"]
+    commit = (about.get("commit") or "unknown")[:10]
+    lines = ["| figure | median | target | |", "|---|---|---|---|", *map(_line, document["figures"])]
+    return [
+        f"### {document['benchmark'].capitalize()}",
+        f"`benchmarks/results/{name}.json`: {about['cpu']}, {about['cores']} cores, commit {commit}, load average "
+        f"{about['load_average'][0]} before.",
+        "\n".join(lines),
+        f"![{document['benchmark']}](../benchmarks/results/{name}.svg)",
+    ]
+
+
+def _line(figure: Mapping[str, Any]) -> str:
+    marks = [] if figure["verdict"] in (None, "met") else [f"**{figure['verdict']}**"]
+    if figure["target"] is not None and not marks:
+        marks.append("met")
+    if figure["disturbed"]:
+        marks.append("disturbed: says nothing")
+    return (
+        f"| {figure['name']} | {figure['median']:g} {figure['unit']} | {figure['target'] or ''} | {', '.join(marks)} |"
+    )
+
+
+def test_the_page_shows_the_results() -> None:
+    check_section(PAGE, "benchmarks", section(FOUND), "tests/docs/test_benchmarks.py")
+
+
+def test_a_missed_bar_is_shown_as_missed() -> None:
+    figure = {"name": "speed", "median": 1.7, "unit": "x", "target": ">= 1.75", "verdict": "missed", "disturbed": True}
+    assert _line(figure) == "| speed | 1.7 x | >= 1.75 | **missed**, disturbed: says nothing |"
+
+
+def test_the_drawings_are_of_these_figures() -> None:
+    drawn = {
+        path.stem: re.findall(r"sha256:([0-9a-f]{64})", path.read_text(encoding="utf-8"))
+        for path in RESULTS.glob("*.svg")
+    }
+    wanted = {name: [PLOTS.digest(document)] for name, document in FOUND.items()}
+    assert drawn == wanted, "draw them anew: python benchmarks/plots.py"
+
+
+def test_the_digest_sees_every_figure() -> None:
+    figure = {"name": "a", "median": 1.0, "unit": "x", "rounds": [1.0], "disturbed": False, "target": None}
+    before = {"benchmark": "b", "figures": [figure]}
+    digests = {PLOTS.digest(before)} | {
+        PLOTS.digest({"benchmark": "b", "figures": [figure | change]})
+        for change in ({"median": 1.1}, {"rounds": [1.1]}, {"target": "<= 2"}, {"disturbed": True})
+    }
+    assert len(digests) == 5
+
+
+def test_every_program_is_explained() -> None:
+    """One question a file; its head says how to run it."""
+    for program in sorted(Path(ROOT / "benchmarks").glob("*.py")):
+        head = program.read_text(encoding="utf-8").split('"""')[1]
+        assert f"benchmarks/{program.name}" in head, program.name
+
+
+def test_a_document_becomes_a_section() -> None:
+    figure = {"name": "ready", "median": 3.0, "unit": "s", "target": "<= 4", "verdict": "met", "disturbed": False}
+    about = {"cpu": "C", "cores": 2, "commit": "0123456789abcdef", "load_average": [0.5, 1.0]}
+    document = {"benchmark": "start", "machine": about, "figures": [figure]}
+    made = section({"start": document})
+    assert "commit 0123456789, load average 0.5 before." in made
+    assert "| ready | 3 s | <= 4 | met |" in made
+    assert "(../benchmarks/results/start.svg)" in made
+    assert section({}) == ""

@@ -1,0 +1,156 @@
+"""`owl-sap benchmark` as a person meets it, with the hashing embedder, small."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from app.src.benchmark.serve import Place, RequestFailed
+
+Cli = Callable[..., Any]
+HASHING = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}
+FAKE = str(Path(__file__).parents[1] / "benchmark" / "fake_embedder.py")
+FIGURE = {"name", "median", "unit", "rounds", "disturbed", "disturbed_rounds", "target", "floor", "verdict"}
+
+
+def check(document: dict[str, Any], rounds: int) -> None:
+    assert set(document["machine"]) >= {"cpu", "cores", "python", "numpy", "commit", "load_average"}
+    assert document["figures"]
+    for figure in document["figures"]:
+        assert set(figure) >= FIGURE
+        assert figure["median"] > 0
+        assert len(figure["rounds"]) in (1, rounds)
+
+
+@pytest.mark.covers("benchmark embed")
+def test_embedding_against_a_worker_of_ones_own(cli: Cli) -> None:
+    run = cli("benchmark", "embed", "--against", FAKE, "--rounds", "2", "--scale", "0.02", "--json", **HASHING)
+    assert run.code == 0, run.err
+    check(run.json, 2)
+    assert [figure["name"] for figure in run.json["figures"]] == [
+        "short: fake_embedder / ours",
+        "skewed: fake_embedder / ours",
+    ]
+    assert run.json["options"]["model"] == "hash:16"
+    assert run.json["peers"]["fake_embedder"]["precision"] == "fp64"
+    assert -1 <= run.json["figures"][0]["least_cosine"] < 0.99
+    assert "rounds of ours, fake_embedder" in run.err
+
+
+@pytest.mark.covers("benchmark search")
+def test_searching_against_numpy(cli: Cli) -> None:
+    run = cli("--output", "table", "benchmark", "search", "--rounds", "2", "--rows", "500")
+    assert run.code == 0, run.err
+    assert "ours / numpy" in run.out
+    assert "recall 1" in run.err
+
+
+@pytest.mark.covers("benchmark sync")
+def test_a_sync_against_the_engine(cli: Cli) -> None:
+    run = cli("benchmark", "sync", "--rounds", "1", "--rows", "50", "--json", **HASHING)
+    assert run.code == 0, run.err
+    check(run.json, 1)
+    assert run.json["figures"][0]["name"] == "sync / engine alone"
+    assert run.json["options"]["source"] == "the stand-in"
+    assert set(run.json["figures"][0]["stages"]) >= {"read", "embed", "apply"}
+
+
+class _OtherServer(BaseHTTPRequestHandler):
+    """Says that there are vectors, at /v1/embeddings only."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        found = self.path == "/v1/embeddings"
+        answer = b'{"data": [{"embedding": "AAAA"}]}' if found else b"{}"
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def other() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _OtherServer) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.covers("benchmark serve")
+def test_serving_beside_another_server(cli: Cli, other: str, tmp_path: Path) -> None:
+    run = cli("benchmark", "serve", "--against", other, "--rounds", "1", "--seconds", "0.1", "--json", **HASHING)
+    assert run.code == 0, run.err
+    check(run.json, 1)
+    names = [figure["name"] for figure in run.json["figures"]]
+    assert names[:3] == ["ours, 1 clients", "theirs, 1 clients", "1 clients: requests/s, ours / theirs"]
+    assert 0 < run.json["figures"][0]["p50_ms"] <= run.json["figures"][0]["p95_ms"]
+    assert list(tmp_path.iterdir()) == [], "nothing is left where it was started"
+
+
+@pytest.mark.covers("benchmark serve", errors=True)
+def test_what_cannot_be_put_under_load(cli: Cli, other: str) -> None:
+    elsewhere = cli("benchmark", "serve", "--url", f"{other}/elsewhere", "--rounds", "1", "--seconds", "0.05")
+    assert (elsewhere.code, "status 404" in elsewhere.err) == (2, True)
+    with pytest.raises(RequestFailed, match="does not answer"):
+        Place("127.0.0.1:9", None).client(0, time.perf_counter() + 1)
+    with pytest.raises(RequestFailed, match="no address"):
+        Place("https://127.0.0.1", None)
+    wrong = cli("benchmark", "serve", OWL_SAP_EMBEDDING__MODEL="/no/such/model")
+    assert (wrong.code, "no such folder" in wrong.err) == (3, True)
+
+
+@pytest.mark.covers("benchmark embed", "benchmark search", "benchmark sync", errors=True)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("embed", "--against", "onx"), 'did you mean "onnx"'),
+        (
+            ("search", "--against", "faiss", "--peers", "nowhere"),
+            "owl-sap benchmark peers faiss --make --peers nowhere",
+        ),
+        (("sync", "--against", "numpy"), "there is: engine"),
+        (("embed",), "the test embedder, which sentence-transformers cannot load"),
+    ],
+)
+def test_a_peer_that_is_not_there(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+    run = cli("benchmark", *arguments, **HASHING)
+    assert (run.code, run.out) == (2, "")
+    assert words in run.err
+
+
+@pytest.mark.covers("benchmark peers")
+def test_the_peers_are_listed(cli: Cli) -> None:
+    run = cli("benchmark", "peers", "onnx-int8", "faiss", "--json")
+    assert run.code == 0
+    assert [row["environment"] for row in run.json] == ["onnx", "faiss"]
+    assert run.json[0]["peers"] == ["onnx", "onnx-int8"]
+    assert run.json[0]["made"] is False
+
+
+@pytest.mark.covers("benchmark peers", errors=True)
+def test_a_peer_nobody_knows(cli: Cli) -> None:
+    run = cli("benchmark", "peers", "tensorflow")
+    assert (run.code, "there are: sentence-transformers" in run.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_the_real_model_against_sentence_transformers(cli: Cli) -> None:
+    """In our own environment, which has it: the same vectors."""
+    run = cli("benchmark", "embed", "--rounds", "1", "--scale", "0.05", "--json", OWL_SAP_EMBEDDING__PRECISION="fp32")
+    assert run.code == 0, run.err
+    for figure in run.json["figures"]:
+        assert figure["least_cosine"] > 0.99999
+        assert figure["top_10_overlap"] > 0.99
