@@ -317,6 +317,33 @@ def test_a_query_passes_in_the_midst_of_a_batch(scenes: Callable[..., Scene]) ->
     assert scene.told.batches == [("bulk", 100), ("interactive", 1)]
 
 
+def test_a_query_passes_between_the_layers_of_a_real_model(
+    minilm: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks when the first layer of the bulk batch is done, so nothing depends on speed."""
+    told, ended, texts = Told(), [], many(40)
+    batcher = Batcher(minilm, watcher=told)
+    let_pass = batcher._let_pass
+    queries: list[Any] = []
+
+    def ask_once() -> None:
+        if not queries:
+            queries.append(batcher.submit(["who waits"], "interactive"))
+            queries[0].add_done_callback(lambda _: ended.append("query"))
+        let_pass()
+
+    monkeypatch.setattr(batcher, "_let_pass", ask_once)
+    bulk = batcher.submit(texts, "bulk")
+    bulk.add_done_callback(lambda _: ended.append("bulk"))
+    found = bulk.result(PATIENCE)
+    batcher.close()
+    assert ended == ["query", "bulk"]
+    assert told.batches == [("bulk", 40), ("interactive", 1)]
+    assert minilm.steps == 7
+    np.testing.assert_allclose(found, minilm.embed(texts), atol=1e-5)
+    np.testing.assert_allclose(queries[0].result(PATIENCE), minilm.embed(["who waits"]), atol=1e-5)
+
+
 def test_a_batch_that_lets_pass_comes_to_its_end_all_the_same(scenes: Callable[..., Scene]) -> None:
     scene = scenes(pauses=3)
     backend = scene.backend
