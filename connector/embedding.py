@@ -25,26 +25,37 @@ _PROBE = "a plain word"
 
 
 class VectorCache:
-    """The vectors of the texts last embedded, by text; bounded in bytes, oldest out first."""
+    """Vectors by text; bounded in bytes, the least recently used out first. Not thread-safe."""
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
         self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
         self._max_bytes = max_bytes
-        self._bytes = 0
+        self.bytes = 0
 
     @staticmethod
     def key(text: str) -> bytes:
         return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def get(self, key: bytes) -> Vector | None:
-        return self._vectors.get(key)
+        vector = self._vectors.get(key)
+        if vector is not None:
+            self._vectors.move_to_end(key)
+        return vector
 
     def put(self, key: bytes, vector: Vector) -> None:
+        self._forget(self._vectors.pop(key, None))
         self._vectors[key] = vector
-        self._bytes += vector.nbytes + _ENTRY_BYTES
-        while self._bytes > self._max_bytes:
-            _, oldest = self._vectors.popitem(last=False)
-            self._bytes -= oldest.nbytes + _ENTRY_BYTES
+        self.bytes += vector.nbytes + _ENTRY_BYTES
+        while self.bytes > self._max_bytes:
+            self._forget(self._vectors.popitem(last=False)[1])
+
+    def clear(self) -> None:
+        self._vectors.clear()
+        self.bytes = 0
+
+    def _forget(self, vector: Vector | None) -> None:
+        if vector is not None:
+            self.bytes -= vector.nbytes + _ENTRY_BYTES
 
 
 @dataclass(slots=True)
@@ -110,7 +121,8 @@ class TextEmbedder:
 
     def _check_engine(self, count: int) -> None:
         try:
-            healthy = all(_are_units(self._embedder.embed_query(_PROBE)[None, :]))
+            # Not as a query: that may be remembered from when the engine was well.
+            healthy = all(_are_units(self._embedder.embed_documents([_PROBE])))
         except TextsNotEmbeddable:
             healthy = False
         if not healthy:

@@ -15,6 +15,7 @@ from prometheus_client import (
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _LONG = (0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 
 
@@ -49,6 +50,28 @@ class Metrics:
         self.embed_tokens = Counter("owl_sap_embed_tokens", "Tokens embedded by sync", registry=registry)
         self.embed_seconds = Histogram(
             "owl_sap_embed_seconds", "Duration of one embed call", buckets=_FAST, registry=registry
+        )
+        self.embed_queue = Gauge(
+            "owl_sap_embed_queue_texts", "Texts that wait for the engine", ["lane"], registry=registry
+        )
+        self.embed_wait_seconds = Histogram(
+            "owl_sap_embed_wait_seconds",
+            "How long a request waited for the engine",
+            ["lane"],
+            buckets=_FAST,
+            registry=registry,
+        )
+        self.embed_batch_texts = Histogram(
+            "owl_sap_embed_batch_texts", "Texts computed together", ["lane"], buckets=_TEXTS, registry=registry
+        )
+        self.embed_refused = Counter(
+            "owl_sap_embed_refused", "Requests refused because they would have waited too long", registry=registry
+        )
+        self.query_cache = Counter(
+            "owl_sap_query_cache", "Search texts looked up in the cache of vectors", ["result"], registry=registry
+        )
+        self.query_cache_bytes = Gauge(
+            "owl_sap_query_cache_bytes", "Memory of the cache of search texts' vectors", registry=registry
         )
         self.search_seconds = Histogram(
             "owl_sap_search_seconds",

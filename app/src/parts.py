@@ -1,21 +1,20 @@
-"""The parts of a service, each built from Settings when it is first needed: connections, source, store, engine, and the
-engine as the connector wants it. Knows no operation on them, no HTTP and no terminal.
+"""The parts of a service, each built from Settings when it is first needed: connections, source, store, engine, and
+what embeds with it. Knows no operation on them, no HTTP and no terminal.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from app.src.embedder import EngineEmbedder as EngineEmbedder
+from app.src.metrics import Metrics
 from app.src.settings import HanaSettings, Settings
-from connector.errors import ConfigurationError, ConnectorError, TextsNotEmbeddable, UnknownTable
-from connector.model import ModelSource, Vectors
+from connector.errors import ConfigurationError, ConnectorError, UnknownTable
+from connector.model import ModelSource
 from connector.protocols import Source, VectorStore
 
 if TYPE_CHECKING:
@@ -25,54 +24,20 @@ if TYPE_CHECKING:
 Part = TypeVar("Part")
 
 
-class EngineEmbedder:
-    """The engine as the connector wants it: `connector.model.Embedder`, with the engine's errors translated."""
-
-    def __init__(self, engine: EmbeddingEngine) -> None:
-        self._engine = engine
-        self.dimension = engine.dimension
-        self.model = engine.model
-        self.fingerprint = engine.fingerprint
-        self.max_tokens = engine.max_tokens
-
-    def embed_documents(self, texts: Sequence[str]) -> Vectors:
-        with _translated():
-            return self._engine.embed(list(texts))
-
-    def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
-        with _translated():
-            return self._engine.embed_counted(list(texts))
-
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        vector: NDArray[np.float32] = self.embed_documents([text])[0]
-        return vector
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return self._engine.count_tokens(list(texts))
-
-    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
-        return self._engine.split(text, max_tokens, overlap)
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    from app.src.core.backends import NonFinite
-
-    try:
-        yield
-    except NonFinite as error:
-        raise TextsNotEmbeddable(str(error), indices=error.indices) from error
-
-
 class Parts:
     """Thread-safe. Nothing is connected or loaded before it is needed; `close` ends what was opened."""
 
-    def __init__(self, settings: Settings, *, source: Source | None = None, store: VectorStore | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        *,
+        source: Source | None = None,
+        store: VectorStore | None = None,
+    ) -> None:
         """`source` and `store` replace what the settings describe; they are closed all the same."""
         self.settings = settings
+        self._metrics = metrics or Metrics()
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
         self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
@@ -93,7 +58,7 @@ class Parts:
 
     @property
     def embedder(self) -> EngineEmbedder:
-        return self._part("embedder", lambda: EngineEmbedder(self.engine))
+        return self._part("embedder", lambda: self._embedder_over(self.engine))
 
     @property
     def model_source(self) -> ModelSource:
@@ -106,7 +71,7 @@ class Parts:
         key = (model.name, model.revision)
         with self._others_lock:  # not the parts' own lock: loading takes seconds
             if key not in self._others:
-                self._others[key] = EngineEmbedder(self._load_engine(model))
+                self._others[key] = self._embedder_over(self._load_engine(model))
             return self._others[key]
 
     @property
@@ -174,7 +139,7 @@ class Parts:
     def close(self) -> None:
         with self._lock:
             parts, self._parts = self._parts, {}
-        for name in ("store", *(name for name in parts if name.startswith("pool ")), "engine"):
+        for name in ("store", *(name for name in parts if name.startswith("pool ")), "embedder", "engine"):
             if name in parts:
                 parts[name].close()
         with self._others_lock:
@@ -190,6 +155,11 @@ class Parts:
                 self._parts[name] = build()
             part: Part = self._parts[name]
         return part
+
+    def _embedder_over(self, engine: EmbeddingEngine) -> EngineEmbedder:
+        wanted = self.settings.embedding
+        size = wanted.query_cache_mb << 20
+        return EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
 
     def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
         """The configured model; or another, on the same device within the same limits."""

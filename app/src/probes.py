@@ -70,7 +70,7 @@ class Probes:
         return readiness
 
     def _engine_answers(self) -> None:
-        vectors = self._parts.engine.embed(["probe"])
+        vectors = self._parts.embedder.embed(["probe"])
         if not np.isfinite(vectors).all():
             raise RuntimeError("the engine returned numbers that are not finite")
 

@@ -70,7 +70,7 @@ class Service:
         self.settings = settings
         self.file = file
         self.metrics = metrics or Metrics()
-        self.parts = Parts(settings, source=source, store=store)
+        self.parts = Parts(settings, self.metrics, source=source, store=store)
         self.background = Background(settings, file, self, self.parts.expected_errors)
         self.jobs = self.background.jobs
         self.probes = Probes(self.parts)
@@ -369,9 +369,10 @@ class Service:
     # --------------------------------------------------------------------------------------------------- search
 
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
-        """Vectors in the order of the texts, shape (n, dimension). Raises the engine's errors."""
+        """Vectors in the order of the texts, shape (n, dimension): soon for a small call, for a large one in turns with
+        syncs. Raises the engine's errors."""
         start = time.perf_counter()
-        vectors = self.engine.embed(list(texts), normalize=normalize)
+        vectors = self.embedder.embed(list(texts), normalize=normalize)
         self.metrics.embedded_texts.inc(len(texts))
         self.metrics.embed_seconds.observe(time.perf_counter() - start)
         return vectors

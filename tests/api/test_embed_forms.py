@@ -158,6 +158,11 @@ def request(method: str, route: str, status: int, times: int = 1) -> Counters:
     }
 
 
+def computed(lane: str = "interactive") -> Counters:
+    """One batch, of one request."""
+    return {("owl_sap_embed_batch_texts_count", lane): 1, ("owl_sap_embed_wait_seconds_count", lane): 1}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "expected"),
     [
@@ -172,13 +177,17 @@ def request(method: str, route: str, status: int, times: int = 1) -> Counters:
             "POST",
             "/embed",
             {"inputs": ["a", "b", "a"]},
-            request("POST", "/embed", 200) | {("owl_sap_embed_texts_total",): 3, ("owl_sap_embed_seconds_count",): 1},
+            request("POST", "/embed", 200)
+            | computed()
+            | {("owl_sap_embed_texts_total",): 3, ("owl_sap_embed_seconds_count",): 1},
         ),
         (
             "POST",
             SEARCH,
             {"query": "steel"},
             request("POST", "/v1/collections/{name}/search", 200)
+            | computed()
+            | {("owl_sap_query_cache_total", "miss"): 1, ("owl_sap_query_cache_bytes",): 64 * 4 + 256}
             | {("owl_sap_search_seconds_count", "materials", stage): 1 for stage in ("embed", "store")},
         ),
         ("POST", SEARCH, {"query": "a", "k": 0}, request("POST", "/v1/collections/{name}/search", 422)),
@@ -201,7 +210,7 @@ def test_a_sync_counts_every_row_once(client: Client, service: Service, source: 
     }
     assert moved(client, service, lambda: service.sync("materials")) == done | rows(unchanged=4)
     source.rows_by_key["9"] = {"MATNR": "9", "MAKTX": "conveyor belt", "MTART": "ROH"}
-    embedded = {("owl_sap_embed_texts_total",): 1, ("owl_sap_embed_tokens_total",): 2}
+    embedded = computed("bulk") | {("owl_sap_embed_texts_total",): 1, ("owl_sap_embed_tokens_total",): 2}
     assert moved(client, service, lambda: service.sync("materials")) == done | rows(unchanged=4, upserted=1) | embedded
     del source.rows_by_key["9"]
     assert moved(client, service, lambda: service.sync("materials")) == done | rows(unchanged=4, deleted=1)
@@ -281,7 +290,7 @@ def test_what_a_failed_job_tells(
     def failing(_texts: list[str], **_options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(service.engine, "embed_counted", failing)
+    monkeypatch.setattr(service.embedder.batcher, "embed_counted", failing)
     source.rows_by_key["7"] = {"MATNR": "7", "MAKTX": "a new row", "MTART": "ROH"}
     try:
         job = job_of(client)
@@ -294,15 +303,15 @@ def test_what_a_failed_job_tells(
 def test_a_row_without_a_vector_is_set_aside_by_the_job(
     client: Client, service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embed = service.engine.embed_counted
+    embed = service.embedder.batcher.embed_counted
 
-    def picky(texts: list[str]) -> Any:
+    def picky(texts: list[str], **options: Any) -> Any:
         bad = [index for index, text in enumerate(texts) if "poison" in text]
         if bad:
             raise NonFinite(bad)
-        return embed(texts)
+        return embed(texts, **options)
 
-    monkeypatch.setattr(service.engine, "embed_counted", picky)
+    monkeypatch.setattr(service.embedder.batcher, "embed_counted", picky)
     rows = {"7": "poison", "8": "a healthy row"}
     source.rows_by_key |= {key: {"MATNR": key, "MAKTX": text, "MTART": "ROH"} for key, text in rows.items()}
     try:

@@ -12,6 +12,7 @@ import pytest
 from httpx import Client, Response
 
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
+from app.src.core.batcher import EngineOverloaded, WorkerDied
 from app.src.service import Service
 from connector import errors
 from tests.api.conftest import TableSource, serving, settings_in
@@ -313,6 +314,8 @@ def test_request_ids_differ(client: Client) -> None:
         (NonFinite([0]), 422),
         (OutOfMemory("memory does not hold this batch"), 503),
         (EngineClosed("the engine is closed"), 503),
+        (EngineOverloaded("the embedding engine is busy"), 429),
+        (WorkerDied("the thread that computes has ended"), 503),
     ],
     ids=lambda value: type(value).__name__,
 )

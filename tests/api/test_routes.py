@@ -75,10 +75,10 @@ def test_not_ready_while_the_store_is_away(client: Client, service: Service, mon
 
 @pytest.mark.covers("GET /health/ready", errors=True)
 def test_not_ready_without_a_model(client: Client, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(texts: list[str]) -> np.ndarray:
+    def broken(texts: list[str], **_options: Any) -> np.ndarray:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(service.engine, "embed", broken)
+    monkeypatch.setattr(service.embedder.batcher, "embed", broken)
     response = client.get("/health/ready")
     assert response.status_code == 503
     assert response.json()["checks"]["engine"] is False
@@ -90,13 +90,13 @@ def test_live_answers_while_the_engine_is_busy(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    embed = service.engine.embed
+    embed = service.embedder.batcher.embed
 
     def slow(texts: list[str], *, normalize: bool = True) -> np.ndarray:
         assert go.wait(20)
         return embed(texts, normalize=normalize)
 
-    monkeypatch.setattr(service.engine, "embed", slow)
+    monkeypatch.setattr(service.embedder.batcher, "embed", slow)
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(client.post("/embed", json={"inputs": "a"}).status_code))
     thread.start()

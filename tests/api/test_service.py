@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core.backends import NonFinite
 from app.src.doctor import Fault
-from app.src.parts import EngineEmbedder
 from app.src.searching import unit_vector
 from app.src.service import Service, SyncRequest
 from app.src.settings import Settings
@@ -20,7 +18,6 @@ from connector.errors import (
     ModelMismatch,
     PermissionRefused,
     StoreCorrupt,
-    TextsNotEmbeddable,
     UnknownCollection,
     UnknownColumn,
     UnknownTable,
@@ -167,34 +164,6 @@ def test_a_blank_search_text_is_refused(synced: Service) -> None:
     for text in ("", " \n"):
         with pytest.raises(ValueError, match="empty"):
             synced.search("materials", text)
-
-
-class OneBadText:
-    """An engine that cannot embed the text "bad"."""
-
-    dimension, max_tokens, model, fingerprint = 2, 8, "one-bad", "1"
-
-    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> np.ndarray:
-        bad = [index for index, text in enumerate(texts) if text == "bad"]
-        if bad:
-            raise NonFinite(bad)
-        return np.ones((len(texts), 2), dtype=np.float32)
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [1 for _ in texts]
-
-    def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
-        return [text]
-
-
-def test_the_embedder_translates_the_engines_error() -> None:
-    embedder = EngineEmbedder(OneBadText())  # type: ignore[arg-type]
-    assert embedder.embed_query("good").shape == (2,)
-    with pytest.raises(TextsNotEmbeddable) as caught:
-        embedder.embed_documents(["a", "bad", "b", "bad"])
-    assert caught.value.indices == (1, 3)
-    assert "bad" not in str(caught.value)
-    assert (embedder.count_tokens(["a"]), embedder.split("a b", 1, 0)) == ([1], ["a b"])
 
 
 @pytest.mark.parametrize(

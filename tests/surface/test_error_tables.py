@@ -57,6 +57,8 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "DeviceUnavailable": (2, 500, False),
     "OutOfMemory": (4, 503, True),
     "EngineClosed": (4, 503, False),
+    "EngineOverloaded": (4, 429, True),
+    "WorkerDied": (4, 503, True),
     "NonFinite": (1, 422, False),
 }
 
@@ -153,4 +155,4 @@ def test_codes_of_the_interface() -> None:
 def test_whatever_may_be_retried_is_503_with_retry_after() -> None:
     retryable = {kind.__name__ for kind in OURS if getattr(kind, "retryable", False)}
     assert retryable == {name for name, (_, _, again) in TABLE.items() if again}
-    assert {TABLE[name][1] for name in retryable} == {503}
+    assert {TABLE[name][1] for name in retryable} == {429, 503}

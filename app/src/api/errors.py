@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from app.src.core import backends
+from app.src.core import backends, batcher
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service import Service
 from connector import errors
@@ -95,6 +95,8 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.SyncPaused, 409),
     (errors.ConnectorError, CRASHED),
     (backends.NonFinite, 422),
+    (batcher.EngineOverloaded, TOO_MANY),
+    (batcher.WorkerDied, UNAVAILABLE),
     (backends.OutOfMemory, UNAVAILABLE),
     (backends.EngineClosed, UNAVAILABLE),
     (backends.EngineError, CRASHED),

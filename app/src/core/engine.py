@@ -11,8 +11,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from .backends import Backend, EngineClosed, NonFinite, OutOfMemory, TokenIds, Vectors
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
+from .backends.pausing import Interruptible
 from .device import DeviceProfile
 from .memory import MemoryLimits, T4MemoryManager
 from .planning import padded, plan_batches, windows_of
@@ -88,11 +90,14 @@ class EmbeddingEngine:
 
     def __init__(self, backend: Backend, limits: MemoryLimits | None = None) -> None:
         self._backend = backend
+        self._interruptible = backend if isinstance(backend, Interruptible) else None
         self._memory = T4MemoryManager(backend.profile, limits, free_bytes=backend.free_bytes())
         self._memory.plan_for(backend.info.shape, backend.info.precision)
         self._packed = backend.info.path in UNPADDED
         self._multiple = backend.profile.padding_multiple(backend.info.precision)
         self._device = threading.Lock()
+        self._passing: int | None = None
+        """The thread in which a batch lets another one pass, which is then within the lock already."""
         self._counting = threading.Lock()
         self._stats = EngineStats()
         self._closed = False
@@ -159,7 +164,7 @@ class EmbeddingEngine:
         with self._counting:
             return replace(self._stats, out_of_memory=self._memory.out_of_memory_count)
 
-    # -- what it does
+    # -- what it does for one caller at a time
 
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
         """Float32 (n, dimension), row i for text i, every row finite and, unless `normalize` is off, of length 1.
@@ -178,21 +183,21 @@ class EmbeddingEngine:
         self, texts: Sequence[str], *, normalize: bool = True, counted: bool = False
     ) -> tuple[Vectors, list[int]]:
         places: dict[str, int] = {}
-        rows = np.fromiter((places.setdefault(text, len(places)) for text in _strings(texts)), np.intp, len(texts))
+        rows = np.fromiter((places.setdefault(text, len(places)) for text in strings(texts)), np.intp, len(texts))
         unique = list(places)
         vectors = np.empty((len(unique), self.dimension), dtype=np.float32)
         lengths = self._embed_unique(unique, vectors)
         self._refuse_bad(vectors, rows)
         if normalize:
-            vectors /= np.sqrt(_squares(vectors))[:, None]
-        counts = self._whole_lengths(unique, lengths)[rows].tolist() if counted else []
-        self._count(texts=len(texts), computed_texts=len(unique))
+            vectors = normalized(vectors)
+        counts = self.whole_lengths(unique, lengths)[rows].tolist() if counted else []
+        self.count_texts(len(texts), len(unique))
         return (vectors[rows] if len(unique) < len(texts) else vectors), counts
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each whole text, without special tokens."""
         self._check_open()
-        return self._backend.count(_strings(texts))
+        return self._backend.count(strings(texts))
 
     def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
         """Exact substrings of at most `max_tokens` tokens that together cover `text`, each beginning up to `overlap`
@@ -205,6 +210,45 @@ class EmbeddingEngine:
         """Where the pieces of `split` stand: first character, one after the last."""
         self._check_open()
         return piece_spans(text, self._backend.offsets(text), max_tokens, overlap, self._tokens_of)
+
+    # -- for the batcher, which plans for many callers
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of one batch."""
+        return self._memory.token_budget
+
+    @property
+    def steps(self) -> int:
+        """In how many parts of about equal length `compute` can be interrupted; 1: not at all."""
+        return 1 if self._interruptible is None else 1 + self._interruptible.pauses
+
+    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Ids with special tokens, cut to what the model takes."""
+        self._check_open()
+        return list(self._tokenize(texts, range(len(texts))).tokens)
+
+    def plan(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Positions in batches that the device takes, longest first."""
+        return self._planned(lengths, self._memory.token_budget)
+
+    def smaller(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Positions of a batch that ran out of memory, in smaller ones; later batches are planned smaller, too."""
+        return self._smaller(range(len(lengths)), lengths)
+
+    def compute(self, batch: Sequence[TokenIds], pause: Callable[[], None] | None = None) -> Vectors:
+        """One batch: float32 (n, dimension), not normalised, rows without a finite vector included (`usable`).
+
+        `pause` is called now and then in its midst, by backends that can (`steps`); it may call `compute`. Raises
+        OutOfMemory, EngineClosed.
+        """
+        return self._run(batch, pause)
+
+    def count_texts(self, texts: int, computed: int) -> None:
+        """Texts of a call, and how many of them are different."""
+        self._count(texts=texts, computed_texts=computed)
+
+    # -- its end
 
     def close(self) -> None:
         """Wait for the batch in progress, then let go of model and memory. Calls after that raise EngineClosed."""
@@ -234,7 +278,8 @@ class EmbeddingEngine:
                 self._compute(window, vectors)
         return lengths
 
-    def _whole_lengths(self, texts: Sequence[str], lengths: NDArray[np.intp]) -> NDArray[np.intp]:
+    def whole_lengths(self, texts: Sequence[str], lengths: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Tokens of each whole text as `count_tokens` gives them; `lengths`: of what `tokenize` gave."""
         whole = lengths - self._backend.info.special_tokens
         full = np.flatnonzero(whole >= self.max_tokens).tolist()
         if full:
@@ -285,21 +330,46 @@ class EmbeddingEngine:
             plan = [plan[0][: len(batch) // 2], plan[0][len(batch) // 2 :]]
         return [[batch[place] for place in part] for part in plan]
 
-    def _run(self, tokens: Sequence[TokenIds]) -> Vectors:
+    def _run(self, tokens: Sequence[TokenIds], pause: Callable[[], None] | None = None) -> Vectors:
         """One batch on the device; rows that are not finite are computed again, alone and in fp32."""
-        with self._device:
+        passes = self._passing == threading.get_ident()
+        with contextlib.nullcontext() if passes else self._device:
             self._check_open()
+            paused: list[float] = []
             started = time.perf_counter()
-            vectors = self._backend.forward(tokens)
+            with self._pausing(None if pause is None else partial(self._let_pass, pause, paused)):
+                vectors = self._backend.forward(tokens)
             bad = np.flatnonzero(~usable(vectors)).tolist()
             if bad:
                 vectors = np.array(vectors)
                 for row in bad:
                     vectors[row] = self._backend.forward([tokens[row]], exact=True)[0]
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - started - sum(paused)
         self._memory.succeeded()
         self._count_batch(tokens, seconds, len(bad))
         return vectors
+
+    def _let_pass(self, pause: Callable[[], None], paused: list[float]) -> None:
+        started = time.perf_counter()
+        self._passing = threading.get_ident()
+        try:
+            pause()
+        finally:
+            self._passing = None
+            paused.append(time.perf_counter() - started)
+
+    @contextlib.contextmanager
+    def _pausing(self, pause: Callable[[], None] | None) -> Iterator[None]:
+        """Batches nest: each has its own way to pause, and most have none."""
+        backend = self._interruptible
+        if backend is None:
+            yield
+            return
+        before, backend.pause = backend.pause, pause
+        try:
+            yield
+        finally:
+            backend.pause = before
 
     def _refuse_bad(self, vectors: Vectors, rows: NDArray[np.intp]) -> None:
         good = usable(vectors)
@@ -331,13 +401,19 @@ def usable(vectors: Vectors) -> NDArray[np.bool_]:
     return np.isfinite(squares) & (squares > 0)
 
 
+def normalized(vectors: Vectors) -> Vectors:
+    """Each row of length 1, in place; all are `usable`."""
+    vectors /= np.sqrt(_squares(vectors))[:, None]
+    return vectors
+
+
 def _squares(vectors: Vectors) -> NDArray[np.float64]:
     """Squared lengths of the rows, in float64, where no finite float32 row overflows."""
     squares: NDArray[np.float64] = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
     return squares
 
 
-def _strings(texts: Sequence[str]) -> list[str]:
+def strings(texts: Sequence[str]) -> list[str]:
     if isinstance(texts, str):
         raise TypeError("a list of texts is wanted, not one string")
     for index, text in enumerate(texts):

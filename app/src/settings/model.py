@@ -86,6 +86,13 @@ class EmbeddingSettings(_Section):
     memory_fraction: float = Field(default=0.8, gt=0, le=1, description="share of the card's memory to use")
     reserve_mb: int = Field(default=512, ge=0, description="MB of the card's memory left alone")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's choice")
+    max_wait: Duration = Field(
+        default=10.0,
+        gt=0,
+        description="seconds (or 30s, 1m) that a search or a small request may have to queue for the engine; beyond it "
+        "is refused (HTTP 429)",
+    )
+    query_cache_mb: int = Field(default=16, ge=0, description="MB for the vectors of search texts that came before")
 
     @property
     def hashing(self) -> bool:

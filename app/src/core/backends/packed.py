@@ -118,6 +118,8 @@ class PackedEncoder:
     """Token ids in, pooled float32 vectors out; sequences of equal length should be neighbours."""
 
     path = "packed"
+    pause: Callable[[], None] | None = None
+    """Called between the layers: another batch may go before this one there."""
 
     def __init__(self, weights: EncoderWeights, pooling: str, linears: Linears) -> None:
         self._mean = pooling == "mean"
@@ -140,6 +142,10 @@ class PackedEncoder:
             raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
         return cls(weights, folder.pooling, linears or PrepackedLinears())
 
+    @property
+    def pauses(self) -> int:
+        return len(self._layers)
+
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
         filler = filling(sum(map(len, batch)))
         return self._computed([*batch, [0] * filler])[:-1] if filler else self._computed(batch)
@@ -153,6 +159,8 @@ class PackedEncoder:
         ways = [self._way(attention, runs, places, x.dtype) for attention in self._attentions]
         for layer, way in self._layers:
             x = layer(x, ways[way])
+            if self.pause is not None:
+                self.pause()
         if self._final_norm is not None:
             x = self._final_norm(x)
         return self._pool(x.float(), runs)

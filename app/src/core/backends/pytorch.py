@@ -8,7 +8,7 @@ are imported on loading.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,7 @@ from ..device import DeviceError, DeviceProfile, Precision, allow_tf32, choose_p
 from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
 from .compute_thread import on_compute_thread
 from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
+from .pausing import Interruptible
 from .tokenizing import RustTokenizer
 
 if TYPE_CHECKING:
@@ -137,6 +138,27 @@ class TorchBackend:
         with torch.inference_mode(), memory_errors_mapped():
             vectors: Vectors = encoder(batch).float().cpu().numpy()
         return vectors
+
+    @property
+    def pauses(self) -> int:
+        encoder = self._interruptible()
+        return 0 if encoder is None else encoder.pauses
+
+    @property
+    def pause(self) -> Callable[[], None] | None:
+        encoder = self._interruptible()
+        return None if encoder is None else encoder.pause
+
+    @pause.setter
+    def pause(self, call: Callable[[], None] | None) -> None:
+        encoder = self._interruptible()
+        if encoder is not None:
+            encoder.pause = call
+
+    def _interruptible(self) -> Interruptible | None:
+        """Not on a GPU, where calls only queue work and return."""
+        encoder = self._encoder
+        return encoder if self.profile.kind == "cpu" and isinstance(encoder, Interruptible) else None
 
     def free_bytes(self) -> int:
         if self.profile.kind == "cpu":
