@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
-from app.src.api import schemas
+from app.src.api import forms, schemas
 from app.src.api.desk import Desk, Json
+from app.src.api.direct import direct
 from app.src.api.errors import BadRequest, UnknownModel, Unprocessable
 from app.src.service import Service
 
@@ -31,13 +30,14 @@ def add(routes: APIRouter, desk: Desk) -> None:
     def described() -> dict[str, Any]:
         return {"id": service.engine.model, "object": "model", "created": started, "owned_by": "owl-sap-connector"}
 
-    @routes.post("/v1/embeddings", response_model=schemas.OpenAIEmbeddingsResponse, responses=_ERRORS)
-    async def embeddings(body: schemas.OpenAIEmbeddings) -> Response:
+    @direct(routes, "/v1/embeddings", response_model=schemas.OpenAIEmbeddingsResponse, responses=_ERRORS)
+    async def embeddings(request: Request, body: schemas.OpenAIEmbeddings) -> Response:
         """As OpenAI's: `encoding_format` base64 is little-endian float32. Texts only, no token ids. `dimensions` below
         the model's own only for models trained for it (Matryoshka)."""
         texts = _texts(body)
         desk.check_texts(texts, name="input")
-        return Json(_answer(await desk.run(partial(_embed, service, body, texts)), body.encoding_format))
+        content = await desk.run(partial(_embed, service, body, texts), request)
+        return Response(content, media_type=Json.media_type)
 
     @routes.get("/v1/models", response_model=schemas.OpenAIModels, responses=_ERRORS)
     async def models() -> Response:
@@ -55,13 +55,6 @@ def add(routes: APIRouter, desk: Desk) -> None:
         return Json(await desk.run(asked))
 
 
-@dataclass(frozen=True, slots=True)
-class _Embedded:
-    model: str
-    vectors: NDArray[np.float32]
-    tokens: int
-
-
 def _texts(body: schemas.OpenAIEmbeddings) -> list[str]:
     given = [body.input] if isinstance(body.input, str) else body.input
     texts = [item for item in given if isinstance(item, str)]
@@ -74,7 +67,8 @@ def _texts(body: schemas.OpenAIEmbeddings) -> list[str]:
     return texts
 
 
-def _embed(service: Service, body: schemas.OpenAIEmbeddings, texts: list[str]) -> _Embedded:
+def _embed(service: Service, body: schemas.OpenAIEmbeddings, texts: list[str]) -> bytes:
+    """The answer."""
     engine = service.engine
     if body.model is not None:
         _check_model(service, body.model)
@@ -91,7 +85,7 @@ def _embed(service: Service, body: schemas.OpenAIEmbeddings, texts: list[str]) -
     vectors = service.embed(texts)
     if body.dimensions is not None and body.dimensions < engine.dimension:
         vectors = _cut(vectors, body.dimensions)
-    return _Embedded(engine.model, vectors, sum(tokens))
+    return forms.as_openai(vectors, engine.model, sum(tokens), body.encoding_format)
 
 
 def _check_model(service: Service, asked: str) -> None:
@@ -126,15 +120,3 @@ def _cut(vectors: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
         raise Unprocessable(f"a vector is all zeros in its first {dimensions} numbers", param="dimensions")
     unit: NDArray[np.float32] = np.ascontiguousarray(short / lengths[:, None], dtype=np.float32)
     return unit
-
-
-def _answer(found: _Embedded, encoding: str) -> dict[str, Any]:
-    rows: list[Any] = list(found.vectors)
-    if encoding == "base64":
-        rows = [base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii") for row in found.vectors]
-    return {
-        "object": "list",
-        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
-        "model": found.model,
-        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
-    }
