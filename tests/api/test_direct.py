@@ -172,7 +172,7 @@ def test_the_fast_parser_takes_nothing_that_the_standard_one_refuses_or_reads_ot
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     settings = settings_in(tmp_path_factory.mktemp("direct"))
-    api = settings.api.model_copy(update={"threads": 1})
+    api = settings.api.model_copy(update={"threads": 1, "max_wait": 0.5})
     with closing(Service(settings.model_copy(update={"api": api}), source=TableSource())) as service:
         service.sync("materials")
         yield service
@@ -337,3 +337,42 @@ def test_two_requests_in_one_packet(client: httpx.Client, held: tuple[threading.
             assert got
             answered += got
     assert seen == ["one", "two"]
+
+
+# ------------------------------------------------------------------------------------------------------------ overload
+
+
+@pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)
+def test_who_would_wait_too_long_is_told_at_once(
+    client: httpx.Client, held: tuple[threading.Event, list[str]], service: Service
+) -> None:
+    """The only thread is busy; a request waits for it; once it has waited longer than is allowed, nobody else may."""
+    go, seen = held
+    with connected(client) as first, connected(client) as second:
+        first.sendall(request_bytes("the first"))
+        until(lambda: seen == ["the first"])
+        second.sendall(request_bytes("the second"))
+        answers: list[httpx.Response] = []
+
+        def refused() -> bool:
+            """While it is not, the request would wait, so it is given up soon."""
+            try:
+                answers.append(client.post("/embed", json={"inputs": "the third"}, timeout=0.2))
+            except httpx.TimeoutException:
+                return False
+            return True
+
+        until(refused)
+        assert answers[0].status_code == 429
+        assert int(answers[0].headers["retry-after"]) > 0
+        assert "api.max_wait" in answers[0].json()["detail"]
+        error = client.post("/v1/embeddings", json={"input": "a"})
+        assert (error.status_code, error.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert client.post(SEARCH, json={"query": "a", "mode": "keyword"}).status_code == 429
+        assert client.get("/health/live").status_code == 200
+        assert client.get("/v1/jobs").status_code == 200
+        go.set()
+        for connection in (first, second):
+            assert connection.recv(20).startswith(b"HTTP/1.1 200 ")
+    assert client.post("/embed", json={"inputs": "the fourth"}).status_code == 200
+    assert seen == ["the first", "the second", "the fourth"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +16,7 @@ from fastapi import Request, Response
 from numpy.typing import NDArray
 
 from app.src.api import schemas
-from app.src.api.errors import ClientLeft, TooMuch, Unprocessable
+from app.src.api.errors import ClientLeft, Crowded, TooMuch, Unprocessable
 from app.src.service import Service
 
 Result = TypeVar("Result")
@@ -39,6 +42,14 @@ def _is_text(text: str) -> bool:
     return True
 
 
+@dataclass(slots=True)
+class _Turn:
+    """Of a request that waits for a thread, since then; `over`: it has one, or wants none any more."""
+
+    since: float
+    over: bool = False
+
+
 class Desk:
     """The service behind a bounded number of threads, so that waiting never blocks the event loop."""
 
@@ -46,6 +57,7 @@ class Desk:
         self.service = service
         self.limits = service.settings.api
         self._threads = ThreadPoolExecutor(self.limits.threads, "owl-sap-request")
+        self._turns: deque[_Turn] = deque()
         # Health has threads of its own: it must answer while every other thread waits for HANA.
         self._health = ThreadPoolExecutor(2, "owl-sap-health")
         # What asks neither engine nor store: jobs, followed and cancelled, and metrics. It must answer just then when
@@ -59,9 +71,31 @@ class Desk:
 
     async def run(self, call: Callable[[], Result], request: Request | None = None) -> Result:
         """The result of `call`. With `request` its client is watched: if it leaves before a thread was free, `call` is
-        never made, and ClientLeft is raised."""
-        work = asyncio.get_running_loop().run_in_executor(self._threads, call)
-        return await (work if request is None else _watched(work, request))
+        never made, and ClientLeft is raised. Raises Crowded at once when it would wait too long for a thread."""
+        self._refuse_if_crowded()
+        turn = _Turn(time.monotonic())
+        self._turns.append(turn)
+
+        def called() -> Result:
+            turn.over = True
+            return call()
+
+        work = asyncio.get_running_loop().run_in_executor(self._threads, called)
+        try:
+            return await (work if request is None else _watched(work, request))
+        finally:
+            turn.over = True
+
+    def _refuse_if_crowded(self) -> None:
+        """Who comes now would wait as long as the first in the queue has waited, and longer."""
+        while self._turns and self._turns[0].over:
+            self._turns.popleft()
+        waited = time.monotonic() - self._turns[0].since if self._turns else 0.0
+        if waited > self.limits.max_wait:
+            raise Crowded(
+                f"{self.limits.threads} requests are worked on, and the next has waited for {waited:.0f} s; at most "
+                f"{self.limits.max_wait:g} s are allowed (setting api.max_wait): try again later"
+            )
 
     async def probe(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._health, call)

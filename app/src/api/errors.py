@@ -70,6 +70,10 @@ class TooManyStreams(Refused):
     """As many clients follow jobs as one process serves."""
 
 
+class Crowded(Refused):
+    """Requests wait longer for their turn than they may, so no more are let in."""
+
+
 class ClientLeft(Refused):
     """Nobody waits for the answer any more, so nothing more is done for it; for the count of requests alone."""
 
@@ -86,6 +90,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (JobOver, 409),
     (QueueFull, TOO_MANY),
     (TooManyStreams, TOO_MANY),
+    (Crowded, TOO_MANY),
     (ClientLeft, CLIENT_LEFT),
     (StateUnusable, UNAVAILABLE),
     (errors.UnknownCollection, 404),

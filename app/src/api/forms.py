@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from binascii import b2a_base64
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import orjson
@@ -25,7 +26,11 @@ def as_bytes(vectors: Vectors) -> bytes:
 
 def as_openai(vectors: Vectors, model: str, tokens: int, encoding: str) -> bytes:
     """OpenAI's answer to an embeddings request; `encoding` float or base64 (of little-endian float32)."""
-    about = {"object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    about: dict[str, Any] = {
+        "object": "list",
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
     if encoding == "base64":
         return b"".join((orjson.dumps(about)[:-1], b',"data":[', *_items_in_base64(vectors), b"]}"))
     rows = enumerate(np.ascontiguousarray(vectors))
