@@ -1,8 +1,8 @@
 """The server that `benchmarks/rest.py` measures, a child process of it: the product's own application and `serve`, over
 an engine and a search that take no time, so that what is left is what REST costs. `bare`: uvicorn alone, with no
-application to speak of.
+application to speak of. `hashed`: nothing is a stub, and hash:384 is the engine, behind its queue.
 
-    python benchmarks/rest_server.py full|bare
+    python benchmarks/rest_server.py full|bare|hashed
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from app.src.core.device import DeviceProfile  # noqa: E402
 from app.src.searching import Found, FoundHit  # noqa: E402
 from app.src.service import Service  # noqa: E402
 from app.src.settings import Settings  # noqa: E402
+from connector.model import Vectors  # noqa: E402
 
 DIMENSION, MOST = 384, 256
 
@@ -56,7 +57,11 @@ class StubEngine:
 
 
 class StubbedService(Service):
-    """Finds the same ten hits for every query."""
+    """Finds the same ten hits for every query, and lets nobody queue for the engine."""
+
+    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
+        vectors: Vectors = self.engine.embed(texts, normalize=normalize)
+        return vectors
 
     def search(self, *_: Any, **__: Any) -> Found:
         hits = [
@@ -76,9 +81,10 @@ def announce(url: str) -> None:
     print(json.dumps({"url": url}), flush=True)
 
 
-def full(folder: Path) -> None:
-    """`owl-sap serve` but for the engine and the search."""
-    app.src.core.engine.load_engine = lambda _: StubEngine()  # type: ignore[assignment, return-value]
+def full(folder: Path, kind: str) -> None:
+    """`owl-sap serve`; `full` is so but for the engine and the search."""
+    if kind == "full":
+        app.src.core.engine.load_engine = lambda _: StubEngine()  # type: ignore[assignment, return-value]
     block = {"name": "materials", "source": "S.MARA", "template": "{MAKTX}"}
     settings = Settings.model_validate(
         {
@@ -87,7 +93,7 @@ def full(folder: Path) -> None:
             "collections": [block],
         }
     )
-    with contextlib.closing(StubbedService(settings)) as service:
+    with contextlib.closing((StubbedService if kind == "full" else Service)(settings)) as service:
         serve(service, "127.0.0.1", 0, announce)
 
 
@@ -121,7 +127,7 @@ def main(kind: str) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # records of jobs go there
-        full(Path(folder))
+        full(Path(folder), kind)
 
 
 if __name__ == "__main__":
