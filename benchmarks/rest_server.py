@@ -14,7 +14,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,15 @@ class StubbedService(Service):
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
         vectors: Vectors = self.engine.embed(texts, normalize=normalize)
         return vectors
+
+    def embed_later(
+        self, texts: Sequence[str], *, normalize: bool = True, counted: Callable[[list[int]], None] | None = None
+    ) -> Future[Vectors]:
+        if counted is not None:
+            counted(self.engine.count_tokens(texts))
+        done: Future[Vectors] = Future()
+        done.set_result(self.engine.embed(texts, normalize=normalize))
+        return done
 
     def search(self, *_: Any, **__: Any) -> Found:
         hits = [

@@ -8,8 +8,8 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import anyio
@@ -24,6 +24,8 @@ from pydantic_core import from_json
 
 from app.src.api import errors, schemas
 from app.src.api.direct import DirectRoute, direct
+from app.src.core.backends.hashing import _to_word
+from app.src.core.lanes import Pace
 from app.src.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
 
@@ -263,32 +265,69 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-@pytest.fixture
-def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[str]]]:
-    """An engine that waits for the event, and the texts that it was asked for."""
-    go, seen = threading.Event(), []
-    embed = service.engine.embed
+Held = tuple[threading.Event, list[str]]
 
-    def slow(texts: list[str], **options: Any) -> Any:
+
+@pytest.fixture
+def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """An engine that waits for the event, and the texts that it has begun to compute."""
+    go, seen = threading.Event(), list[str]()
+    compute = service.engine.compute
+
+    def slow(batch: Sequence[Sequence[int]], *more: Any) -> Any:
+        seen.extend(" ".join(map(_to_word, ids)) for ids in batch)
+        assert go.wait(20)
+        return compute(batch, *more)
+
+    monkeypatch.setattr(service.engine, "compute", slow)
+    yield go, seen
+    go.set()
+
+
+@pytest.fixture
+def threads_held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """Tokenising waits for the event, in the thread of the request; and the texts that it has begun with."""
+    go, seen = threading.Event(), list[str]()
+    tokenize = service.engine.tokenize
+
+    def slow(texts: Sequence[str]) -> Any:
         seen.extend(texts)
         assert go.wait(20)
-        return embed(texts, **options)
+        return tokenize(texts)
 
-    monkeypatch.setattr(service.engine, "embed", slow)
+    monkeypatch.setattr(service.engine, "tokenize", slow)
     yield go, seen
     go.set()
 
 
 @pytest.mark.covers("POST /embed", errors=True)
+def test_work_that_nobody_waits_for_is_not_begun_with(client: httpx.Client, threads_held: Held) -> None:
+    """Where it waits for a thread."""
+    go, seen = threads_held
+    before = left(client)
+    with connected(client) as first:
+        first.sendall(request_bytes("the first"))
+        until(lambda: seen == ["the first"])
+        with connected(client) as second:
+            second.sendall(request_bytes("the second"))
+            time.sleep(0.1)
+        until(lambda: left(client) == before + 1)
+        go.set()
+        assert first.recv(20).startswith(b"HTTP/1.1 200 ")
+    assert client.post("/embed", json={"inputs": "the third"}).status_code == 200
+    assert seen == ["the first", "the third"]
+
+
+@pytest.mark.covers("POST /embed", errors=True)
 def test_work_that_nobody_waits_for_is_not_begun(
-    client: httpx.Client, held: tuple[threading.Event, list[str]], caplog: pytest.LogCaptureFixture
+    client: httpx.Client, held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
     go, seen = held
     before = left(client)
     with connected(client) as first:
         first.sendall(request_bytes("the first"))
         until(lambda: seen == ["the first"])
-        with connected(client) as second:  # waits for the only thread
+        with connected(client) as second:  # waits for the engine
             second.sendall(request_bytes("the second"))
             time.sleep(0.1)  # it may come before or after the server has begun to look whether it still waits
         until(lambda: left(client) == before + 1)
@@ -301,7 +340,7 @@ def test_work_that_nobody_waits_for_is_not_begun(
 
 @pytest.mark.covers("POST /embed", errors=True)
 def test_a_client_that_leaves_in_the_middle_costs_only_its_own_answer(
-    client: httpx.Client, held: tuple[threading.Event, list[str]], caplog: pytest.LogCaptureFixture
+    client: httpx.Client, held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
     go, seen = held
     before = left(client)
@@ -323,7 +362,7 @@ def test_half_a_body(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == []
 
 
-def test_two_requests_in_one_packet(client: httpx.Client, held: tuple[threading.Event, list[str]]) -> None:
+def test_two_requests_in_one_packet(client: httpx.Client, held: Held) -> None:
     """The second must not look like the first one's client leaving."""
     go, seen = held
     with connected(client) as connection:
@@ -343,11 +382,9 @@ def test_two_requests_in_one_packet(client: httpx.Client, held: tuple[threading.
 
 
 @pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)
-def test_who_would_wait_too_long_is_told_at_once(
-    client: httpx.Client, held: tuple[threading.Event, list[str]], service: Service
-) -> None:
+def test_who_would_wait_too_long_for_a_thread_is_told_at_once(client: httpx.Client, threads_held: Held) -> None:
     """The only thread is busy; a request waits for it; once it has waited longer than is allowed, nobody else may."""
-    go, seen = held
+    go, seen = threads_held
     with connected(client) as first, connected(client) as second:
         first.sendall(request_bytes("the first"))
         until(lambda: seen == ["the first"])
@@ -376,3 +413,35 @@ def test_who_would_wait_too_long_is_told_at_once(
             assert connection.recv(20).startswith(b"HTTP/1.1 200 ")
     assert client.post("/embed", json={"inputs": "the fourth"}).status_code == 200
     assert seen == ["the first", "the second", "the fourth"]
+
+
+@pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)
+def test_who_would_wait_too_long_for_the_engine_is_told_at_once(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "seconds_for", lambda *_: 60.0)
+    refused = client.post("/embed", json={"inputs": "steel"})
+    assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
+    assert "embedding.max_wait" in refused.json()["detail"]
+    error = client.post("/v1/embeddings", json={"input": "steel"})
+    assert (error.status_code, error.json()["error"]["type"]) == (429, "rate_limit_error")
+    assert "retry-after" in error.headers
+    assert client.post(SEARCH, json={"query": "never asked before"}).status_code == 429
+    assert client.post(SEARCH, json={"query": "steel", "mode": "keyword"}).status_code == 200
+
+
+@pytest.mark.covers("POST /embed")
+def test_requests_that_wait_for_the_engine_take_no_threads(client: httpx.Client, held: Held) -> None:
+    """There is one thread; several requests wait, and a search that needs no engine is answered."""
+    go, seen = held
+    texts = [f"text{number}" for number in range(5)]
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(client)) for _ in texts]
+        for connection, text in zip(connections, texts, strict=True):
+            connection.sendall(request_bytes(text))
+        until(lambda: len(seen) > 0)
+        assert client.post(SEARCH, json={"query": "steel", "mode": "keyword"}).status_code == 200
+        go.set()
+        for connection in connections:
+            assert connection.recv(20).startswith(b"HTTP/1.1 200 ")
+    assert sorted(seen) == texts

@@ -331,6 +331,6 @@ def test_each_error_has_its_status_and_its_words(
         raise error
 
     monkeypatch.setattr(service, "search", failing)
-    monkeypatch.setattr(service, "embed", failing)
+    monkeypatch.setattr(service, "embed_later", failing)
     for response in (client.post(SEARCH, json={"query": "a"}), client.post("/embed", json={"inputs": "a"})):
         assert problem(response, status)["detail"] == str(error)

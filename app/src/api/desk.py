@@ -6,18 +6,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import orjson
 from fastapi import Request, Response
-from numpy.typing import NDArray
 
-from app.src.api import schemas
 from app.src.api.errors import ClientLeft, Crowded, TooMuch, Unprocessable
 from app.src.service import Service
+from connector.model import Vectors
 
 Result = TypeVar("Result")
 _LOOK_AFTER = 0.05
@@ -117,16 +115,11 @@ class Desk:
             if not text.isascii() and not _is_text(text):
                 raise Unprocessable(f"{name}[{position}] holds half a surrogate pair, which is no text", param=name)
 
-    def embed(self, body: schemas.EmbedRequest) -> NDArray[np.float32]:
-        engine = self.service.engine
-        if not body.truncate:
-            for position, tokens in enumerate(engine.count_tokens(body.texts)):
-                if tokens > engine.max_tokens:
-                    raise Unprocessable(
-                        f"inputs[{position}] has {tokens} tokens, the model takes {engine.max_tokens}; "
-                        'send "truncate": true to have it cut'
-                    )
-        return self.service.embed(body.texts, normalize=body.normalize)
+    async def embed(self, request: Request, queue: Callable[[], Future[Vectors]]) -> Vectors:
+        """The vectors that `queue`, which tokenises in a thread, gets in line for. Waiting in that line takes no
+        thread; when the client leaves, its texts leave the line."""
+        queued = await self.run(queue, request)
+        return await _watched(asyncio.wrap_future(queued), request)
 
 
 async def _watched(work: asyncio.Future[Result], request: Request) -> Result:

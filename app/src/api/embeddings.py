@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from numpy.typing import NDArray
 
 from app.src.api import forms, schemas
 from app.src.api.desk import Desk, Json
 from app.src.api.direct import direct
 from app.src.api.errors import BadRequest, UnknownModel, Unprocessable
 from app.src.service import Service
+from connector.model import Vectors
 
 _CONTENT = {"application/json": {"schema": schemas.OpenAIError.model_json_schema()}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -36,7 +37,8 @@ def add(routes: APIRouter, desk: Desk) -> None:
         the model's own only for models trained for it (Matryoshka)."""
         texts = _texts(body)
         desk.check_texts(texts, name="input")
-        content = await desk.run(partial(_embed, service, body, texts), request)
+        order = _Order(service, body, texts)
+        content = order.answer(await desk.embed(request, order.queue))
         return Response(content, media_type=Json.media_type)
 
     @routes.get("/v1/models", response_model=schemas.OpenAIModels, responses=_ERRORS)
@@ -67,25 +69,40 @@ def _texts(body: schemas.OpenAIEmbeddings) -> list[str]:
     return texts
 
 
-def _embed(service: Service, body: schemas.OpenAIEmbeddings, texts: list[str]) -> bytes:
-    """The answer."""
-    engine = service.engine
-    if body.model is not None:
-        _check_model(service, body.model)
-    _check_dimensions(body.dimensions, engine.dimension, engine.matryoshka)
-    tokens = engine.count_tokens(texts)
-    for position, count in enumerate(tokens):
-        if count > engine.max_tokens:
-            raise BadRequest(
-                f"input[{position}] has {count} tokens, the model takes {engine.max_tokens}; send shorter texts "
-                'or use POST /embed with "truncate": true',
-                param="input",
-                code="context_length_exceeded",
-            )
-    vectors = service.embed(texts)
-    if body.dimensions is not None and body.dimensions < engine.dimension:
-        vectors = _cut(vectors, body.dimensions)
-    return forms.as_openai(vectors, engine.model, sum(tokens), body.encoding_format)
+@dataclass(slots=True)
+class _Order:
+    """What one request asks of the service. `tokens`: of all its texts together, known once they are queued."""
+
+    service: Service
+    body: schemas.OpenAIEmbeddings
+    texts: list[str]
+    tokens: int = 0
+
+    def queue(self) -> Future[Vectors]:
+        """In a thread, for a model may have to be loaded, and texts are tokenised."""
+        engine, body = self.service.engine, self.body
+        if body.model is not None:
+            _check_model(self.service, body.model)
+        _check_dimensions(body.dimensions, engine.dimension, engine.matryoshka)
+        return self.service.embed_later(self.texts, counted=self._counted)
+
+    def _counted(self, tokens: list[int]) -> None:
+        most = self.service.engine.max_tokens
+        for position, count in enumerate(tokens):
+            if count > most:
+                raise BadRequest(
+                    f"input[{position}] has {count} tokens, the model takes {most}; send shorter texts "
+                    'or use POST /embed with "truncate": true',
+                    param="input",
+                    code="context_length_exceeded",
+                )
+        self.tokens = sum(tokens)
+
+    def answer(self, vectors: Vectors) -> bytes:
+        wanted = self.body.dimensions
+        if wanted is not None and wanted < vectors.shape[1]:
+            vectors = _cut(vectors, wanted)
+        return forms.as_openai(vectors, self.service.engine.model, self.tokens, self.body.encoding_format)
 
 
 def _check_model(service: Service, asked: str) -> None:
@@ -112,11 +129,11 @@ def _check_dimensions(asked: int | None, own: int, shorter: Sequence[int]) -> No
     )
 
 
-def _cut(vectors: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
+def _cut(vectors: Vectors, dimensions: int) -> Vectors:
     """The first numbers of each vector, of length 1 again."""
     short = vectors[:, :dimensions]
     lengths = np.linalg.norm(short.astype(np.float64), axis=1)
     if not lengths.all():
         raise Unprocessable(f"a vector is all zeros in its first {dimensions} numbers", param="dimensions")
-    unit: NDArray[np.float32] = np.ascontiguousarray(short / lengths[:, None], dtype=np.float32)
+    unit: Vectors = np.ascontiguousarray(short / lengths[:, None], dtype=np.float32)
     return unit

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
-Vectors = NDArray[np.float32]
-"""Shape (n, dimension)."""
+from connector.model import Vectors
 
 
 def as_json(vectors: Vectors) -> bytes:

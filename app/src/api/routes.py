@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from app.src.api.errors import OK, PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessa
 from app.src.metrics import CONTENT_TYPE
 from app.src.searching import Found
 from app.src.service import Service
+from connector.model import Vectors
 
 _RAW = "application/octet-stream"
 _CONTENT = {PROBLEM: {"schema": schemas.ProblemBody.model_json_schema()}}
@@ -45,15 +47,25 @@ def _add_embed(routes: APIRouter, desk: Desk) -> None:
     async def embed(request: Request, body: schemas.EmbedRequest) -> Response:
         """Always a list of vectors; with `Accept: application/octet-stream` raw little-endian float32 instead."""
         desk.check_texts(body.texts, name="inputs")
-        raw = _RAW in request.headers.get("accept", "").lower()
+        vectors = await desk.embed(request, partial(_queued, desk.service, body))
+        headers = {"X-Embedding-Dimension": str(vectors.shape[1]), "X-Embedding-Count": str(len(vectors))}
+        if _RAW in request.headers.get("accept", "").lower():
+            return Response(forms.as_bytes(vectors), media_type=_RAW, headers=headers)
+        return Response(forms.as_json(vectors), media_type=Json.media_type, headers=headers)
 
-        def answered() -> tuple[bytes, tuple[int, ...]]:
-            vectors = desk.embed(body)
-            return (forms.as_bytes if raw else forms.as_json)(vectors), vectors.shape
 
-        content, (count, dimension) = await desk.run(answered, request)
-        headers = {"X-Embedding-Dimension": str(dimension), "X-Embedding-Count": str(count)}
-        return Response(content, media_type=_RAW if raw else Json.media_type, headers=headers)
+def _queued(service: Service, body: schemas.EmbedRequest) -> Future[Vectors]:
+    most = service.engine.max_tokens
+
+    def counted(tokens: list[int]) -> None:
+        for position, count in enumerate(tokens):
+            if count > most:
+                raise Unprocessable(
+                    f"inputs[{position}] has {count} tokens, the model takes {most}; "
+                    'send "truncate": true to have it cut'
+                )
+
+    return service.embed_later(body.texts, normalize=body.normalize, counted=None if body.truncate else counted)
 
 
 def _add_search(routes: APIRouter, desk: Desk) -> None:
