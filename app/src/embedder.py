@@ -4,7 +4,7 @@ translated. Knows engine, batcher and metrics; no HANA, no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -89,9 +89,16 @@ class EngineEmbedder:
         the engine's own errors."""
         return self.batcher.embed(texts, normalize=normalize)
 
-    def embed_later(self, texts: Sequence[str], *, normalize: bool = True) -> Future[Vectors]:
-        """As `embed`, without waiting: texts are tokenised here and queued. Cancelled, they leave the queue."""
-        return self.batcher.submit(texts, normalize=normalize)
+    def embed_later(
+        self,
+        texts: Sequence[str],
+        *,
+        normalize: bool = True,
+        counted: Callable[[list[int]], None] | None = None,
+    ) -> Future[Vectors]:
+        """As `embed`, without waiting: texts are tokenised here and queued. Cancelled, they leave the queue. `counted`
+        as in `Batcher.submit`."""
+        return self.batcher.submit(texts, normalize=normalize, counted=counted)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self.engine.count_tokens(list(texts))

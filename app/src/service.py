@@ -8,6 +8,7 @@ import difflib
 import importlib.metadata
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -376,6 +377,26 @@ class Service:
         self.metrics.embedded_texts.inc(len(texts))
         self.metrics.embed_seconds.observe(time.perf_counter() - start)
         return vectors
+
+    def embed_later(
+        self,
+        texts: Sequence[str],
+        *,
+        normalize: bool = True,
+        counted: Callable[[list[int]], None] | None = None,
+    ) -> Future[Vectors]:
+        """As `embed`, without waiting: texts are tokenised here and queued, after `counted` was told how many tokens
+        each has; what that raises comes out. Cancelled, they leave the queue."""
+        start = time.perf_counter()
+
+        def ended(future: Future[Vectors]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                self.metrics.embedded_texts.inc(len(texts))
+                self.metrics.embed_seconds.observe(time.perf_counter() - start)
+
+        queued = self.embedder.embed_later(texts, normalize=normalize, counted=counted)
+        queued.add_done_callback(ended)
+        return queued
 
     def search(
         self,

@@ -171,7 +171,7 @@ def computed(lane: str = "interactive") -> Counters:
         ("GET", "/v1/collections/none", None, request("GET", "/v1/collections/{name}", 404)),
         ("GET", "/such/a/path", None, request("GET", "none", 404)),
         ("PUT", "/embed", None, request("PUT", "/embed", 405)),
-        ("ABCDEF", "/such/a/path", None, request("other", "none", 404)),
+        ("PROPFIND", "/such/a/path", None, request("other", "none", 404)),
         ("POST", "/embed", {"inputs": []}, request("POST", "/embed", 422)),
         (
             "POST",

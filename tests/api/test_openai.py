@@ -137,7 +137,7 @@ def test_an_engine_that_is_away(
     def closed(texts: list[str], **_: Any) -> Any:
         raise EngineClosed("the engine of hash:64 is closed")
 
-    monkeypatch.setattr(service.embedder.batcher, "embed", closed)
+    monkeypatch.setattr(service.embedder.batcher, "submit", closed)
     with pytest.raises(openai.InternalServerError, match="closed") as caught:
         official.embeddings.create(model="hash:64", input="a")
     assert caught.value.status_code == 503
@@ -147,7 +147,7 @@ def test_an_engine_that_is_away(
     def broken(texts: list[str], **_: Any) -> Any:
         raise RuntimeError("canary-91")
 
-    monkeypatch.setattr(service.embedder.batcher, "embed", broken)
+    monkeypatch.setattr(service.embedder.batcher, "submit", broken)
     assert "canary-91" not in refusal(client.post(ROUTE, json={"input": "a"}), 500)["message"]
     monkeypatch.setattr(EmbeddingEngine, "model", property(lambda self: closed([])))
     refusal(client.get("/v1/models"), 503)

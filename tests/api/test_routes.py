@@ -90,13 +90,13 @@ def test_live_answers_while_the_engine_is_busy(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    embed = service.embedder.batcher.embed
+    compute = service.engine.compute
 
-    def slow(texts: list[str], *, normalize: bool = True) -> np.ndarray:
+    def slow(*batch: Any) -> np.ndarray:
         assert go.wait(20)
-        return embed(texts, normalize=normalize)
+        return compute(*batch)
 
-    monkeypatch.setattr(service.embedder.batcher, "embed", slow)
+    monkeypatch.setattr(service.engine, "compute", slow)
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(client.post("/embed", json={"inputs": "a"}).status_code))
     thread.start()

@@ -1,4 +1,4 @@
-"""The benchmark of syncs runs to its end and says what it measured; how fast it was is no test's business."""
+"""Benchmarks run to their end and say what they measured; how fast it was is no test's business."""
 
 from __future__ import annotations
 
@@ -34,3 +34,18 @@ def test_a_part_that_does_not_exist_is_named():
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no part nothing" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_rest_runs(tmp_path):
+    out = tmp_path / "rest.json"
+    command = [sys.executable, "benchmarks/rest.py", "--rounds", "2", "--seconds", "0.2", "--out", str(out)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert json.loads(done.stdout) == report
+    assert set(report["verdicts"]) == set(report["targets"])
+    assert (
+        report["results"]["small"]["embed"]["cpu_us"]["median"] > report["results"]["small"]["bare"]["cpu_us"]["median"]
+    )
+    assert report["results"]["forms"]["floats"]["median"] > report["results"]["forms"]["raw"]["median"]

@@ -1,26 +1,29 @@
-"""Between the routes and the service: threads, common limits, and JSON answers."""
+"""Between the routes and the service: threads, common limits, JSON answers, and clients that leave."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import anyio.to_thread
-import numpy as np
 import orjson
-from anyio import CapacityLimiter
-from fastapi import Response
-from numpy.typing import NDArray
+from fastapi import Request, Response
 
-from app.src.api import schemas
-from app.src.api.errors import TooMuch, Unprocessable
+from app.src.api.errors import ClientLeft, Crowded, TooMuch, Unprocessable
 from app.src.service import Service
+from connector.model import Vectors
 
 Result = TypeVar("Result")
+_LOOK_AFTER = 0.05
+"""Seconds after which it is asked whether the client still waits: most work is done by then, and asking costs more."""
 
 
 class Json(Response):
-    """JSON written by orjson, which takes NumPy arrays and writes NaN as null (none gets this far)."""
+    """JSON written by orjson, which takes NumPy arrays and dataclasses, and writes NaN as null (none gets this far)."""
 
     media_type = "application/json"
 
@@ -37,27 +40,66 @@ def _is_text(text: str) -> bool:
     return True
 
 
+@dataclass(slots=True)
+class _Turn:
+    """Of a request that waits for a thread, since then; `over`: it has one, or wants none any more."""
+
+    since: float
+    over: bool = False
+
+
 class Desk:
     """The service behind a bounded number of threads, so that waiting never blocks the event loop."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.limits = service.settings.api
+        self._threads = ThreadPoolExecutor(self.limits.threads, "owl-sap-request")
+        self._turns: deque[_Turn] = deque()
         # Health has threads of its own: it must answer while every other thread waits for HANA.
-        self._limiter = CapacityLimiter(self.limits.threads)
-        self._health = CapacityLimiter(2)
+        self._health = ThreadPoolExecutor(2, "owl-sap-health")
         # What asks neither engine nor store: jobs, followed and cancelled, and metrics. It must answer just then when
         # all other threads, those for health too, wait for a HANA that does not answer.
-        self._looks = CapacityLimiter(4)
+        self._looks = ThreadPoolExecutor(4, "owl-sap-look")
 
-    async def run(self, call: Callable[[], Result]) -> Result:
-        return await anyio.to_thread.run_sync(call, limiter=self._limiter)
+    def close(self) -> None:
+        """Once no request is served any more; what still runs is waited for by nobody."""
+        for threads in (self._threads, self._health, self._looks):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, call: Callable[[], Result], request: Request | None = None) -> Result:
+        """The result of `call`. With `request` its client is watched: if it leaves before a thread was free, `call` is
+        never made, and ClientLeft is raised. Raises Crowded at once when it would wait too long for a thread."""
+        self._refuse_if_crowded()
+        turn = _Turn(time.monotonic())
+        self._turns.append(turn)
+
+        def called() -> Result:
+            turn.over = True
+            return call()
+
+        work = asyncio.get_running_loop().run_in_executor(self._threads, called)
+        try:
+            return await (work if request is None else _watched(work, request))
+        finally:
+            turn.over = True
+
+    def _refuse_if_crowded(self) -> None:
+        """Who comes now would wait as long as the first in the queue has waited, and longer."""
+        while self._turns and self._turns[0].over:
+            self._turns.popleft()
+        waited = time.monotonic() - self._turns[0].since if self._turns else 0.0
+        if waited > self.limits.max_wait:
+            raise Crowded(
+                f"{self.limits.threads} requests are worked on, and the next has waited for {waited:.0f} s; at most "
+                f"{self.limits.max_wait:g} s are allowed (setting api.max_wait): try again later"
+            )
 
     async def probe(self, call: Callable[[], Result]) -> Result:
-        return await anyio.to_thread.run_sync(call, limiter=self._health)
+        return await asyncio.get_running_loop().run_in_executor(self._health, call)
 
     async def look(self, call: Callable[[], Result]) -> Result:
-        return await anyio.to_thread.run_sync(call, limiter=self._looks)
+        return await asyncio.get_running_loop().run_in_executor(self._looks, call)
 
     def check_texts(self, texts: list[str], *, name: str) -> None:
         if not texts:
@@ -65,21 +107,39 @@ class Desk:
         if len(texts) > self.limits.max_inputs:
             limit = self.limits.max_inputs
             raise TooMuch(f"{len(texts)} texts; at most {limit} (setting api.max_inputs)", param=name)
+        limit = self.limits.max_text_chars
         for position, text in enumerate(texts):
-            if len(text) > self.limits.max_text_chars:
-                limit = self.limits.max_text_chars
+            if len(text) > limit:
                 what = f"{name}[{position}] has {len(text)} characters"
                 raise TooMuch(f"{what}; at most {limit} (api.max_text_chars)", param=name)
-            if not _is_text(text):
+            if not text.isascii() and not _is_text(text):
                 raise Unprocessable(f"{name}[{position}] holds half a surrogate pair, which is no text", param=name)
 
-    def embed(self, body: schemas.EmbedRequest) -> NDArray[np.float32]:
-        engine = self.service.engine
-        if not body.truncate:
-            for position, tokens in enumerate(engine.count_tokens(body.texts)):
-                if tokens > engine.max_tokens:
-                    raise Unprocessable(
-                        f"inputs[{position}] has {tokens} tokens, the model takes {engine.max_tokens}; "
-                        'send "truncate": true to have it cut'
-                    )
-        return self.service.embed(body.texts, normalize=body.normalize)
+    async def embed(self, request: Request, queue: Callable[[], Future[Vectors]]) -> Vectors:
+        """The vectors that `queue`, which tokenises in a thread, gets in line for. Waiting in that line takes no
+        thread; when the client leaves, its texts leave the line."""
+        queued = await self.run(queue, request)
+        return await _watched(asyncio.wrap_future(queued), request)
+
+
+async def _watched(work: asyncio.Future[Result], request: Request) -> Result:
+    """The result of `work`, which is cancelled when the client leaves first: then ClientLeft is raised."""
+    watches: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(_LOOK_AFTER, lambda: watches.append(loop.create_task(_until_left(request, work))))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if any(watch.done() for watch in watches):
+            raise ClientLeft("the client closed the connection before the answer was ready") from None
+        raise
+    finally:
+        timer.cancel()
+        for watch in watches:
+            watch.cancel()
+
+
+async def _until_left(request: Request, work: asyncio.Future[Any]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Response
-from numpy.typing import NDArray
+from fastapi import APIRouter, Request, Response
 
-from app.src.api import schemas
+from app.src.api import forms, schemas
 from app.src.api.desk import Desk, Json
+from app.src.api.direct import direct
 from app.src.api.errors import BadRequest, UnknownModel, Unprocessable
 from app.src.service import Service
+from connector.model import Vectors
 
 _CONTENT = {"application/json": {"schema": schemas.OpenAIError.model_json_schema()}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -31,13 +31,15 @@ def add(routes: APIRouter, desk: Desk) -> None:
     def described() -> dict[str, Any]:
         return {"id": service.engine.model, "object": "model", "created": started, "owned_by": "owl-sap-connector"}
 
-    @routes.post("/v1/embeddings", response_model=schemas.OpenAIEmbeddingsResponse, responses=_ERRORS)
-    async def embeddings(body: schemas.OpenAIEmbeddings) -> Response:
+    @direct(routes, "/v1/embeddings", response_model=schemas.OpenAIEmbeddingsResponse, responses=_ERRORS)
+    async def embeddings(request: Request, body: schemas.OpenAIEmbeddings) -> Response:
         """As OpenAI's: `encoding_format` base64 is little-endian float32. Texts only, no token ids. `dimensions` below
         the model's own only for models trained for it (Matryoshka)."""
         texts = _texts(body)
         desk.check_texts(texts, name="input")
-        return Json(_answer(await desk.run(partial(_embed, service, body, texts)), body.encoding_format))
+        order = _Order(service, body, texts)
+        content = order.answer(await desk.embed(request, order.queue))
+        return Response(content, media_type=Json.media_type)
 
     @routes.get("/v1/models", response_model=schemas.OpenAIModels, responses=_ERRORS)
     async def models() -> Response:
@@ -55,13 +57,6 @@ def add(routes: APIRouter, desk: Desk) -> None:
         return Json(await desk.run(asked))
 
 
-@dataclass(frozen=True, slots=True)
-class _Embedded:
-    model: str
-    vectors: NDArray[np.float32]
-    tokens: int
-
-
 def _texts(body: schemas.OpenAIEmbeddings) -> list[str]:
     given = [body.input] if isinstance(body.input, str) else body.input
     texts = [item for item in given if isinstance(item, str)]
@@ -74,24 +69,40 @@ def _texts(body: schemas.OpenAIEmbeddings) -> list[str]:
     return texts
 
 
-def _embed(service: Service, body: schemas.OpenAIEmbeddings, texts: list[str]) -> _Embedded:
-    engine = service.engine
-    if body.model is not None:
-        _check_model(service, body.model)
-    _check_dimensions(body.dimensions, engine.dimension, engine.matryoshka)
-    tokens = engine.count_tokens(texts)
-    for position, count in enumerate(tokens):
-        if count > engine.max_tokens:
-            raise BadRequest(
-                f"input[{position}] has {count} tokens, the model takes {engine.max_tokens}; send shorter texts "
-                'or use POST /embed with "truncate": true',
-                param="input",
-                code="context_length_exceeded",
-            )
-    vectors = service.embed(texts)
-    if body.dimensions is not None and body.dimensions < engine.dimension:
-        vectors = _cut(vectors, body.dimensions)
-    return _Embedded(engine.model, vectors, sum(tokens))
+@dataclass(slots=True)
+class _Order:
+    """What one request asks of the service. `tokens`: of all its texts together, known once they are queued."""
+
+    service: Service
+    body: schemas.OpenAIEmbeddings
+    texts: list[str]
+    tokens: int = 0
+
+    def queue(self) -> Future[Vectors]:
+        """In a thread, for a model may have to be loaded, and texts are tokenised."""
+        engine, body = self.service.engine, self.body
+        if body.model is not None:
+            _check_model(self.service, body.model)
+        _check_dimensions(body.dimensions, engine.dimension, engine.matryoshka)
+        return self.service.embed_later(self.texts, counted=self._counted)
+
+    def _counted(self, tokens: list[int]) -> None:
+        most = self.service.engine.max_tokens
+        for position, count in enumerate(tokens):
+            if count > most:
+                raise BadRequest(
+                    f"input[{position}] has {count} tokens, the model takes {most}; send shorter texts "
+                    'or use POST /embed with "truncate": true',
+                    param="input",
+                    code="context_length_exceeded",
+                )
+        self.tokens = sum(tokens)
+
+    def answer(self, vectors: Vectors) -> bytes:
+        wanted = self.body.dimensions
+        if wanted is not None and wanted < vectors.shape[1]:
+            vectors = _cut(vectors, wanted)
+        return forms.as_openai(vectors, self.service.engine.model, self.tokens, self.body.encoding_format)
 
 
 def _check_model(service: Service, asked: str) -> None:
@@ -118,23 +129,11 @@ def _check_dimensions(asked: int | None, own: int, shorter: Sequence[int]) -> No
     )
 
 
-def _cut(vectors: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
+def _cut(vectors: Vectors, dimensions: int) -> Vectors:
     """The first numbers of each vector, of length 1 again."""
     short = vectors[:, :dimensions]
     lengths = np.linalg.norm(short.astype(np.float64), axis=1)
     if not lengths.all():
         raise Unprocessable(f"a vector is all zeros in its first {dimensions} numbers", param="dimensions")
-    unit: NDArray[np.float32] = np.ascontiguousarray(short / lengths[:, None], dtype=np.float32)
+    unit: Vectors = np.ascontiguousarray(short / lengths[:, None], dtype=np.float32)
     return unit
-
-
-def _answer(found: _Embedded, encoding: str) -> dict[str, Any]:
-    rows: list[Any] = list(found.vectors)
-    if encoding == "base64":
-        rows = [base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii") for row in found.vectors]
-    return {
-        "object": "list",
-        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
-        "model": found.model,
-        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
-    }

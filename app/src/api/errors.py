@@ -28,6 +28,8 @@ OK = 200
 ACCEPTED = 202
 NO_CONTENT = 204
 CRASHED = 500
+CLIENT_LEFT = 499
+"""As nginx logs it; the standard has none, for nobody reads it."""
 TOO_LARGE = 413
 TOO_MANY = 429
 UNAVAILABLE = 503
@@ -68,6 +70,14 @@ class TooManyStreams(Refused):
     """As many clients follow jobs as one process serves."""
 
 
+class Crowded(Refused):
+    """Requests wait longer for their turn than they may, so no more are let in."""
+
+
+class ClientLeft(Refused):
+    """Nobody waits for the answer any more, so nothing more is done for it; for the count of requests alone."""
+
+
 STATUS: tuple[tuple[type[Exception], int], ...] = (
     # The first line that fits counts, so the special stands before the general.
     (Unprocessable, 422),
@@ -80,6 +90,8 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (JobOver, 409),
     (QueueFull, TOO_MANY),
     (TooManyStreams, TOO_MANY),
+    (Crowded, TOO_MANY),
+    (ClientLeft, CLIENT_LEFT),
     (StateUnusable, UNAVAILABLE),
     (errors.UnknownCollection, 404),
     (errors.UnknownKey, 404),
@@ -116,7 +128,7 @@ def problem(request: Request, status: int, detail: str, *, blame: Refused | None
     request_id = request.scope.get("owl_sap.request_id", "")
     document = {
         "type": "about:blank",
-        "title": http.HTTPStatus(status).phrase,
+        "title": "Client Closed Request" if status == CLIENT_LEFT else http.HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
         "instance": request.url.path,

@@ -2,35 +2,83 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Request, Response
 
-from app.src.api import embeddings, generations, jobs, quarantine, schemas, tables
+from app.src.api import embeddings, forms, generations, jobs, quarantine, schemas, tables
 from app.src.api.desk import Desk, Json
-from app.src.api.errors import PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
+from app.src.api.direct import direct
+from app.src.api.errors import OK, PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
 from app.src.metrics import CONTENT_TYPE
+from app.src.searching import Found
 from app.src.service import Service
+from connector.model import Vectors
 
 _RAW = "application/octet-stream"
-
-
 _CONTENT = {PROBLEM: {"schema": schemas.ProblemBody.model_json_schema()}}
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
+PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What was asked cannot be done; `detail` says why.", "content": _CONTENT},
     "5XX": {"description": "503, with Retry-After: HANA or the store is away.", "content": _CONTENT},
 }
 
 
-def router(service: Service) -> APIRouter:
-    """Every route of this version, bound to `service`."""
-    desk = Desk(service)
-    routes = APIRouter(responses=_PROBLEMS)
-    adds = (_add_health, _add_engine, embeddings.add, tables.add, _add_collections, jobs.add, quarantine.add)
-    for add in (*adds, generations.add):
-        add(routes, desk)
-    return routes
+_RAW_TOO: dict[int | str, dict[str, Any]] = {
+    OK: {
+        "description": "The vectors, in the order of the texts. `X-Embedding-Count` and `X-Embedding-Dimension` say "
+        "how many there are, and how long each is.",
+        "content": {_RAW: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+def add(routes: APIRouter, desk: Desk) -> None:
+    """Every route of this version. A request is compared with them in this order, so those that are asked for most
+    often stand first."""
+    adds = (_add_embed, embeddings.add, _add_search, _add_health, _add_engine, _add_collections, tables.add, jobs.add)
+    for each in (*adds, quarantine.add, generations.add):
+        each(routes, desk)
+
+
+def _add_embed(routes: APIRouter, desk: Desk) -> None:
+    @direct(routes, "/embed", response_model=list[list[float]], responses=_RAW_TOO)
+    async def embed(request: Request, body: schemas.EmbedRequest) -> Response:
+        """Always a list of vectors; with `Accept: application/octet-stream` raw little-endian float32 instead."""
+        desk.check_texts(body.texts, name="inputs")
+        vectors = await desk.embed(request, partial(_queued, desk.service, body))
+        headers = {"X-Embedding-Dimension": str(vectors.shape[1]), "X-Embedding-Count": str(len(vectors))}
+        if _RAW in request.headers.get("accept", "").lower():
+            return Response(forms.as_bytes(vectors), media_type=_RAW, headers=headers)
+        return Response(forms.as_json(vectors), media_type=Json.media_type, headers=headers)
+
+
+def _queued(service: Service, body: schemas.EmbedRequest) -> Future[Vectors]:
+    most = service.engine.max_tokens
+
+    def counted(tokens: list[int]) -> None:
+        for position, count in enumerate(tokens):
+            if count > most:
+                raise Unprocessable(
+                    f"inputs[{position}] has {count} tokens, the model takes {most}; "
+                    'send "truncate": true to have it cut'
+                )
+
+    return service.embed_later(body.texts, normalize=body.normalize, counted=None if body.truncate else counted)
+
+
+def _add_search(routes: APIRouter, desk: Desk) -> None:
+    service = desk.service
+
+    @direct(routes, "/v1/collections/{name}/search", response_model=schemas.SearchResponse)
+    async def search(request: Request, name: str, body: schemas.SearchRequest) -> Response:
+        """The nearest rows, best first, one hit per source row: in meaning, in words, or in both."""
+        _check_search(desk, body)
+        query = body.query if body.query is not None else body.vector or []
+        found = await desk.run(partial(_search, service, name, query, body), request)
+        hits, notes = found.hits, found.notes
+        return Json({"hits": hits, "took_ms": found.took_ms, "notes": notes, "stale_since": found.stale_since})
 
 
 def _add_health(routes: APIRouter, desk: Desk) -> None:
@@ -65,16 +113,6 @@ def _add_engine(routes: APIRouter, desk: Desk) -> None:
         """What NVIDIA's driver says of its cards now; without one an empty list and the reason."""
         return Json(await desk.run(desk.service.gpu))
 
-    @routes.post("/embed", response_model=list[list[float]])
-    async def embed(body: schemas.EmbedRequest, accept: Annotated[str, Header()] = "*/*") -> Response:
-        """Always a list of vectors; with `Accept: application/octet-stream` raw little-endian float32 instead."""
-        desk.check_texts(body.texts, name="inputs")
-        vectors = await desk.run(partial(desk.embed, body))
-        headers = {"X-Embedding-Dimension": str(vectors.shape[1]), "X-Embedding-Count": str(len(vectors))}
-        if _RAW in accept.lower():
-            return Response(vectors.astype("<f4", copy=False).tobytes(), media_type=_RAW, headers=headers)
-        return Json(vectors, headers=headers)
-
 
 def _add_collections(routes: APIRouter, desk: Desk) -> None:
     service = desk.service
@@ -87,16 +125,6 @@ def _add_collections(routes: APIRouter, desk: Desk) -> None:
     async def collection(name: str) -> Response:
         return Json((await desk.run(partial(service.status, [name])))[0])
 
-    @routes.post("/v1/collections/{name}/search", response_model=schemas.SearchResponse)
-    async def search(name: str, body: schemas.SearchRequest) -> Response:
-        """The nearest rows, best first, one hit per source row: in meaning, in words, or in both."""
-        _check_search(desk, body)
-        query = body.query if body.query is not None else body.vector or []
-        found = await desk.run(partial(_search, service, name, query, body))
-        hits = [hit.as_dict() for hit in found.hits]
-        answer = {"hits": hits, "took_ms": found.took_ms, "notes": found.notes, "stale_since": found.stale_since}
-        return Json(answer)
-
 
 def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:
     if body.k > desk.limits.max_k:
@@ -105,7 +133,7 @@ def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:
         desk.check_texts([body.query], name="query")
 
 
-def _search(service: Service, name: str, query: str | list[float], body: schemas.SearchRequest) -> Any:
+def _search(service: Service, name: str, query: str | list[float], body: schemas.SearchRequest) -> Found:
     try:
         return service.search(name, query, body.k, body.filter, body.options)
     except ValueError as error:

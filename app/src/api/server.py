@@ -6,31 +6,46 @@ import contextlib
 import ipaddress
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
-from app.src.api import errors
+from app.src.api import errors, routes
+from app.src.api.desk import Desk
 from app.src.api.middleware import BodyLimit, Observed
-from app.src.api.routes import router
 from app.src.service import Service, version
 from connector.errors import ConfigurationError
 
 _SHUTDOWN_SECONDS = 3
 _BACKLOG = 2048
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+"""FastAPI's own sends messages of exceptions, which may hold row data, to whatever the environment names."""
 
 
 def create_app(service: Service) -> FastAPI:
     """The REST application over a service that the caller owns and closes."""
+    desk = Desk(service)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        with contextlib.closing(desk):
+            yield
+
     app = FastAPI(
         title="owl-sap-connector",
         version=version(),
         description="Semantic search over SAP HANA tables. Errors are RFC 9457 problem documents with a request id.",
         redoc_url=None,
+        responses=routes.PROBLEMS,
+        lifespan=lifespan,
+        telemetry=_NO_TELEMETRY,
     )
-    app.include_router(router(service))
+    routes.add(app.router, desk)  # with no router between, which newer FastAPIs would ask twice about each request
+    app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
     errors.install(app, service)
     app.add_middleware(BodyLimit, limit=service.settings.api.max_body_bytes)
     app.add_middleware(Observed, metrics=service.metrics)

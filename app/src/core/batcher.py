@@ -128,11 +128,22 @@ class Batcher:
         self._engine.count_texts(len(texts), len(unique))
         return _result(rows, True, vectors), counts
 
-    def submit(self, texts: Sequence[str], lane: Lane | None = None, *, normalize: bool = True) -> Future[Vectors]:
+    def submit(
+        self,
+        texts: Sequence[str],
+        lane: Lane | None = None,
+        *,
+        normalize: bool = True,
+        counted: Callable[[list[int]], None] | None = None,
+    ) -> Future[Vectors]:
         """Tokenise here and now, and queue; the result is that of `embed`, and so are its errors. A future that is
-        cancelled leaves the queue at once. Raises EngineOverloaded, EngineClosed."""
+        cancelled leaves the queue at once. `counted` is told the tokens of each whole text before they are queued, and
+        what it raises comes out. Raises EngineOverloaded, EngineClosed."""
         unique, rows = _unique(texts)
         tokens = self._engine.tokenize(unique)
+        if counted is not None:
+            lengths = np.fromiter(map(len, tokens), dtype=np.intp, count=len(tokens))
+            counted(self._engine.whole_lengths(unique, lengths)[rows].tolist())
         vectors = np.empty((len(unique), self._engine.dimension), dtype=np.float32)
         self._engine.count_texts(len(texts), len(unique))
         return self._enqueue(tokens, lane or self._lane_of(tokens), vectors, partial(_result, rows, normalize)).future

@@ -131,6 +131,12 @@ class ApiSettings(_Section):
     max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
     max_k: int = Field(default=1000, ge=1, description="hits of one search")
     threads: int = Field(default=8, ge=1, le=128, description="requests that may wait for engine or store at once")
+    max_wait: Duration = Field(
+        default=10.0,
+        gt=0,
+        description="seconds (or 30s, 1m) that a request may wait for one of these threads; while one has waited "
+        "longer, new ones are refused (HTTP 429)",
+    )
     job_workers: int = Field(
         default=2,
         ge=0,

@@ -1,0 +1,94 @@
+"""Routes without ceremony, for the requests that come by the thousand: one body, read and checked in one go, and no
+dependencies to resolve. What is not as it should be goes FastAPI's ordinary way, and gets the refusal it gives.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.types import Message, Receive, Scope, Send
+
+from app.src.api.errors import ClientLeft
+
+Endpoint = Callable[..., Coroutine[Any, Any, Response]]
+Kept = TypeVar("Kept", bound=Endpoint)
+_JSON = b"application/json"
+
+
+class DirectRoute(APIRoute):
+    """For an endpoint `(request: Request, body: SomeModel, **path_parameters: str) -> Response`, whose signature
+    describes the route in OpenAPI as that of any other does."""
+
+    def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self._called = endpoint
+        self._model: type[BaseModel] = inspect.signature(endpoint, eval_str=True).parameters["body"].annotation
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+            return
+        content = await _content(receive)
+        body = self._checked(scope, content)
+        if body is None:
+            await super().handle(scope, _once_more(content, receive), send)
+            return
+        response = await self._called(request=Request(scope, receive), body=body, **scope["path_params"])
+        await response(scope, receive, send)
+
+    def _checked(self, scope: Scope, content: bytes) -> BaseModel | None:
+        """None for what is no JSON, is not said to be, or does not fit."""
+        if not _is_json(scope):
+            return None
+        try:
+            # Takes no JSON that the standard library's parser, which FastAPI uses, refuses or reads otherwise.
+            return self._model.model_validate(from_json(content))
+        except (ValueError, ValidationError):
+            return None
+
+
+def direct(routes: APIRouter, path: str, **options: Any) -> Callable[[Kept], Kept]:
+    """Register an endpoint as a DirectRoute for POST."""
+
+    def register(endpoint: Kept) -> Kept:
+        routes.add_api_route(path, endpoint, methods=["POST"], route_class_override=DirectRoute, **options)
+        return endpoint
+
+    return register
+
+
+def _is_json(scope: Scope) -> bool:
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            return bool(value.partition(b";")[0].strip().lower() == _JSON)
+    return False
+
+
+async def _content(receive: Receive) -> bytes:
+    """The whole body. Raises ClientLeft when the rest of it will never come."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("the connection was closed before the whole body had come")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _once_more(content: bytes, receive: Receive) -> Receive:
+    """What has been read, and then what comes."""
+    unread = [content]
+
+    async def again() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return again

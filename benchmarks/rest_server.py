@@ -1,0 +1,144 @@
+"""The server that `benchmarks/rest.py` measures, a child process of it: the product's own application and `serve`, over
+an engine and a search that take no time, so that what is left is what REST costs. `bare`: uvicorn alone, with no
+application to speak of. `hashed`: nothing is a stub, and hash:384 is the engine, behind its queue.
+
+    python benchmarks/rest_server.py full|bare|hashed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import app.src.core.engine  # noqa: E402
+from app.src.api.server import serve  # noqa: E402
+from app.src.core.device import DeviceProfile  # noqa: E402
+from app.src.searching import Found, FoundHit  # noqa: E402
+from app.src.service import Service  # noqa: E402
+from app.src.settings import Settings  # noqa: E402
+from connector.model import Vectors  # noqa: E402
+
+DIMENSION, MOST = 384, 256
+
+
+class StubEngine:
+    """Gives the same random unit vectors whatever the texts, and says that each has 4 tokens."""
+
+    model, dimension, max_tokens, matryoshka = "stub", DIMENSION, 254, ()
+    fingerprint, weights_sha256, precision, precision_reason, path = "stub", "", "fp32", "a stub", "stub"
+    profile = DeviceProfile.cpu()
+
+    def __init__(self) -> None:
+        found = np.random.default_rng(1).standard_normal((MOST, DIMENSION))
+        self._vectors = (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
+
+    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Any:
+        return self._vectors[: len(texts)]
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [4] * len(texts)
+
+    def close(self) -> None:
+        pass
+
+
+class StubbedService(Service):
+    """Finds the same ten hits for every query, and lets nobody queue for the engine."""
+
+    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
+        vectors: Vectors = self.engine.embed(texts, normalize=normalize)
+        return vectors
+
+    def embed_later(
+        self, texts: Sequence[str], *, normalize: bool = True, counted: Callable[[list[int]], None] | None = None
+    ) -> Future[Vectors]:
+        if counted is not None:
+            counted(self.engine.count_tokens(texts))
+        done: Future[Vectors] = Future()
+        done.set_result(self.engine.embed(texts, normalize=normalize))
+        return done
+
+    def search(self, *_: Any, **__: Any) -> Found:
+        hits = [
+            FoundHit(
+                f'["100","{number:018}"]',
+                {"MANDT": "100", "MATNR": f"{number:018}"},
+                0.7 - number / 100,
+                "hydraulic pump 80 bar. stainless steel, DIN 933, leaks at the flange, released",
+                {"MTART": "FERT", "MATKL": "017"},
+            )
+            for number in range(10)
+        ]
+        return Found(hits, {"embed": 3.1, "store": 0.9})
+
+
+def announce(url: str) -> None:
+    print(json.dumps({"url": url}), flush=True)
+
+
+def full(folder: Path, kind: str) -> None:
+    """`owl-sap serve`; `full` is so but for the engine and the search."""
+    if kind == "full":
+        app.src.core.engine.load_engine = lambda _: StubEngine()  # type: ignore[assignment, return-value]
+    block = {"name": "materials", "source": "S.MARA", "template": "{MAKTX}"}
+    settings = Settings.model_validate(
+        {
+            "store": {"kind": "local", "path": folder / "vectors"},
+            "embedding": {"model": f"hash:{DIMENSION}"},
+            "collections": [block],
+        }
+    )
+    with contextlib.closing((StubbedService if kind == "full" else Service)(settings)) as service:
+        serve(service, "127.0.0.1", 0, announce)
+
+
+async def _empty(scope: Any, receive: Any, send: Any) -> None:
+    """Reads a request and answers it with two bytes: what no application on this server can go below."""
+    if scope["type"] != "http":
+        return
+    while (await receive()).get("more_body"):
+        pass
+    headers = [(b"content-length", b"2"), (b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"[]"})
+
+
+def bare() -> None:
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            announce(f"http://{host}:{port}")
+
+    config = uvicorn.Config(_empty, host="127.0.0.1", port=0, log_level="warning", access_log=False, lifespan="off")
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        Server(config).run()
+
+
+def main(kind: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if kind == "bare":
+        bare()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # records of jobs go there
+        full(Path(folder), kind)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
