@@ -53,7 +53,6 @@ from app.src.benchmark.side_by_side import (  # noqa: E402
     wall,
 )
 from app.src.benchmark.workloads import Workload, sap_like, texts  # noqa: E402
-
 from app.src.core.backends import DeviceUnavailable  # noqa: E402
 from app.src.core.backends.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.backends.folder import find_folder  # noqa: E402
