@@ -192,7 +192,7 @@ def test_a_packed_path_that_disagrees_is_not_used(
     make_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        PackedEncoder, "_pool", lambda _self, x, runs: x[[run.start for run in runs for _ in range(run.count)]] + 1
+        PackedEncoder, "_pool", lambda _self, x, layout: x[layout.cumulative[:-1]] + 1
     )
     with load_engine(EngineOptions(str(make_folder()), device="cpu")) as engine:
         assert engine.path == "padded"
