@@ -39,9 +39,7 @@ def test_bf16_is_far_nearer_than_verify_asks(embedders: dict[str, EngineEmbedder
     assert worst < (1 - COSINE_FLOOR) / 3
 
 
-@pytest.mark.parametrize(
-    ("stored", "checked"), [("bf16", "fp32"), ("fp32", "bf16"), ("auto", "auto")]
-)
+@pytest.mark.parametrize(("stored", "checked"), [("bf16", "fp32"), ("fp32", "bf16"), ("auto", "auto")])
 def test_rounding_is_no_damage_and_damage_is(
     embedders: dict[str, EngineEmbedder], tmp_path: Path, stored: str, checked: str
 ) -> None:

@@ -191,9 +191,7 @@ def test_any_folder_gives_the_vectors_of_sentence_transformers(
 def test_a_packed_path_that_disagrees_is_not_used(
     make_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        PackedEncoder, "_pool", lambda _self, x, layout: x[layout.cumulative[:-1]] + 1
-    )
+    monkeypatch.setattr(PackedEncoder, "_pool", lambda _self, x, layout: x[layout.cumulative[:-1]] + 1)
     with load_engine(EngineOptions(str(make_folder()), device="cpu")) as engine:
         assert engine.path == "padded"
 

@@ -14,6 +14,7 @@ _WORDS = (
     " beschädigt ersetzt geprüft Schraube verzinkt Edelstahl the and of is was not for with ohne nach über"
 ).split()
 _SENTENCES = (
+    "",  # where there is nothing but the marks of begin and end, values lie elsewhere
     "The hydraulic pump leaks at the flange and was replaced by maintenance.",
     "Delivery 80012345 was late; the customer complained twice about missing items.",
     "Bitte prüfen Sie die Dichtung am Ventil, es tropft unter Last.",

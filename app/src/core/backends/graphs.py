@@ -124,7 +124,9 @@ class GraphedEncoder:
 
     def _make(self, tokens: int) -> _Rung:
         longest = self._encoder.longest
-        size = 3 * tokens + SEQUENCES + -(-tokens // longest) + 1  # ids, positions, places; borders, with room to fill up
+        size = (
+            3 * tokens + SEQUENCES + -(-tokens // longest) + 1
+        )  # ids, positions, places; borders, with room to fill up
         host = torch.zeros(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         numbers = host.to(self._device, copy=True)
         ids, positions, places, cumulative = numbers.split([tokens, tokens, tokens, size - 3 * tokens])

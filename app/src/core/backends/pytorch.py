@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..device import DeviceError, DeviceProfile, Precision, allow_tf32, choose_precision, detect
+from ..device import BF16_PAYS, DeviceError, DeviceProfile, Precision, allow_tf32, choose_precision, detect
 from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
 from .compute_thread import on_compute_thread
 from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
@@ -67,6 +67,10 @@ class Target:
     def dtype(self) -> torch.dtype:
         import torch
 
+        from .probe import bf16_gain
+
+        if self.precision == "int8":  # of what stands between 8-bit layers
+            return torch.bfloat16 if bf16_gain() >= BF16_PAYS else torch.float32
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
 
     @property
@@ -224,7 +228,10 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chos
     """The best way to compute this model on this device that is known to give the right vectors."""
     from .architectures import refusal
     from .packed import PackedEncoder
+    from .quantising import load_int8
 
+    if target.precision == "int8":
+        return Chosen(*load_int8(folder, target.profile, target.dtype))
     why_not = refusal(folder) if packed else "padding was asked for"
     if why_not is not None:
         return Chosen(load_rectangular(folder, target), why_not)
