@@ -50,7 +50,7 @@ def test_a_layout_says_where_sequences_begin_and_end() -> None:
 
 def by_definition(qkv: torch.Tensor, lengths: list[int], bias: Bias | None = None) -> torch.Tensor:
     parts = []
-    for rows in qkv.double().split(lengths):
+    for rows in torch.split(qkv.double(), lengths):
         query, key, value = rows.view(len(rows), 3, HEADS, -1).permute(1, 2, 0, 3)
         scores = query @ key.transpose(1, 2) / (WIDTH // HEADS) ** 0.5
         added = bias(len(rows)) if bias else None
@@ -77,7 +77,7 @@ def test_a_kernel_without_bias_says_so(make: type[Attention]) -> None:
         make(HEADS)(torch.zeros(1, 3 * WIDTH), layout_of([1], torch.device("cpu")), lambda length: None)
 
 
-# ------------------------------------------------------------------------------------------------------- what card, which
+# ---------------------------------------------------------------------------------------------------- what card, which
 
 
 def names(card: str, dtype: torch.dtype, *, biased: bool = False) -> list[str]:

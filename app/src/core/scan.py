@@ -25,9 +25,8 @@ FIRST_ROWS, MOST_ROWS = 1024, 65_536
 take little memory and growing copies nothing."""
 ELEMENT = 2
 """Bytes of a number in fp16."""
-KEPT_SHARE = 1.5
-"""How far beyond the bookable share a copy of kept rows may go while the old one is still there: it has at most half
-of its rows."""
+KEPT_SHARE = 2.0
+"""How far beyond the bookable share a copy of kept rows may go while the old one is still there: it is no larger."""
 _EPSILON = float(np.finfo(np.float32).eps)
 
 Positions = NDArray[np.int64]
@@ -80,7 +79,7 @@ class _Card:
     def __init__(self, device: torch.device, memory: T4MemoryManager) -> None:
         self.device = device
         self.memory = memory
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         with self.work():
             self.product = _product_for(device)
 
@@ -101,7 +100,8 @@ class _Card:
 def _product_for(device: torch.device) -> Product:
     """cuBLAS' product with fp32 results where this torch has it and it adds up in fp32; else over a copy in fp32."""
     generator = torch.Generator().manual_seed(3)
-    rows, queries = (torch.randn(size, 512, generator=generator).half().to(device) for size in (300, 3))
+    rows = torch.randn(300, 512, generator=generator).half().to(device)
+    queries = rows[:3]  # their products with themselves are large, where rounding shows
     wanted = queries.cpu().double() @ rows.cpu().double().T
     try:
         found = _mixed_product(queries, rows).cpu().double()
@@ -265,8 +265,7 @@ class CardView:
     def _taken(self, rows: Positions) -> list[torch.Tensor]:
         """The rows, which ascend, out of the blocks that hold some of them."""
         cuts = np.searchsorted(rows, self._ends)
-        starts = [0, *cuts[:-1]]
-        firsts = [0, *self._ends[:-1]]
+        starts, firsts = np.insert(cuts, 0, 0)[:-1], np.insert(self._ends, 0, 0)[:-1]
         return [
             part[torch.tensor(rows[start:end] - first).to(self._card.device)]
             for part, start, end, first in zip(self._parts, starts, cuts, firsts, strict=True)
@@ -300,7 +299,7 @@ class _Scored:
         if not count:
             return np.empty(0, dtype=np.int64), -np.inf
         with self._card.work():
-            last = float(torch.topk(self._scores, count, sorted=False).values.min())
+            last = min(1.0, float(torch.topk(self._scores, count, sorted=False).values.min()))
             least = np.nextafter(np.float32(last - 2 * self._error), np.float32(-np.inf))
             reach = self._scores > -torch.inf if last == -np.inf else self._scores >= float(least)
             chosen: Positions = torch.nonzero(reach).squeeze(1).cpu().numpy()
@@ -310,7 +309,7 @@ class _Scored:
 
 class _Joined:
     """Two rankings of different rows, those of the second counted from `offset` on. A row that is left out of its own
-    ranking is below that one's floor, so below the higher of both; one of the best of all is among the best of its own."""
+    is below that one's floor, so below the higher of both; one of the best of all is one of the best of its own."""
 
     def __init__(self, one: Ranking, other: Ranking, offset: int) -> None:
         self._one = one

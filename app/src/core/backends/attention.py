@@ -196,7 +196,7 @@ def candidates(profile: DeviceProfile, dtype: torch.dtype, *, biased: bool) -> l
 def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype, *, biased: bool = False) -> Choice:
     """The first candidate that gives the right numbers on the device, with what kept the others away. `width` is that
     of the model. Raises RuntimeError when none does."""
-    reasons = []
+    reasons: list[str] = []
     for make in candidates(profile, dtype, biased=biased):
         why_not = _why_not(make, profile, (heads, width), dtype)
         if why_not is None:
@@ -207,7 +207,7 @@ def choose(profile: DeviceProfile, heads: int, width: int, dtype: torch.dtype, *
 
 _LENGTHS = (1, 2, 5, 5, 5, 17, 33, 33, 64, 130)
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-"""Of values of about 1: rounding of fp16 (TF32 rounds alike) and bf16, where a wrong border or scale is off by tenths."""
+"""Of values of about 1: what fp16 (TF32 alike) and bf16 round; a wrong border or scale is off by tenths."""
 
 
 def _why_not(make: type[Attention], profile: DeviceProfile, size: tuple[int, int], dtype: torch.dtype) -> str | None:
@@ -227,7 +227,7 @@ def _why_not(make: type[Attention], profile: DeviceProfile, size: tuple[int, int
 
 def _by_definition(qkv: torch.Tensor, heads: int) -> torch.Tensor:
     parts = []
-    for rows in qkv.split(list(_LENGTHS)):
+    for rows in torch.split(qkv, list(_LENGTHS)):
         query, key, value = rows.view(len(rows), 3, heads, -1).permute(1, 2, 0, 3)
         weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, dim=-1)
         parts.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))

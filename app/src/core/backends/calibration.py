@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import random
 
-_WORDS = (
+_WORDS = (  # noqa: SIM905 - words, as one reads them
     "pump valve seal bearing motor filter sensor bolt gasket belt housing cable compressor coupling gear oil pressure"
     " flow steel order delivery invoice customer vendor plant material notification maintenance inspection leak noise"
-    " vibration temperature damaged replaced checked cleaned released blocked quantity price contract account cost center"
-    " Pumpe Ventil Dichtung Lager Motor Filter Auftrag Lieferung Rechnung Kunde Werk Material Meldung Wartung undicht"
-    " beschädigt ersetzt geprüft Schraube verzinkt Edelstahl the and of is was not for with ohne nach über"
+    " vibration temperature damaged replaced checked cleaned released blocked quantity price contract account cost"
+    " center Pumpe Ventil Dichtung Lager Motor Filter Auftrag Lieferung Rechnung Kunde Werk Material Meldung Wartung"
+    " undicht beschädigt ersetzt geprüft Schraube verzinkt Edelstahl the and of is was not for with ohne nach über"
 ).split()
 _SENTENCES = (
-    "",  # where there is nothing but the marks of begin and end, values lie elsewhere
+    "",  # nothing but begin and end: values of their own
     "The hydraulic pump leaks at the flange and was replaced by maintenance.",
     "Delivery 80012345 was late; the customer complained twice about missing items.",
     "Bitte prüfen Sie die Dichtung am Ventil, es tropft unter Last.",

@@ -1,5 +1,5 @@
-"""CUDA graphs for small batches: the kernels of a forward pass recorded once for so many tokens and played again, because
-launching some eighty kernels takes longer than computing thirty tokens. Larger batches are computed as ever.
+"""CUDA graphs for small batches: the kernels of a forward pass recorded once for so many tokens and played again,
+because launching some eighty kernels takes longer than computing thirty tokens. Larger batches are computed as ever.
 
 Knows an encoder that computes on staged inputs; nothing of models. What records is given, so that choosing, filling and
 forgetting can be tried without a card.
@@ -124,12 +124,11 @@ class GraphedEncoder:
 
     def _make(self, tokens: int) -> _Rung:
         longest = self._encoder.longest
-        size = (
-            3 * tokens + SEQUENCES + -(-tokens // longest) + 1
-        )  # ids, positions, places; borders, with room to fill up
+        borders = SEQUENCES + -(-tokens // longest) + 1  # with room for what fills up
+        size = 3 * tokens + borders
         host = torch.zeros(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         numbers = host.to(self._device, copy=True)
-        ids, positions, places, cumulative = numbers.split([tokens, tokens, tokens, size - 3 * tokens])
+        ids, positions, places, cumulative = torch.split(numbers, [tokens, tokens, tokens, size - 3 * tokens])
         rung = _Rung(tokens, host, numbers)
         fill(rung, [np.zeros(0, np.int32)] * 3, [], longest)
         numbers.copy_(host)
@@ -173,9 +172,9 @@ class CudaRecorder:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
-        """Warms up on a stream of its own, as torch's notes on CUDA graphs ask for: what cuBLAS and the kernels allocate
-        on their first call must not fall into the recording."""
-        beside = torch.cuda.Stream(self._device)
+        """Warms up on a stream of its own, as torch's notes on CUDA graphs ask for: what cuBLAS and the kernels
+        allocate on their first call must not fall into the recording."""
+        beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(beside), torch.inference_mode():
             for _ in range(WARM_UP):

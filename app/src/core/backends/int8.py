@@ -1,9 +1,8 @@
-"""Linear layers in INT8 for CPUs with VNNI, for who asks for them: oneDNN's quantised operators, 8-bit weights by output
-channel, 8-bit inputs by ranges that a calibration has seen.
+"""Linear layers in INT8 for CPUs with VNNI, for who asks for them: oneDNN's quantised operators, 8-bit weights by
+output channel, 8-bit inputs by ranges that a calibration has seen.
 
-What keeps the vectors near those of fp32, each measured (docs/gpu.md has the table): SmoothQuant's scales between inputs
-and weights of the layers behind norms; the few channels of the feed-forward whose values are far from the others' stay in
-the activations' precision; attention's output layer stays as it is. Knows layers; nothing of models or texts.
+The vectors stay near those of fp32 by SmoothQuant's scales, by the few far-reaching channels of the feed-forward that keep
+their precision, and by attention's output staying as it is (docs/gpu.md: each measured). Knows layers, not models.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from .linears import AddingLinear, Affine, Linear, PrepackedLinears
 
 UNSIGNED = 255
-"""Inputs are unsigned: for signed ones oneDNN has no fast operator behind torch's packing (measured: 20,000 x slower)."""
+"""Inputs are unsigned: for signed ones oneDNN has only its reference behind torch's packing, 20,000 x slower."""
 SIGNED = 127
 OUTLIERS = 24
 """One channel of the feed-forward in so many keeps its precision: 64 of 1536."""
@@ -164,7 +163,7 @@ class Product:
         self._zeros = torch.zeros(len(weight), dtype=torch.int32)
         self._packed = _operators().qlinear_prepack(whole.to(torch.int8), None)
         self._apply = _operators().qlinear_pointwise
-        self._after = ("gelu", [], "none") if gelu else ("none", [], "")
+        self._after: tuple[str, list[Any], str] = ("gelu", [], "none") if gelu else ("none", [], "")
 
     def _numbers(self, rows: torch.Tensor) -> tuple[Any, ...]:
         return rows, self._scale, 0, self._packed, self._scales, self._zeros

@@ -204,7 +204,7 @@ class Stage:
         if self._device.type != "cpu":
             host = self._through_pinned(host)
         tokens = sum(lengths)
-        ids, positions, places, borders = host.split([tokens, tokens, tokens, len(cumulative)])
+        ids, positions, places, borders = torch.split(host, [tokens, tokens, tokens, len(cumulative)])
         return Inputs(ids, positions, places, Layout(runs_of(lengths), max(lengths), borders))
 
     def _through_pinned(self, numbers: torch.Tensor) -> torch.Tensor:

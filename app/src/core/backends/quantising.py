@@ -1,5 +1,5 @@
-"""A packed encoder in INT8: calibrated on texts, compared with fp32 on others before it is used. Knows models and texts;
-how 8-bit layers compute stands in `int8.py`.
+"""A packed encoder in INT8: calibrated on texts, compared with fp32 on others before it is used. Knows models and
+texts; how 8-bit layers compute stands in `int8.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEARNT, JUDGED = 96, 32
 BATCH = 1024
 """Tokens of a batch of them, about."""
 PAYS = 1.3
-"""Measured gain over fp32, from which a CPU is taken to have instructions for 8-bit products; with VNNI it is 2 to 4."""
+"""Measured gain over fp32 from which a CPU is taken to have 8-bit products; with VNNI it is 1.7 to 4."""
 LEAST_COSINE = 0.98
 """Between INT8 and fp32. all-MiniLM-L6-v2 has 0.996 at the least; what is below finds other neighbours."""
 
@@ -40,8 +40,8 @@ def load_int8(
     measured = int8_gain()
     if measured < PAYS:
         raise DeviceUnavailable(
-            f"precision int8 cannot be used on {profile.name}: 8-bit products measured {measured:.2f} x as fast as fp32;"
-            " use bf16, fp32 or auto"
+            f"precision int8 cannot be used on {profile.name}: 8-bit products measured {measured:.2f} x as fast"
+            " as fp32; use bf16, fp32 or auto"
         )
     tokenizer = RustTokenizer.load(folder)
     observing = Observing()
@@ -75,7 +75,7 @@ Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
 def int8_gain(products: Callable[[], Pair | None] = probe_products) -> float:
-    """How many times as fast an 8-bit product is as one in fp32, by this thread's CPU seconds; 0 where there is none."""
+    """How many times as fast an 8-bit product is as one in fp32, by CPU seconds; 0 where there is none."""
     pair = products()
     if pair is None:
         return 0.0
