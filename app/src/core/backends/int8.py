@@ -1,8 +1,8 @@
 """Linear layers in INT8 for CPUs with VNNI, for who asks for them: oneDNN's quantised operators, 8-bit weights by
 output channel, 8-bit inputs by ranges that a calibration has seen.
 
-The vectors stay near those of fp32 by SmoothQuant's scales, by the few far-reaching channels of the feed-forward that keep
-their precision, and by attention's output staying as it is (docs/gpu.md: each measured). Knows layers, not models.
+The vectors stay near those of fp32 by SmoothQuant's scales, by the few far-reaching channels of the feed-forward that
+keep their precision, and by attention's output staying as it is (docs/gpu.md: measured). Knows layers, not models.
 """
 
 from __future__ import annotations
