@@ -4,7 +4,9 @@ processor can do; and does its memory stay where it is?
     python benchmarks/embed.py [PART ...] [--rounds 5] [--threads 2] [--out benchmarks/results/embed.json]
 
 The baseline is sentence-transformers on torch in fp32 (on a GPU in fp16), at the best of its batch sizes for these very
-texts, in this process, on as many threads; everything takes turns within each round, and ratios are of one round.
+texts, in this process, on as many threads, and on the same thread as our engine, which spares both the cost of a second
+team of OpenMP; everything takes turns within each round, and ratios are of one round. --cpu-seconds with --threads 1
+gives ratios that say something while other programs compute.
 
     short, skewed   generated SAP-like texts of 5 to 40 and of 10 to 250 tokens
     demo            2,000 rows of the demo's tables, rendered
@@ -26,9 +28,9 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,10 +40,20 @@ sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark.embed import agreement  # noqa: E402
 from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, Rounds, Target, Work, at_least, at_most, interleaved, wall  # noqa: E402
+from app.src.benchmark.side_by_side import (  # noqa: E402
+    Figure,
+    Rounds,
+    Target,
+    at_least,
+    at_most,
+    cpu,
+    interleaved,
+    wall,
+)
 from app.src.benchmark.workloads import Workload, sap_like, texts  # noqa: E402
 
 from app.src.core.backends import DeviceUnavailable  # noqa: E402
+from app.src.core.backends.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.backends.folder import find_folder  # noqa: E402
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine  # noqa: E402
 
@@ -90,11 +102,11 @@ def peer(device: str) -> Any:
 
 def best_batch_size(encode: Callable[..., Any], load: Workload, sizes: Sequence[int]) -> int:
     """The fastest for them, best of two each."""
-    times = {
-        size: min(wall(lambda: encode(load.texts, batch_size=size))() for _ in range(2))  # noqa: B023
-        for size in sizes
-    }
-    return min(times, key=times.__getitem__)
+
+    def took(size: int) -> float:
+        return min(wall(lambda: on_compute_thread(lambda: encode(load.texts, batch_size=size)))() for _ in range(2))
+
+    return min(sizes, key=took)
 
 
 def demo_rows(count: int = DEMO_ROWS) -> Workload:
@@ -139,17 +151,18 @@ class Floor:
                 raise DeviceUnavailable("this torch has no prepacked products")
             self._products.append((layer, torch.randn(GEMM_TOKENS, rows, generator=generator).to(dtype)))
 
-    def __call__(self) -> float:
-        """Seconds a floating-point operation."""
+    def __call__(self) -> None:
         import torch
 
         with torch.inference_mode():
-            start = time.perf_counter()
             for _ in range(GEMM_TIMES):
                 for layer, x in self._products:
                     layer(x)
-            took = time.perf_counter() - start
-        return took / (GEMM_TIMES * GEMM_TOKENS * self._of_a_token)
+
+    @property
+    def of_a_call(self) -> int:
+        """Floating-point operations."""
+        return GEMM_TIMES * GEMM_TOKENS * self._of_a_token
 
     @property
     def _of_a_token(self) -> int:
@@ -190,16 +203,18 @@ def compared(load: Workload, given: argparse.Namespace, report: Report) -> Itera
     found = {name: engine(name, given.device, given.threads) for name in PRECISIONS}
     engines = {name: each for name, each in found.items() if each is not None}
     told(engines, report)
+    bare = floors(engines, given.device)
+    works: dict[str, Callable[[], object]] = {name: partial(each.embed, load.texts) for name, each in engines.items()}
+    works |= {f"floor {name}": partial(on_compute_thread, floor) for name, floor in bare.items()}
     encode = peer(given.device).encode
     size = best_batch_size(encode, load, BATCH_SIZES[given.device.partition(":")[0]])
-    works: dict[str, Work] = {PEER: wall(lambda: encode(load.texts, batch_size=size))}
-    works |= {name: wall(lambda each=each: each.embed(load.texts)) for name, each in engines.items()}  # type: ignore[misc]
-    bare = floors(engines, given.device)
-    works |= {f"floor {name}": floor for name, floor in bare.items()}
-    rounds = interleaved(works, given.rounds)
+    works[PEER] = lambda: on_compute_thread(lambda: encode(load.texts, batch_size=size))
+    clock = cpu if given.cpu_seconds else wall
+    rounds = interleaved({name: clock(work) for name, work in works.items()}, given.rounds)
     reference = peer("cpu").encode(load.texts, batch_size=32)
+    comparison = Comparison(load, rounds, reference, size)
     for name, each in engines.items():
-        yield from figures(load, name, each, rounds, bare.get(name), reference, size)
+        yield from comparison.figures(name, each, bare.get(name))
 
 
 def told(engines: dict[str, EmbeddingEngine], report: Report) -> None:
@@ -211,29 +226,33 @@ def told(engines: dict[str, EmbeddingEngine], report: Report) -> None:
         report.notes.append(note)
 
 
-def figures(
-    load: Workload,
-    name: str,
-    each: EmbeddingEngine,
-    rounds: Rounds,
-    floor: Floor | None,
-    reference: Any,
-    size: int,
-) -> Iterator[Figure]:
-    counts = [min(count, each.max_tokens) for count in each.count_tokens(load.texts)]
-    tokens = sum(counts)
-    about = {"precision": each.precision, "path": each.path, "texts": len(load.texts), "tokens": tokens}
-    rate = {"their_batch_size": size, "tokens_per_second": round(tokens / rounds.median(name))}
-    label = f"{load.name} {name}" if name == each.precision else f"{load.name} {name} ({each.precision})"
-    yield rounds.ratio(label, PEER, name, SPEED.get((load.name, each.precision)), **about, **rate)
-    if floor is not None:
-        operations = floor.operations([count + 2 for count in counts])
-        shares = [operations * a / b for a, b in zip(rounds.took[f"floor {name}"], rounds.took[name], strict=True)]
-        gflops = round(1e-9 / rounds.median(f"floor {name}"), 1)
-        yield Figure(f"{label} of floor", shares, "", more={"gflop_per_second": gflops})
-    near = agreement(each.embed(load.texts), reference)
-    yield Figure(f"{label} cosine", [near["least_cosine"]], "", COSINE.get(each.precision), more=near)
-    yield Figure(f"{label} overlap", [near["top_10_overlap"]], "", OVERLAP.get(each.precision))
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All engines over one workload. `reference`: the peer's vectors in fp32; `batch_size`: the peer's best."""
+
+    load: Workload
+    rounds: Rounds
+    reference: Any
+    batch_size: int
+
+    def figures(self, name: str, each: EmbeddingEngine, floor: Floor | None) -> Iterator[Figure]:
+        load, rounds, precision = self.load, self.rounds, each.precision
+        counts = [min(count, each.max_tokens) for count in each.count_tokens(load.texts)]
+        tokens = sum(counts)
+        about = {"precision": precision, "path": each.path, "texts": len(load.texts), "tokens": tokens}
+        rate = {"their_batch_size": self.batch_size, "tokens_per_second": round(tokens / rounds.median(name))}
+        label = f"{load.name} {name}" if name == precision else f"{load.name} {name} ({precision})"
+        yield rounds.ratio(label, PEER, name, SPEED.get((load.name, precision)), **about, **rate)
+        if floor is not None:
+            least = floor.operations([count + 2 for count in counts]) / floor.of_a_call
+            shares = [
+                least * bare / ours for bare, ours in zip(rounds.took[f"floor {name}"], rounds.took[name], strict=True)
+            ]
+            gflops = round(1e-9 * floor.of_a_call / rounds.median(f"floor {name}"), 1)
+            yield Figure(f"{label} of floor", shares, "", more={"gflop_per_second": gflops})
+        near = agreement(each.embed(load.texts), self.reference)
+        yield Figure(f"{label} cosine", [near["least_cosine"]], "", COSINE.get(precision), more=near)
+        yield Figure(f"{label} overlap", [near["top_10_overlap"]], "", OVERLAP.get(precision))
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -282,6 +301,7 @@ PARTS = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--cpu-seconds", action="store_true", help="count CPU seconds, not the clock on the wall")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
 
 

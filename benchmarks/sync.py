@@ -12,6 +12,7 @@ is marked `disturbed` and says nothing.
     unchanged  a sync of unchanged rows, over a bare keyset scan of the same columns  <= 2.5 local, <= 3.5 in HANA
     memory     how much more a process needs for a sync of all rows than of a tenth of them             < 100 MB
     one        seconds of a sync by watermark that finds one changed row among all                            < 1
+    readers    two readers over one, of unchanged rows and of a first sync; predicted: 0.9 and no gain on 2 cores
     methods    full comparison with hashes made by the server, and rowid, over the ordinary full comparison
 """
 
@@ -345,8 +346,30 @@ def methods(rounds: int, rows: int) -> dict[str, Any]:
     }
 
 
+def readers(rounds: int, rows: int) -> dict[str, Any]:
+    """Syncs of unchanged rows and first syncs of half as many: two readers over one, local store."""
+    counts = (1, 2)
+    found: dict[str, list[float]] = {"unchanged": [], "first": []}
+    with scene(HASHING) as stage:
+        spec, ends = stage.spec(rows), stage.ends("local")
+        sync(spec, ends, OPTIONS)
+
+        def again(count: int) -> float:
+            return sync(spec, ends, replace(OPTIONS, readers=count)).seconds
+
+        def first(count: int) -> float:
+            return sync(stage.spec(rows // 2), stage.ends("local"), replace(OPTIONS, readers=count)).seconds
+
+        first(1)
+        for _ in range(rounds):
+            for name, work in (("unchanged", again), ("first", first)):
+                one, two = map(work, counts)
+                found[name].append(two / one)
+    return {name: figure(ratios, rows=rows) for name, ratios in found.items()}
+
+
 PARTS: dict[str, Callable[[int, int], dict[str, Any]]] = {
-    part.__name__: part for part in (overlap, rate, unchanged, memory, one, methods)
+    part.__name__: part for part in (overlap, rate, unchanged, memory, one, methods, readers)
 }
 
 

@@ -64,7 +64,8 @@ class HanaWriter:
     def _write_quarantine(self, session: Session) -> None:
         name, changes = self._place.collection, self._changes
         released = [(name, id_) for id_ in sorted(changes.released)]
-        session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
+        if released and session.query(self._sql.count_quarantine(), (name,))[0][0]:  # mostly nobody is there
+            session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
         if not changes.quarantined:
             return
         if self._set_aside is None:  # once: after a commit of which nobody knows, this attempt must not count twice

@@ -281,7 +281,7 @@ def test_what_a_failed_job_tells(
     def failing(_texts: list[str], **_options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(service.engine, "embed", failing)
+    monkeypatch.setattr(service.engine, "embed_counted", failing)
     source.rows_by_key["7"] = {"MATNR": "7", "MAKTX": "a new row", "MTART": "ROH"}
     try:
         job = job_of(client)
@@ -294,15 +294,15 @@ def test_what_a_failed_job_tells(
 def test_a_row_without_a_vector_is_set_aside_by_the_job(
     client: Client, service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embed = service.engine.embed
+    embed = service.engine.embed_counted
 
-    def picky(texts: list[str], **options: Any) -> Any:
+    def picky(texts: list[str]) -> Any:
         bad = [index for index, text in enumerate(texts) if "poison" in text]
         if bad:
             raise NonFinite(bad)
-        return embed(texts, **options)
+        return embed(texts)
 
-    monkeypatch.setattr(service.engine, "embed", picky)
+    monkeypatch.setattr(service.engine, "embed_counted", picky)
     rows = {"7": "poison", "8": "a healthy row"}
     source.rows_by_key |= {key: {"MATNR": key, "MAKTX": text, "MTART": "ROH"} for key, text in rows.items()}
     try:

@@ -90,7 +90,6 @@ class Backend(Protocol):
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of the whole text stands: first character, one after the last."""
-        ...
 
     def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
         """Pooled vectors (len(batch), dimension), not normalised. `exact` computes in fp32. Raises OutOfMemory."""
