@@ -4,7 +4,6 @@ of the memory traffic of float32, with a proven bound on every score's error. Kn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from connector.model import Vectors
 from connector.protocols import Ranking, VectorScan
-from connector.stores.scan import Blocks, NumpyScan, Positions, kept_rows, kth_largest, take
+from connector.stores.scan import Blocks, Column, NumpyScan, Positions, kept_rows, kth_largest, take
 
 # A unit vector x is kept as s1 c1 + s2 c2 + r2: codes c of -127..127, the second those of what the first left. Of a
 # query q = t1 d1 + t2 d2 + p2 likewise. Then, by Cauchy and Schwarz, with r1 = s2 c2 + r2 and p1 = t2 d2 + p2,
@@ -33,7 +32,7 @@ _BELOW_ONE = 1 - 2e-6
 """Floors stay below: true scores are cut off at 1, and what is cut off to 1 ties."""
 _TINY = 1e-30
 _ROWS_AT_ONCE = 4096
-"""Rows quantised, refined or scanned for several queries at a time: they stay in the cache."""
+"""Rows quantised or refined at a time: temporaries stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +74,15 @@ class _Query:
         self.norms = 1 + self.errors
 
 
+@dataclass(frozen=True, slots=True)
 class _Planes:
-    """What a view holds: blocks of codes, scales and errors, by plane."""
+    """What a view holds, by plane: codes in blocks, scales and errors."""
 
-    def __init__(self, parts: Sequence[tuple[NDArray[Any], ...]], rows: int) -> None:
-        self.codes, self.scales, self.errors = parts[0:2], parts[2:4], parts[4:6]
-        self.rows = rows
-        self.coarsest = float(max((block.max() for block in self.errors[0] if len(block)), default=0.0))
+    codes: tuple[tuple[NDArray[np.int8], ...], ...]
+    scales: tuple[NDArray[np.float32], ...]
+    errors: tuple[NDArray[np.float32], ...]
+    coarsest: float
+    """The greatest error of the first plane."""
 
 
 class _Int8Ranking:
@@ -111,7 +112,7 @@ class _Int8Ranking:
         """Places of the rows whose true score may reach `bound`, but for the query's own error."""
         twice = 2 * float(self._query.norms[0])
         places = np.flatnonzero(self._lower >= np.float32(bound - twice * self._planes.coarsest))
-        errors = take(self._planes.errors[0], self._named(places))
+        errors = self._planes.errors[0][self._named(places)]
         return places[self._lower[places] + np.float32(twice) * errors >= np.float32(bound)]
 
     def _named(self, places: Positions) -> Positions:
@@ -125,8 +126,8 @@ class _Int8Ranking:
             some = rows[start : start + _ROWS_AT_ONCE]
             for codes, scales in zip(planes.codes, planes.scales, strict=True):
                 products = query.scales @ _dots(query.codes, take(codes, some))
-                scores[start : start + len(some)] += take(scales, some) * products
-        return scores, query.norms[1] * take(planes.errors[1], rows) + query.errors[1]
+                scores[start : start + len(some)] += scales[some] * products
+        return scores, query.norms[1] * planes.errors[1][rows] + query.errors[1]
 
 
 class _Int8View:
@@ -135,34 +136,24 @@ class _Int8View:
 
     def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
         planes, asked = self._planes, [_Query(query) for query in queries]
-        lower = np.empty((len(asked), planes.rows), np.float32)
+        lower = np.empty((len(asked), len(planes.scales[0])), np.float32)
         codes = np.stack([query.codes[0] for query in asked])
         start = 0
         for block in planes.codes[0]:
-            # Several queries go over rows that the cache still holds; each call lets other threads run.
-            step = _ROWS_AT_ONCE if len(asked) > 1 else len(block)
-            for first in range(0, len(block), step):
-                some = block[first : first + step]
-                lower[:, start : start + len(some)] = _dots(codes, some)
-                start += len(some)
-        self._bound(asked, lower)
+            # In few calls: after each this thread waits for its turn while others compute in Python.
+            lower[:, start : start + len(block)] = _dots(codes, block)
+            start += len(block)
+        for query, row in zip(asked, lower, strict=True):
+            _bound_below(query, row, planes.scales[0], planes.errors[0])
         if allowed is not None:
             lower[:, ~allowed] = -np.inf
         return [_Int8Ranking(planes, query, row, None) for query, row in zip(asked, lower, strict=True)]
-
-    def _bound(self, asked: Sequence[_Query], lower: NDArray[np.float32]) -> None:
-        """From products of codes to what the scores are at least."""
-        start = 0
-        for scales, errors in zip(self._planes.scales[0], self._planes.errors[0], strict=True):
-            for query, row in zip(asked, lower, strict=True):
-                _bound_below(query, row[start : start + len(scales)], scales, errors)
-            start += len(scales)
 
     def rank_rows(self, query: NDArray[np.float32], rows: Positions) -> Ranking:
         planes, asked, lower = self._planes, _Query(query), np.empty(len(rows), np.float32)
         if len(rows):
             lower[:] = _dots(asked.codes[:1], take(planes.codes[0], rows))[0]
-            _bound_below(asked, lower, take(planes.scales[0], rows), take(planes.errors[0], rows))
+            _bound_below(asked, lower, planes.scales[0][rows], planes.errors[0][rows])
         return _Int8Ranking(planes, asked, lower, rows)
 
 
@@ -178,23 +169,33 @@ def _bound_below(
 class _Int8Copy:
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
-        codes = [Blocks((dimension,), np.int8) for _ in range(2)]
-        self._parts = [*codes, *(Blocks((), np.float32) for _ in range(4))]
+        self._codes = Blocks(dimension, np.int8), Blocks(dimension, np.int8)
+        self._scales = Column(), Column()
+        self._errors = Column(), Column()
+        self._coarsest = 0.0
 
     def append(self, vectors: Vectors) -> None:
         coded = _quantised(vectors)
-        for part, rows in zip(self._parts, (*coded.codes, *coded.scales, *coded.errors), strict=True):
-            part.append(rows)
+        for plane in (0, 1):
+            self._codes[plane].append(coded.codes[plane])
+            self._scales[plane].append(coded.scales[plane])
+            self._errors[plane].append(coded.errors[plane])
+        self._coarsest = max(self._coarsest, float(coded.errors[0].max(initial=0.0)))
 
     def kept(self, rows: NDArray[np.bool_]) -> _Int8Copy:
         other = _Int8Copy(self._dimension)
-        for into, part in zip(other._parts, self._parts, strict=True):
-            for some in kept_rows(part.view(), rows):
-                into.append(some)
+        for plane in (0, 1):
+            for some in kept_rows(self._codes[plane].view(), rows):
+                other._codes[plane].append(some)
+            other._scales[plane].append(self._scales[plane].view()[rows])
+            other._errors[plane].append(self._errors[plane].view()[rows])
+        other._coarsest = self._coarsest
         return other
 
     def view(self) -> _Int8View:
-        return _Int8View(_Planes([part.view() for part in self._parts], self._parts[0].rows))
+        codes = tuple(part.view() for part in self._codes)
+        scales, errors = (tuple(part.view() for part in parts) for parts in (self._scales, self._errors))
+        return _Int8View(_Planes(codes, scales, errors, self._coarsest))
 
 
 class Int8Scan:

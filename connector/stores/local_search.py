@@ -22,6 +22,8 @@ from connector.stores.snapshot import Buffer, Kept, Snapshot, read_mark, unit_ro
 SELECTIVE_SHARE = 10
 """A filter that keeps less than one row in this many is answered from the rows it keeps."""
 SELECTIVE_ROWS = 2000
+SPARE = 4
+"""Rows beyond `k` that are looked at first: enough where documents are one chunk each."""
 REMEMBERED = 16
 """Filters whose rows a snapshot remembers; each may keep up to 8 bytes a row."""
 
@@ -108,7 +110,7 @@ class Search:
     def _settle(self, query: NDArray[np.float32], k: int, ranking: Ranking, pool: _Pool) -> list[Candidate] | None:
         """Down the ranking until `k` documents fit; None when more than `pool.limit` rows had to be looked at and there
         are more."""
-        wanted = 2 * k + 16
+        wanted = k + SPARE
         while True:
             chosen, floor = ranking.best(wanted)
             best = best_documents(self._candidates(chosen, query, pool.condition), k)
@@ -118,7 +120,7 @@ class Search:
                 return best
             if wanted >= pool.limit:
                 return None
-            wanted = min(wanted * 8, pool.limit)
+            wanted = min(wanted * 4, pool.limit)
 
     def _candidates(
         self, positions: Positions, query: NDArray[np.float32], condition: filters.Condition | None

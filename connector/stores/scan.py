@@ -63,11 +63,11 @@ _single_threaded = _SingleThreadedBlas()
 
 
 class Blocks:
-    """Rows of one shape and type in blocks of BLOCK_ROWS: appending moves nothing that is there."""
+    """Rows of one width and type in blocks of BLOCK_ROWS: appending moves nothing that is there."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+    def __init__(self, width: int, dtype: type[np.generic]) -> None:
         self.rows = 0
-        self._shape = shape
+        self._width = width
         self._dtype = dtype
         self._blocks: list[NDArray[Any]] = []
 
@@ -76,7 +76,7 @@ class Blocks:
         while done < len(rows):
             block, place = divmod(self.rows, BLOCK_ROWS)
             if block == len(self._blocks):  # pages that nobody writes to take no memory
-                self._blocks.append(np.empty((BLOCK_ROWS, *self._shape), self._dtype))
+                self._blocks.append(np.empty((BLOCK_ROWS, self._width), self._dtype))
             some = rows[done : done + BLOCK_ROWS - place]
             self._blocks[block][place : place + len(some)] = some
             self.rows += len(some)
@@ -86,6 +86,26 @@ class Blocks:
         """All rows, in blocks of which only the last may be shorter."""
         last = self.rows - BLOCK_ROWS * (len(self._blocks) - 1)
         return tuple(block[:last] if block is self._blocks[-1] else block for block in self._blocks)
+
+
+class Column:
+    """One number a row, all in one piece. A larger piece is another one: what was viewed stays."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._numbers = np.empty(0, np.float32)
+
+    def append(self, numbers: NDArray[np.float32]) -> None:
+        end = self._rows + len(numbers)
+        if end > len(self._numbers):
+            larger = np.empty(max(1024, end + end // 4), np.float32)
+            larger[: self._rows] = self._numbers[: self._rows]
+            self._numbers = larger
+        self._numbers[self._rows : end] = numbers
+        self._rows = end
+
+    def view(self) -> NDArray[np.float32]:
+        return self._numbers[: self._rows]
 
 
 def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
@@ -195,7 +215,7 @@ class _NumpyView:
 class _NumpyCopy:
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
-        self._vectors = Blocks((dimension,), np.float32)
+        self._vectors = Blocks(dimension, np.float32)
 
     def append(self, vectors: Vectors) -> None:
         self._vectors.append(vectors)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,10 @@ def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray
     """Stored vectors (n, d) as those of length 1 that searches score, and which of them are usable: the others are
     zeros. A damaged one must not bring NaN into the scores; one of another length would have a wrong cosine."""
     size = 4 * dimension
-    blank = b"\0" * size
-    data = b"".join(blob if isinstance(blob, bytes) and len(blob) == size else blank for blob in blobs)
+    if not all(type(blob) is bytes and len(blob) == size for blob in blobs):
+        blank = b"\0" * size
+        blobs = [blob if isinstance(blob, bytes) and len(blob) == size else blank for blob in blobs]
+    data = b"".join(cast(Sequence[bytes], blobs))
     vectors = np.frombuffer(data, dtype="<f4").reshape(len(blobs), dimension)
     with np.errstate(invalid="ignore", over="ignore"):
         lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
