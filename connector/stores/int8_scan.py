@@ -31,8 +31,10 @@ _WIDER = 1 + 1e-5
 _BELOW_ONE = 1 - 2e-6
 """Floors stay below: true scores are cut off at 1, and what is cut off to 1 ties."""
 _TINY = 1e-30
-_ROWS_AT_ONCE = 4096
-"""Rows quantised or refined at a time: temporaries stay in the cache."""
+_ROWS_AT_ONCE = 512
+"""Rows quantised at a time: temporaries stay in the cache (half the time of 4,096 at 384 dimensions)."""
+_REFINED_AT_ONCE = 16_384
+"""Rows refined at a time, or many that tie would need memory as if they were copied whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ class _Int8Ranking:
         """Scores by both planes, and how wrong each may be."""
         query, planes = self._query, self._planes
         scores = np.zeros(len(rows))
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[start : start + _ROWS_AT_ONCE]
+        for start in range(0, len(rows), _REFINED_AT_ONCE):
+            some = rows[start : start + _REFINED_AT_ONCE]
             for codes, scales in zip(planes.codes, planes.scales, strict=True):
                 products = query.scales @ _dots(query.codes, take(codes, some))
                 scores[start : start + len(some)] += scales[some] * products

@@ -107,6 +107,7 @@ class LocalStore:
         except BaseException:
             self._file.close()
             raise
+        self._word_counts = local_keywords.WordCounts()
         self._generations = LocalGenerations(self._file, self._names)
 
     def close(self) -> None:
@@ -340,7 +341,7 @@ class LocalStore:
             found = _serving(db, collection, generation)
             condition = filters.parse(where, self._names.get(collection, found.names))
             with _filter_errors(condition):
-                return local_keywords.KeywordSearch(db, found.id)(text, k, condition)
+                return local_keywords.KeywordSearch(db, found.id, self._word_counts)(text, k, condition)
 
     def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:
         with self._file.read() as db:

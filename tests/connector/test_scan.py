@@ -35,6 +35,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param:
         monkeypatch.setattr(scan, "BLOCK_ROWS", request.param)
         monkeypatch.setattr(int8_scan, "_ROWS_AT_ONCE", 50)
+        monkeypatch.setattr(int8_scan, "_REFINED_AT_ONCE", 5)
 
 
 def unit(*shape: int, seed: int = 0) -> np.ndarray:

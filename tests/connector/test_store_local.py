@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -500,6 +501,37 @@ def test_every_scan_finds_the_true_best_under_churn(folder, monkeypatch, seed):
             both.check(query, int(both.rng.integers(1, 40)), [None, 0, 1][int(both.rng.integers(0, 3))])
     for store in both.stores:
         store.close()
+
+
+def test_searches_are_exact_while_another_thread_writes(folder):
+    """Each answer is that of one moment: the best of exactly the rows that one commit left."""
+    rounds, rows = 40, 60
+    all_vectors = {number: unit(rows, seed=number) for number in range(rounds)}
+    done = threading.Event()
+    with closing(LocalStore(folder)) as store, ThreadPoolExecutor(4) as pool:
+        store.open(NAME, Model())  # type: ignore[arg-type]
+
+        def search() -> int:
+            seen = 0
+            while not done.is_set() or not seen:
+                hits = store.search(NAME, QUERY, 5, {"N": {"$gte": 0}} if seen % 2 else None)
+                of = {hit.metadata["ROUND"] for hit in hits}
+                assert len(of) <= 1, "rows of two moments"
+                if of:
+                    vectors = all_vectors[of.pop()]
+                    best = np.sort(exact_scores(vectors, QUERY))[::-1][:5]
+                    assert [hit.score for hit in hits] == pytest.approx(best.tolist(), abs=1e-7)
+                seen += 1
+            return seen
+
+        readers = [pool.submit(search) for _ in range(4)]
+        try:
+            with store.lease(NAME, "writer", 5) as lease:
+                for number, vectors in all_vectors.items():  # every document anew, in one transaction
+                    store.apply(lease, ChangeSet(chunks(range(rows), ROUND=number), vectors))
+        finally:
+            done.set()
+        assert all(reader.result() for reader in readers)
 
 
 # ---------------------------------------------------------------------------------------------------------- filters
