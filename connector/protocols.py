@@ -243,11 +243,52 @@ class VectorStore(Protocol):
     def close(self) -> None: ...
 
 
-class VectorScan(Protocol):
-    """Scores of a query against rows of a matrix; NumPy by default, a GPU's where the service injects it."""
+class Ranking(Protocol):
+    """The scores of one query over rows, known well enough to tell which may be the best. Not thread-safe."""
 
-    def __call__(self, matrix: Vectors, query: NDArray[np.float32]) -> NDArray[np.float32]:
-        """matrix (n, d), query (d,) -> (n,) dot products."""
+    def best(self, count: int) -> tuple[NDArray[np.int64], float]:
+        """Rows, ascending, that hold every one whose true score may be among the best `count`, ties included; and a
+        floor below 1: the true score of every row left out is below it (-inf: none is left out). True scores are dot
+        products in exact arithmetic. May be asked again with another count."""
+        ...
+
+
+class ScanView(Protocol):
+    """The rows of a `ScanCopy` at one moment. Never changes; any number of threads may use it."""
+
+    def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
+        """One pass over all rows for all `queries` (q, d), unit vectors. `allowed` (n,): the only rows that count."""
+        ...
+
+    def rank_rows(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> Ranking:
+        """Of `rows` only, which ascend; the ranking tells them by their numbers in the whole."""
+        ...
+
+
+class ScanCopy(Protocol):
+    """The vectors of one collection, in the form and the place that a scan wants. Rows are only ever added, so a view
+    stays what it was. Used by one thread at a time; after an error not at all."""
+
+    def append(self, vectors: Vectors) -> None:
+        """Rows (n, d) float32 behind those there are: unit vectors, or zeros, which are never allowed in `rank`."""
+        ...
+
+    def kept(self, rows: NDArray[np.bool_]) -> ScanCopy:
+        """Another copy, of these rows (n,) only; views of this one stay."""
+        ...
+
+    def view(self) -> ScanView:
+        """What has been appended so far."""
+        ...
+
+
+class VectorScan(Protocol):
+    """Exact search over vectors that are held ready: as float32 by NumPy, as integers, or on a card where the service
+    injects that. The store reads the few rows a `Ranking` names from its own file and scores them in double precision,
+    so every scan leads to the same hits."""
+
+    def copy(self, dimension: int) -> ScanCopy:
+        """An empty one."""
         ...
 
 

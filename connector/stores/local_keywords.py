@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from connector.errors import ConfigurationError
 from connector.model import Hit
 from connector.stores import filters
 from connector.stores.local_records import Candidate, Records, best_documents
+from connector.stores.snapshot import Mark, read_mark
 from connector.stores.sqlite_file import SqliteFile
 from connector.stores.words import Word, most_common, words, worth_it
 
@@ -38,6 +40,8 @@ _OURS = frozenset({"keywords", *_TRIGGERS})
 # The weight of `scope` is 0: which collection it is tells nothing about a text.
 _SCORED = "SELECT rowid, -bm25(keywords, 0.0, 1.0) FROM keywords WHERE keywords MATCH ?"
 _COUNTED = "SELECT count(*) FROM (SELECT 1 FROM keywords WHERE keywords MATCH ? LIMIT ?)"
+
+WORDS_REMEMBERED = 10_000
 
 
 def prepare(file: SqliteFile, *, read_only: bool = False) -> bool:
@@ -78,11 +82,37 @@ def unsupported() -> ConfigurationError:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Of one collection, while `mark` is what a transaction sees: its texts, and up to so many of those with a word."""
+
+    mark: Mark
+    texts: int
+    holding: dict[Word, int] = field(default_factory=dict)
+
+
+class WordCounts:
+    """How many texts hold a word: as long to count as to search, and the same words come again and again. Remembered
+    until something is written. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Counts] = {}
+
+    def of(self, db: sqlite3.Connection, collection: int) -> _Counts:
+        mark, known = read_mark(db), self._known.get(collection)
+        if known is None or known.mark != mark or len(known.holding) > WORDS_REMEMBERED:
+            sql = "SELECT count(*) FROM records WHERE collection = ?"
+            (texts,) = db.execute(sql, (collection,)).fetchone()
+            known = self._known[collection] = _Counts(mark, texts)
+        return known
+
+
 class KeywordSearch:
     """Searches one collection within one transaction."""
 
-    def __init__(self, db: sqlite3.Connection, collection: int) -> None:
+    def __init__(self, db: sqlite3.Connection, collection: int, counts: WordCounts) -> None:
         self._db = db
+        self._counts = counts
         self._scope = f'scope : "c{collection:d}"'
         self._collection = collection
         self._records = Records(db)
@@ -104,13 +134,14 @@ class KeywordSearch:
     def _chosen(self, wanted: Sequence[Word]) -> list[Word]:
         if len(wanted) < 2:
             return list(wanted)
-        sql = "SELECT count(*) FROM records WHERE collection = ?"
-        (texts,) = self._db.execute(sql, (self._collection,)).fetchone()
-        limit = most_common(texts)
-        if limit == texts:
+        known = self._counts.of(self._db, self._collection)
+        limit = most_common(known.texts)
+        if limit == known.texts:
             return list(wanted)
-        counts = [self._db.execute(_COUNTED, (self._match([word]), limit + 1)).fetchone()[0] for word in wanted]
-        return [wanted[place] for place in worth_it(wanted, counts, texts)]
+        for word in wanted:
+            if word not in known.holding:
+                (known.holding[word],) = self._db.execute(_COUNTED, (self._match([word]), limit + 1)).fetchone()
+        return [wanted[place] for place in worth_it(wanted, [known.holding[word] for word in wanted], known.texts)]
 
     def _complete(self, wanted: Sequence[Word]) -> NDArray[np.int64]:
         """Ids of the records that hold all the words."""

@@ -57,6 +57,17 @@ class Records:
             sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
         return [Candidate(scores[row[2]], *row) for row in self._rows(sql, list(scores), parameters)]
 
+    def with_vectors(
+        self, ids: Sequence[int], condition: filters.Condition | None
+    ) -> list[tuple[str, int, int, bytes]]:
+        """Document, number, id and vector of those of the records that pass the filter, in no order."""
+        sql = "SELECT document, number, id, vector FROM records JOIN vectors ON record = id WHERE id IN ({})"
+        parameters: tuple[Any, ...] = ()
+        if condition is not None:
+            compiled = filter_sql.to_sqlite(condition)
+            sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
+        return [(row[0], row[1], row[2], row[3]) for row in self._rows(sql, ids, parameters)]
+
     def hits(self, best: Sequence[Candidate]) -> list[Hit]:
         """The same in the same order, with text and metadata."""
         sql = "SELECT id, text, meta FROM records WHERE id IN ({})"

@@ -12,15 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Hit
-from connector.protocols import VectorScan
+from connector.protocols import Ranking, VectorScan
 from connector.stores import filter_sql, filters
 from connector.stores.local_records import Candidate, Records, best_documents
-from connector.stores.scan import exact_scores, scan_error, shortlist
-from connector.stores.snapshot import Buffer, Snapshot, read_mark
+from connector.stores.scan import exact_scores
+from connector.stores.shared_scans import SharedScans
+from connector.stores.snapshot import Buffer, Kept, Snapshot, read_mark, unit_rows
 
 SELECTIVE_SHARE = 10
 """A filter that keeps less than one row in this many is answered from the rows it keeps."""
 SELECTIVE_ROWS = 2000
+SPARE = 4
+"""Rows beyond `k` that are looked at first: enough where documents are one chunk each."""
 REMEMBERED = 16
 """Filters whose rows a snapshot remembers; each may keep up to 8 bytes a row."""
 
@@ -30,14 +33,16 @@ Positions = NDArray[np.int64]
 class CollectionIndex:
     """The newest snapshot of a collection, shared by all threads and replaced by reference."""
 
-    def __init__(self, collection: int, dimension: int) -> None:
+    def __init__(self, collection: int, dimension: int, scan: VectorScan) -> None:
         self._collection = collection
         self._dimension = dimension
+        self._scan = scan
         self._lock = threading.Lock()
+        self.scans = SharedScans()
         self._forget()
 
     def _forget(self) -> None:
-        self._buffer = Buffer(self._collection, self._dimension)
+        self._buffer = Buffer(self._collection, self._dimension, self._scan)
         self._newest = self._buffer.empty()
 
     def snapshot(self, db: sqlite3.Connection) -> Snapshot | None:
@@ -62,96 +67,111 @@ class CollectionIndex:
 class Search:
     """Searches one collection within one transaction."""
 
-    def __init__(self, db: sqlite3.Connection, collection: int, snapshot: Snapshot, scan: VectorScan) -> None:
+    def __init__(self, db: sqlite3.Connection, collection: int, snapshot: Snapshot, scans: SharedScans) -> None:
         self._db = db
         self._collection = collection
         self._snapshot = snapshot
-        self._scan = scan
+        self._scans = scans
         self._records = Records(db)
 
     def __call__(self, query: NDArray[np.float32], k: int, condition: filters.Condition | None) -> list[Hit]:
         """The best `k` documents for a unit vector, exactly: by true cosine, ties by document id."""
-        if k < 1 or not self._snapshot.live:
+        snapshot = self._snapshot
+        if k < 1 or not snapshot.live:
             return []
         if condition is None:
-            return self._records.hits(self._walk(query, k, None, self._snapshot.live) or [])
-        few = max(SELECTIVE_ROWS, self._snapshot.live // SELECTIVE_SHARE)
-        kept = self._matching(condition, few + 1)
-        if len(kept) <= few:
-            return self._records.hits(self._among(query, k, kept) or [])
-        best = self._walk(query, k, condition, few)
-        if best is None:  # what the filter keeps lies far from the query
-            best = self._among(query, k, self._matching(condition, -1))
-        return self._records.hits(best or [])
+            return self._records.hits(self._of_all(query, k, _Pool(None, snapshot.live, snapshot.live)) or [])
+        few = max(SELECTIVE_ROWS, snapshot.live // SELECTIVE_SHARE)
+        kept = self._matching(condition, few)
+        if kept is None:
+            best = self._of_all(query, k, _Pool(condition, snapshot.live, few))
+            if best is not None:
+                return self._records.hits(best)
+            # what the filter keeps lies far from the query
+            kept = self._matching(condition, None)
+            assert kept is not None
+        return self._records.hits(self._of_kept(query, k, kept) or [])
 
     # ------------------------------------------------------------------------------------------------------ ranking
 
-    def _walk(
-        self, query: NDArray[np.float32], k: int, condition: filters.Condition | None, limit: int
-    ) -> list[Candidate] | None:
-        """Down the ranking of all rows until `k` documents fit; None when more than `limit` rows had to be looked at
-        and there are more."""
+    def _of_all(self, query: NDArray[np.float32], k: int, pool: _Pool) -> list[Candidate] | None:
         snapshot = self._snapshot
-        scores = self._scan(snapshot.vectors, query)
-        scores[~snapshot.alive] = -np.inf
-        return self._settle(query, k, scores, _Pool(None, condition, snapshot.live, limit))
+        return self._settle(query, k, self._scans.rank(snapshot.view, query, snapshot.allowed), pool)
 
-    def _among(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Candidate] | None:
-        """The best of the rows at `kept`."""
-        scores = self._scan(self._snapshot.vectors[kept], query)
-        return self._settle(query, k, scores, _Pool(kept, None, len(kept), len(kept)))
+    def _of_kept(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Candidate] | None:
+        """The best of the rows at `kept`. Gathering many costs more than passing over all."""
+        snapshot, pool = self._snapshot, _Pool(None, len(kept), len(kept))
+        if len(kept) * SELECTIVE_SHARE <= max(len(snapshot.ids), SELECTIVE_ROWS * SELECTIVE_SHARE):
+            return self._settle(query, k, snapshot.view.rank_rows(query, kept), pool)
+        allowed = np.zeros(len(snapshot.ids), np.bool_)
+        allowed[kept] = True
+        return self._settle(query, k, self._scans.rank(snapshot.view, query, allowed), pool)
 
-    def _settle(
-        self, query: NDArray[np.float32], k: int, scores: NDArray[np.float32], pool: _Pool
-    ) -> list[Candidate] | None:
-        error = scan_error(len(query))
-        wanted = 2 * k + 16
+    def _settle(self, query: NDArray[np.float32], k: int, ranking: Ranking, pool: _Pool) -> list[Candidate] | None:
+        """Down the ranking until `k` documents fit; None when more than `pool.limit` rows had to be looked at and there
+        are more."""
+        wanted = k + SPARE
         while True:
-            chosen, floor = shortlist(scores, wanted, error)
-            positions = chosen if pool.kept is None else pool.kept[chosen]
-            best = best_documents(self._candidates(positions, query, pool.condition), k)
+            chosen, floor = ranking.best(wanted)
+            best = best_documents(self._candidates(chosen, query, pool.condition), k)
             if wanted >= pool.rows:
                 return best
             if len(best) == k and best[-1].score >= floor:
                 return best
             if wanted >= pool.limit:
                 return None
-            wanted = min(wanted * 8, pool.limit)
+            wanted = min(wanted * 4, pool.limit)
 
     def _candidates(
         self, positions: Positions, query: NDArray[np.float32], condition: filters.Condition | None
     ) -> list[Candidate]:
-        scores = exact_scores(self._snapshot.vectors[positions], query).tolist()
-        by_record = dict(zip(self._snapshot.ids[positions].tolist(), scores, strict=True))
-        return self._records.candidates(by_record, condition)
+        """Those of the rows that pass the filter, with their true scores: by the vectors as they are stored."""
+        found = self._records.with_vectors(self._snapshot.ids[positions].tolist(), condition)
+        vectors, _ = unit_rows([row[3] for row in found], len(query))
+        scores = exact_scores(vectors, query).tolist()
+        return [Candidate(score, *row[:3]) for score, row in zip(scores, found, strict=True)]
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def _matching(self, condition: filters.Condition, limit: int) -> Positions:
-        """Places of the rows that fit, at most `limit` (-1: all). Remembered: the same filters come again and again."""
+    def _matching(self, condition: filters.Condition, few: int | None) -> Positions | None:
+        """Places of the rows that fit; None when they are more than `few` (None: however many). Remembered, because the
+        same filters come again and again: then only rows that came since are looked at."""
         compiled = filter_sql.to_sqlite(condition)
-        remembered, key = self._snapshot.filtered, (compiled.sql, compiled.parameters, limit)
-        found = remembered.get(key)
-        if found is None:
-            found = self._select(compiled, limit)
-            if len(remembered) >= REMEMBERED:
+        snapshot = self._snapshot
+        remembered, key = snapshot.filtered, (compiled.sql, compiled.parameters)
+        known = remembered.get(key)
+        if known is None or known.places is None:
+            if known is not None and few is not None:
+                return None
+            known = Kept(np.empty(0, np.int64), 0)
+        if known.seen < snapshot.mark[0]:
+            known = self._brought_up(known, compiled, few)
+            if key not in remembered and len(remembered) >= REMEMBERED:
                 remembered.clear()
-            remembered[key] = found
-        return found
+            remembered[key] = known
+        places = known.places
+        if places is None or snapshot.live == len(snapshot.ids):
+            return places
+        return places[snapshot.alive[places]]
 
-    def _select(self, compiled: filter_sql.Compiled, limit: int) -> Positions:
-        sql = f"SELECT id FROM records WHERE collection = ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
-        rows = self._db.execute(sql, (self._collection, *compiled.parameters, limit))
+    def _brought_up(self, known: Kept, compiled: filter_sql.Compiled, few: int | None) -> Kept:
+        """`known` with the rows that came since."""
+        assert known.places is not None
+        limit = -1 if known.seen or few is None else few + 1
+        sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
+        rows = self._db.execute(sql, (self._collection, known.seen, *compiled.parameters, limit))
         ids = np.array([id_ for (id_,) in rows], dtype=np.int64)
-        return self._snapshot.positions(np.sort(ids))
+        seen = self._snapshot.mark[0]
+        if len(ids) == limit:
+            return Kept(None, seen)
+        return Kept(np.concatenate([known.places, self._snapshot.positions(np.sort(ids))]), seen)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Which rows are scored (`kept`, None: all) and checked (`condition`), how many of them live, and how many may be
-    looked at."""
+    """What is still to be checked of the rows that are ranked (`condition`), how many of them there are, and how many
+    may be looked at."""
 
-    kept: Positions | None
     condition: filters.Condition | None
     rows: int
     limit: int

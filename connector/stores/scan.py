@@ -1,11 +1,11 @@
-"""Exact nearest neighbours in memory: scores by NumPy in large blocks, the best of them without sorting all.
+"""Exact nearest neighbours in memory: float32 scores by NumPy, and what every scan needs to choose the best of them.
 Knows arrays only: no store, no SQL.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from connector.model import Vectors
+from connector.protocols import Ranking
 
 BLOCK_ROWS = 65_536
-"""Rows a matrix product sees at once: large enough for full memory speed, small enough to keep temporaries small."""
+"""Rows of one block. A matrix in blocks grows without being copied; each is large enough for full memory speed."""
+_GROUP = 32
+"""Scores of which only the greatest takes part in the search for a bound on the best."""
+
+Positions = NDArray[np.int64]
+Scores = NDArray[np.float32]
 
 
 class _SingleThreadedBlas:
@@ -53,31 +59,98 @@ def _controller() -> ThreadpoolController:
 _single_threaded = _SingleThreadedBlas()
 
 
-def numpy_scan(matrix: Vectors, query: NDArray[np.float32]) -> NDArray[np.float32]:
-    """matrix (n, d), query (d,) -> (n,) dot products, float32. Never NaN: such a score is -inf."""
-    scores = np.empty(len(matrix), dtype=np.float32)
-    with _single_threaded(), np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, len(matrix), BLOCK_ROWS):
-            np.matmul(matrix[start : start + BLOCK_ROWS], query, out=scores[start : start + BLOCK_ROWS])
-    scores[np.isnan(scores)] = -np.inf
-    return scores
+# ------------------------------------------------------------------------------------------------------------- blocks
 
 
-def scan_error(dimension: int) -> float:
-    """By how much a float32 dot product of two unit vectors can be wrong at most."""
-    return float(max(dimension, 16) * np.finfo(np.float32).eps)
+class Blocks:
+    """Rows of one width and type in blocks of BLOCK_ROWS: appending moves nothing that is there."""
+
+    def __init__(self, width: int, dtype: type[np.generic]) -> None:
+        self.rows = 0
+        self._width = width
+        self._dtype = dtype
+        self._blocks: list[NDArray[Any]] = []
+
+    def append(self, rows: NDArray[Any]) -> None:
+        done = 0
+        while done < len(rows):
+            block, place = divmod(self.rows, BLOCK_ROWS)
+            if block == len(self._blocks):  # pages that nobody writes to take no memory
+                self._blocks.append(np.empty((BLOCK_ROWS, self._width), self._dtype))
+            some = rows[done : done + BLOCK_ROWS - place]
+            self._blocks[block][place : place + len(some)] = some
+            self.rows += len(some)
+            done += len(some)
+
+    def view(self) -> tuple[NDArray[Any], ...]:
+        """All rows, in blocks of which only the last may be shorter."""
+        last = self.rows - BLOCK_ROWS * (len(self._blocks) - 1)
+        return tuple(block[:last] if block is self._blocks[-1] else block for block in self._blocks)
 
 
-def shortlist(scores: NDArray[np.float32], count: int, error: float) -> tuple[NDArray[np.int64], float]:
-    """Positions of every row that may be among the best `count`, when each score is wrong by at most `error`; and a
-    floor: the true score of every row left out is below it. Rows scored -inf are never among them.
+class Column:
+    """One number a row, all in one piece. A larger piece is another one: what was viewed stays."""
 
-    Order is none in particular. All rows tied with the last one are included, so what follows can break ties its way.
+    def __init__(self) -> None:
+        self._rows = 0
+        self._numbers = np.empty(0, np.float32)
+
+    def append(self, numbers: NDArray[np.float32]) -> None:
+        end = self._rows + len(numbers)
+        if end > len(self._numbers):
+            larger = np.empty(max(1024, end + end // 4), np.float32)
+            larger[: self._rows] = self._numbers[: self._rows]
+            self._numbers = larger
+        self._numbers[self._rows : end] = numbers
+        self._rows = end
+
+    def view(self) -> NDArray[np.float32]:
+        return self._numbers[: self._rows]
+
+
+def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
+    """Rows by their numbers, which ascend."""
+    if len(blocks) == 1:
+        return blocks[0].take(rows, axis=0)
+    ends = np.searchsorted(rows, np.arange(1, len(blocks) + 1) * BLOCK_ROWS)
+    starts = [0, *ends[:-1]]
+    parts = [
+        block.take(rows[start:end] - place * BLOCK_ROWS, axis=0)
+        for place, (block, start, end) in enumerate(zip(blocks, starts, ends, strict=True))
+        if start < end
+    ]
+    return np.concatenate(parts) if parts else np.empty((0, 0))
+
+
+def kept_rows(blocks: Sequence[NDArray[Any]], rows: NDArray[np.bool_]) -> Iterator[NDArray[Any]]:
+    """Of each block the rows that are to be kept."""
+    for place, block in enumerate(blocks):
+        yield block[rows[place * BLOCK_ROWS : place * BLOCK_ROWS + len(block)]]
+
+
+# ------------------------------------------------------------------------------------------------------------ choosing
+
+
+def kth_largest(scores: NDArray[Any], count: int) -> float:
+    """The `count`-th largest of the scores, 1 <= count <= their number.
+
+    The greatest of each group of scores are fewer to look through, and the `count`-th largest of them is a bound that
+    few scores reach.
     """
+    groups = len(scores) // _GROUP
+    if groups > 2 * count:
+        heads = scores[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+        bound = np.partition(heads, groups - count)[groups - count]
+        scores = scores[scores >= bound]
+    return float(np.partition(scores, len(scores) - count)[len(scores) - count])
+
+
+def shortlist(scores: Scores, count: int, error: float) -> tuple[Positions, float]:
+    """As `Ranking.best`, when each score is wrong by at most `error`. Rows scored -inf are never among them."""
     count = min(count, len(scores))
     if not count:
         return np.empty(0, dtype=np.int64), -np.inf
-    last = float(scores[np.argpartition(scores, len(scores) - count)[len(scores) - count]])
+    last = kth_largest(scores, count)
     if last == -np.inf:
         return np.flatnonzero(scores > -np.inf), -np.inf
     return np.flatnonzero(scores >= np.float32(last - 2 * error)), last - error
@@ -89,3 +162,76 @@ def exact_scores(rows: Vectors, query: NDArray[np.float32]) -> NDArray[np.float6
     products = rows.astype(np.float64) * query.astype(np.float64)
     scores: NDArray[np.float64] = np.clip(products.sum(axis=1), -1.0, 1.0)
     return scores
+
+
+# --------------------------------------------------------------------------------------------------------------- NumPy
+
+
+def scan_error(dimension: int) -> float:
+    """By how much a float32 dot product of two unit vectors can be wrong at most."""
+    return float(max(dimension, 16) * np.finfo(np.float32).eps)
+
+
+class _Scored:
+    """The ranking of rows by float32 scores."""
+
+    def __init__(self, scores: Scores, error: float, rows: Positions | None = None) -> None:
+        self._scores = scores
+        self._error = error
+        self._rows = rows
+
+    def best(self, count: int) -> tuple[Positions, float]:
+        chosen, floor = shortlist(self._scores, count, self._error)
+        return (chosen if self._rows is None else self._rows[chosen]), floor
+
+
+class _NumpyView:
+    def __init__(self, blocks: tuple[Vectors, ...], rows: int, error: float) -> None:
+        self._blocks = blocks
+        self._rows = rows
+        self._error = error
+
+    def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
+        scores = np.empty((len(queries), self._rows), dtype=np.float32)
+        with _single_threaded():
+            start = 0
+            for block in self._blocks:
+                part = scores[:, start : start + len(block)]
+                start += len(block)
+                if len(queries) == 1:
+                    np.matmul(block, queries[0], out=part[0])
+                else:
+                    np.matmul(block, queries.T, out=part.T)
+        if allowed is not None:
+            scores[:, ~allowed] = -np.inf
+        return [_Scored(row, self._error) for row in scores]
+
+    def rank_rows(self, query: NDArray[np.float32], rows: Positions) -> Ranking:
+        with _single_threaded():
+            scores = take(self._blocks, rows) @ query if len(rows) else np.empty(0, np.float32)
+        return _Scored(scores, self._error, rows)
+
+
+class _NumpyCopy:
+    def __init__(self, dimension: int) -> None:
+        self._dimension = dimension
+        self._vectors = Blocks(dimension, np.float32)
+
+    def append(self, vectors: Vectors) -> None:
+        self._vectors.append(vectors)
+
+    def kept(self, rows: NDArray[np.bool_]) -> _NumpyCopy:
+        other = _NumpyCopy(self._dimension)
+        for some in kept_rows(self._vectors.view(), rows):
+            other.append(some)
+        return other
+
+    def view(self) -> _NumpyView:
+        return _NumpyView(self._vectors.view(), self._vectors.rows, scan_error(self._dimension))
+
+
+class NumpyScan:
+    """A `VectorScan` by matrix products in float32: 4 bytes x dimension a row."""
+
+    def copy(self, dimension: int) -> _NumpyCopy:
+        return _NumpyCopy(dimension)

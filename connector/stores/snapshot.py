@@ -1,5 +1,5 @@
-"""The vectors of one collection in memory: immutable views over buffers that only grow, extended by what SQLite has
-gained. A cache: SQLite stays the truth, and a snapshot can be thrown away at any time. Knows two tables, no search.
+"""The vectors of one collection in memory: immutable views of what a scan holds, extended by what SQLite has gained. A
+cache: SQLite stays the truth, and a snapshot can be thrown away at any time. Knows three tables, no search.
 """
 
 from __future__ import annotations
@@ -7,16 +7,17 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Vectors
+from connector.protocols import ScanCopy, ScanView, VectorScan
 
 Mark = tuple[int, int]
 """The last record id and the last tombstone a transaction can see, of all collections. Both only ever grow."""
 PAGE = 8192
-_COUNT = "SELECT count(*) FROM records WHERE collection = ? AND id > ?"
 _LOAD = (
     "SELECT r.id, v.vector FROM records r JOIN vectors v ON v.record = r.id "
     "WHERE r.collection = ? AND r.id > ? ORDER BY r.id"
@@ -30,17 +31,52 @@ def read_mark(db: sqlite3.Connection) -> Mark:
     return found.get("records", 0), found.get("tombstones", 0)
 
 
+def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray[np.bool_]]:
+    """Stored vectors (n, d) as those of length 1 that searches score, and which of them are usable: the others are
+    zeros. A damaged one must not bring NaN into the scores; one of another length would have a wrong cosine."""
+    size = 4 * dimension
+    if not all(type(blob) is bytes and len(blob) == size for blob in blobs):
+        blank = b"\0" * size
+        blobs = [blob if isinstance(blob, bytes) and len(blob) == size else blank for blob in blobs]
+    data = b"".join(cast(Sequence[bytes], blobs))
+    vectors = np.frombuffer(data, dtype="<f4").reshape(len(blobs), dimension)
+    with np.errstate(invalid="ignore", over="ignore"):
+        lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    usable: NDArray[np.bool_] = np.isfinite(lengths) & (lengths > 0)
+    odd = ~usable | (np.abs(lengths - 1.0) > _EPSILON)
+    if odd.any():
+        vectors = vectors.copy()
+        vectors[~usable] = 0
+        odd &= usable
+        vectors[odd] = vectors[odd] / lengths[odd, None]
+    return vectors, usable
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Which rows a filter kept when it was last asked: their places, ascending, or None where they were too many to be
+    worth it; all of those with ids up to `seen`."""
+
+    places: NDArray[np.int64] | None
+    seen: int
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Rows in id order. `vectors[i]` is the unit vector of record `ids[i]`, to be ignored unless `alive[i]`."""
+    """Rows in id order. `view` holds the unit vector of record `ids[i]` as row i, to be ignored unless `alive[i]`."""
 
     mark: Mark
     ids: NDArray[np.int64]
-    vectors: Vectors
     alive: NDArray[np.bool_]
     live: int
-    filtered: dict[Hashable, NDArray[np.int64]] = field(default_factory=dict, compare=False)
-    """Positions that filters kept, by filter: as true as the snapshot, because every change makes a new one."""
+    view: ScanView
+    filtered: dict[Hashable, Kept] = field(default_factory=dict, compare=False)
+    """What filters kept, by filter. The next snapshot takes over what is still true of it."""
+
+    @property
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """The rows that count, None: all."""
+        return None if self.live == len(self.ids) else self.alive
 
     def is_newer(self, mark: Mark) -> bool:
         """Whether it shows changes that a transaction with `mark` cannot see."""
@@ -56,55 +92,63 @@ class Snapshot:
 
 
 class Buffer:
-    """Room for the rows of successive snapshots of one collection. Rows are appended behind those that earlier
-    snapshots see; a larger buffer or a compacted one is a new one, so a snapshot in use never changes.
+    """The rows of successive snapshots of one collection. Rows are appended behind those that earlier snapshots see; a
+    compacted buffer is a new one, so a snapshot in use never changes.
 
     Not thread-safe: `extend` is called under the collection's lock. After an error it is not to be used again.
     """
 
-    def __init__(self, collection: int, dimension: int) -> None:
+    def __init__(self, collection: int, dimension: int, scan: VectorScan) -> None:
         self._collection = collection
         self._dimension = dimension
-        self._used = 0
-        self._allocate(0)
+        self._scan = scan
+        self._clear()
 
-    def _allocate(self, capacity: int) -> None:
-        self._ids = np.empty(capacity, np.int64)
-        self._vectors = np.empty((capacity, self._dimension), np.float32)
+    def _clear(self) -> None:
+        self._used = 0
+        self._ids = np.empty(0, np.int64)
+        self._copy: ScanCopy = self._scan.copy(self._dimension)
 
     def empty(self) -> Snapshot:
-        return self._view((0, 0), np.empty(0, np.bool_))
+        return self._view((0, 0), np.empty(0, np.bool_), 0)
 
     def extend(self, db: sqlite3.Connection, last: Snapshot, mark: Mark) -> Snapshot:
         """The snapshot for `mark`, which `db`'s open transaction sees. `last` is the newest one made so far."""
         if self._pruned(db) > last.mark[1] and last.mark != (0, 0):
-            self._used = 0
-            self._allocate(0)
+            self._clear()
             last = self.empty()
-        bury = self._tombstones(db, last.mark[1])
-        alive = last.alive.copy()
-        alive[last.positions(bury)] = False
-        alive = np.concatenate([alive, *self._load(db, last.mark[0])])
-        if alive.sum() * 2 < len(alive):
-            alive = self._compact(alive)
-        return self._view(mark, alive)
+        buried, described = self._tombstones(db, last)
+        alive, live = last.alive, last.live
+        if len(buried):
+            alive = alive.copy()
+            alive[buried] = False
+            live -= len(buried)
+        added = self._load(db, last.mark[0]) if mark[0] > last.mark[0] else []
+        if added:
+            alive = np.concatenate([alive, *added])
+            live += sum(int(some.sum()) for some in added)
+        if live * 2 < len(alive):
+            return self._compact(mark, alive, live)
+        # What filters kept is still true but for rows that came or went, unless metadata changed.
+        return self._view(mark, alive, live, {} if described else dict(last.filtered))
 
-    def _view(self, mark: Mark, alive: NDArray[np.bool_]) -> Snapshot:
-        used = self._used
-        return Snapshot(mark, self._ids[:used], self._vectors[:used], alive, int(alive.sum()))
+    def _view(
+        self, mark: Mark, alive: NDArray[np.bool_], live: int, filtered: dict[Hashable, Kept] | None = None
+    ) -> Snapshot:
+        return Snapshot(mark, self._ids[: self._used], alive, live, self._copy.view(), filtered or {})
 
     def _pruned(self, db: sqlite3.Connection) -> int:
         row = db.execute("SELECT pruned FROM collections WHERE id = ?", (self._collection,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _tombstones(self, db: sqlite3.Connection, after: int) -> NDArray[np.int64]:
+    def _tombstones(self, db: sqlite3.Connection, last: Snapshot) -> tuple[NDArray[np.int64], bool]:
+        """Places of the rows that are gone since, and whether any metadata has changed."""
         sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
-        return np.array([record for (record,) in db.execute(sql, (self._collection, after))], dtype=np.int64)
+        ids = np.array([id_ for (id_,) in db.execute(sql, (self._collection, last.mark[1]))], dtype=np.int64)
+        return np.unique(last.positions(ids)), bool((ids == 0).any())
 
     def _load(self, db: sqlite3.Connection, after: int) -> list[NDArray[np.bool_]]:
         """Append the records above `after`; for each page, which of its rows hold a usable vector."""
-        count = db.execute(_COUNT, (self._collection, after)).fetchone()[0]
-        self._reserve(self._used + int(count))
         cursor = db.execute(_LOAD, (self._collection, after))
         usable = []
         while rows := cursor.fetchmany(PAGE):
@@ -113,33 +157,16 @@ class Buffer:
 
     def _append(self, rows: Sequence[tuple[int, bytes]]) -> NDArray[np.bool_]:
         start, end = self._used, self._used + len(rows)
-        self._reserve(end)
-        size = 4 * self._dimension
-        blank = b"\0" * size
-        data = b"".join(vector if isinstance(vector, bytes) and len(vector) == size else blank for _, vector in rows)
-        vectors = np.frombuffer(data, dtype="<f4").reshape(len(rows), self._dimension)
-        with np.errstate(invalid="ignore", over="ignore"):
-            lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-        usable: NDArray[np.bool_] = np.isfinite(lengths) & (lengths > 0)
+        if end > len(self._ids):
+            self._ids = np.concatenate([self._ids[:start], np.empty(max(PAGE, int(end * _SLACK) - start), np.int64)])
+        vectors, usable = unit_rows([vector for _, vector in rows], self._dimension)
         self._ids[start:end] = [id_ for id_, _ in rows]
-        self._vectors[start:end] = vectors
-        # A damaged row must not bring NaN into the scores; one of another length would have a wrong cosine.
-        self._vectors[start:end][~usable] = 0
-        odd = usable & (np.abs(lengths - 1.0) > _EPSILON)
-        self._vectors[start:end][odd] = vectors[odd] / lengths[odd, None]
+        self._copy.append(vectors)
         self._used = end
         return usable
 
-    def _reserve(self, capacity: int) -> None:
-        if capacity <= len(self._ids):
-            return
-        ids, vectors, used = self._ids, self._vectors, self._used
-        self._allocate(capacity if not used else int(capacity * _SLACK))
-        self._ids[:used], self._vectors[:used] = ids[:used], vectors[:used]
-
-    def _compact(self, alive: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        used = len(alive)
-        ids, vectors = self._ids[:used][alive], self._vectors[:used][alive]
-        self._used = len(ids)
-        self._ids, self._vectors = ids, vectors
-        return np.ones(self._used, np.bool_)
+    def _compact(self, mark: Mark, alive: NDArray[np.bool_], live: int) -> Snapshot:
+        self._ids = self._ids[: self._used][alive]
+        self._copy = self._copy.kept(alive)
+        self._used = live
+        return self._view(mark, np.ones(live, np.bool_), live)

@@ -18,6 +18,7 @@ from connector.errors import ConfigurationError, RowRejected
 from connector.model import ChangeSet, Chunk
 from connector.stores import local, local_keywords
 from connector.stores.local import LocalStore
+from connector.stores.words import Word
 
 NAME = "materials"
 QUERY = np.eye(4, dtype=np.float32)[0]
@@ -133,6 +134,23 @@ def test_common_words_of_a_large_collection_are_left_out(store: LocalStore):
     assert found(store, "the gearbox", 2000) == {"k0000"}
     assert len(found(store, "the machine", 2000)) == 1200, "nothing else to look for"
     assert len(found(store, "the", 2000)) == 1200
+
+
+def test_words_are_counted_once_and_anew_after_a_write(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    counted: list[str] = []
+    match = local_keywords.KeywordSearch._match
+
+    def matching(self: local_keywords.KeywordSearch, wanted: list[Word], joined: str = "OR") -> str:
+        counted.extend(word.alternatives[0] for word in wanted if len(wanted) == 1)
+        return match(self, wanted, joined)
+
+    write(store, {f"k{number:04}": "the machine" if number else "the gearbox" for number in range(1200)})
+    monkeypatch.setattr(local_keywords.KeywordSearch, "_match", matching)
+    for _ in range(3):
+        assert found(store, "machine gearbox") == {"k0000"}
+    assert counted == ["machine", "gearbox", *["gearbox"] * 3], "counted once, then searched for"
+    write(store, {}, deleted=tuple(f"k{number:04}" for number in range(100, 1190)))
+    assert len(found(store, "machine gearbox")) == 110, "few texts: no word is too common"
 
 
 def test_the_best_are_found_below_many_that_a_filter_refuses(store: LocalStore):

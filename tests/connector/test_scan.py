@@ -1,7 +1,11 @@
-"""Exact scoring and choosing, against plain sorting in double precision."""
+"""Choosing the best rows by every scan, against plain sorting in double precision."""
 
 from __future__ import annotations
 
+import os
+import sys
+import types
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,38 +14,258 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
-from connector.stores import scan
-from connector.stores.scan import exact_scores, numpy_scan, scan_error, shortlist
+from connector.protocols import Ranking, VectorScan
+from connector.stores import int8_scan, scan
+from connector.stores.int8_scan import Int8Scan, available, best_scan
+from connector.stores.scan import Blocks, NumpyScan, exact_scores, kth_largest, scan_error, shortlist, take
+
+SCANS: dict[str, VectorScan] = {"numpy": NumpyScan(), "int8": Int8Scan()}
+integers = pytest.mark.skipif(not available() and not os.environ.get("CI"), reason="SimSIMD is not installed")
+names = ["numpy", pytest.param("int8", marks=integers)]
+
+
+@pytest.fixture(params=names)
+def kind(request: pytest.FixtureRequest) -> VectorScan:
+    return SCANS[request.param]
+
+
+@pytest.fixture(params=[None, 64])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block for all, and many."""
+    if request.param:
+        monkeypatch.setattr(scan, "BLOCK_ROWS", request.param)
+        monkeypatch.setattr(int8_scan, "_ROWS_AT_ONCE", 50)
+        monkeypatch.setattr(int8_scan, "_REFINED_AT_ONCE", 5)
 
 
 def unit(*shape: int, seed: int = 0) -> np.ndarray:
-    vectors = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return normalised(np.random.default_rng(seed).standard_normal(shape))
 
 
-def test_scores_are_dot_products_whatever_the_blocks(monkeypatch):
+def normalised(vectors: np.ndarray) -> np.ndarray:
+    vectors = vectors.astype(np.float64)
+    scaled: np.ndarray = (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
+    return scaled
+
+
+def truth(matrix: np.ndarray, query: np.ndarray) -> np.ndarray:
+    scores: np.ndarray = (matrix.astype(np.float64) * query.astype(np.float64)).sum(axis=1)
+    return scores
+
+
+def check(ranking: Ranking, true: np.ndarray, allowed: np.ndarray, count: int) -> None:
+    """`ranking.best` keeps its promise; `true` scores of all rows, of which only the `allowed` count."""
+    chosen, floor = ranking.best(count)
+    assert (np.diff(chosen) > 0).all(), "ascending"
+    assert np.isin(chosen, allowed).all()
+    left_out = np.setdiff1d(allowed, chosen)
+    assert floor < 1
+    assert (true[left_out] < floor).all()
+    assert len(chosen) >= min(count, len(allowed))
+    if len(allowed):
+        last = np.sort(true[allowed])[::-1][min(count, len(allowed)) - 1]
+        assert (true[left_out] < last).all(), "none that is as good as the last of the best is left out"
+
+
+# --------------------------------------------------------------------------------------------------- what is promised
+
+KINDS = ("random", "clusters", "duplicates", "near ties", "sparse", "denormal", "opposite")
+
+
+def rows_of(kind: str, rows: int, query: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    dimension = len(query)
+    noise = rng.standard_normal((rows, dimension))
+    centres = rng.standard_normal((max(1, rows // 8), dimension))
+    match kind:
+        case "clusters":
+            return normalised(centres[rng.integers(0, len(centres), rows)] + noise * 10.0 ** -rng.integers(0, 7))
+        case "duplicates":
+            return normalised(centres)[rng.integers(0, len(centres), rows)]
+        case "near ties":  # the same cosine but for less than float32 tells
+            return normalised(query * (1 + rng.standard_normal((rows, 1)) * 1e-7) + noise * 1e-4)
+        case "sparse":  # one number says nearly all: the scale is coarse for the rest
+            noise *= 1e-3
+            noise[np.arange(rows), rng.integers(0, dimension, rows)] = rng.choice([-1, 1], rows)
+            return normalised(noise)
+        case "denormal":
+            vectors = normalised(noise)
+            vectors[:, 1:] *= np.float32(1e-41)
+            vectors[:, 0] = rng.choice([-1, 1], rows)
+            return vectors
+        case "opposite":
+            return np.where(rng.random((rows, 1)) < 0.5, query, -query).astype(np.float32)
+    return normalised(noise)
+
+
+@pytest.mark.parametrize("name", names)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_nothing_better_than_the_floor_is_left_out(name, data):
+    rows, dimension = data.draw(st.integers(1, 400)), data.draw(st.integers(1, 70))
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**9), label="seed"))
+    query = normalised(rng.standard_normal(dimension))
+    matrix = rows_of(data.draw(st.sampled_from(KINDS)), rows, query, rng)
+    alive = rng.random(rows) < data.draw(st.sampled_from([0.05, 0.5, 1.0]))
+    matrix[~alive] *= data.draw(st.sampled_from([0, 1]))
+    copy = SCANS[name].copy(dimension)
+    for part in np.array_split(matrix, data.draw(st.integers(1, 5))):
+        copy.append(part)
+    true, view = truth(matrix, query), copy.view()
+    counts = data.draw(st.lists(st.integers(1, rows + 20), min_size=1, max_size=3))
+    among = np.flatnonzero(alive & (rng.random(rows) < 0.3))
+    of_all, of_some = view.rank(query[None], None if alive.all() else alive)[0], view.rank_rows(query, among)
+    for count in counts:
+        check(of_all, true, np.flatnonzero(alive), count)
+        check(of_some, true, among, count)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_many_queries_share_a_pass(kind):
+    matrix, queries = unit(1000, 48), unit(7, 48, seed=1)
+    copy = kind.copy(48)
+    copy.append(matrix)
+    alive = np.arange(1000) % 3 > 0
+    for query, ranking in zip(queries, copy.view().rank(queries, alive), strict=True):
+        check(ranking, truth(matrix, query), np.flatnonzero(alive), 20)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_list_is_short(kind):
+    """Or a scan would be exact by reading everything."""
+    matrix, query = unit(20_000, 64), unit(64, seed=1)
+    copy = kind.copy(64)
+    copy.append(matrix)
+    (ranking,) = copy.view().rank(query[None], None)
+    assert len(ranking.best(36)[0]) < 50
+    assert len(copy.view().rank_rows(query, np.arange(0, 20_000, 7)).best(36)[0]) < 50
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_view_stays_what_it_was(kind):
+    matrix, query = unit(500, 16), unit(16, seed=1)
+    copy = kind.copy(16)
+    copy.append(matrix[:70])
+    before = copy.view()
+    expected = [part.tolist() for part in before.rank(query[None], None)[0].best(5)[:1]]
+    copy.append(matrix[70:])
+    kept = np.arange(500) % 2 > 0
+    other = copy.kept(kept)
+    other.append(matrix[:3])
+    assert [part.tolist() for part in before.rank(query[None], None)[0].best(5)[:1]] == expected
+    check(before.rank(query[None], None)[0], truth(matrix[:70], query), np.arange(70), 9)
+    check(copy.view().rank(query[None], None)[0], truth(matrix, query), np.arange(500), 9)
+    left = np.concatenate([matrix[kept], matrix[:3]])
+    check(other.view().rank(query[None], None)[0], truth(left, query), np.arange(253), 9)
+
+
+def test_views_are_read_while_rows_are_added(kind):
+    """Eight readers of older views, one writer; nobody sees a row half written."""
+    matrix, queries = unit(4000, 32), unit(8, 32, seed=1)
+    copy = kind.copy(32)
+    copy.append(matrix[:100])
+    views = [(100, copy.view())]
+
+    def search(query: np.ndarray) -> None:
+        for _ in range(60):
+            rows, view = views[-1]
+            check(view.rank(query[None], None)[0], truth(matrix[:rows], query), np.arange(rows), 5)
+
+    with ThreadPoolExecutor(8) as pool:
+        searches = [pool.submit(search, query) for query in queries]
+        for end in range(150, 4001, 50):
+            copy.append(matrix[end - 50 : end])
+            views.append((end, copy.view()))
+        for one in searches:
+            one.result()
+
+
+def test_no_rows(kind):
+    view = kind.copy(4).view()
+    (ranking,) = view.rank(unit(1, 4), None)
+    for empty in (ranking, view.rank_rows(unit(4), np.empty(0, np.int64))):
+        chosen, floor = empty.best(5)
+        assert (len(chosen), floor) == (0, -np.inf)
+
+
+# -------------------------------------------------------------------------------------------------------- quantisation
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**9), kind=st.sampled_from(KINDS), dimension=st.integers(1, 400))
+def test_the_measured_error_is_no_less_than_the_true_one(seed, kind, dimension):
+    rng = np.random.default_rng(seed)
+    vectors = rows_of(kind, 20, normalised(rng.standard_normal(dimension)), rng)
+    coded = int8_scan._quantised(vectors)
+    rest = vectors.astype(np.float64)
+    for plane in (0, 1):
+        rest -= coded.scales[plane].astype(np.float64)[:, None] * coded.codes[plane]
+        assert (np.linalg.norm(rest, axis=1) <= coded.errors[plane]).all()
+    assert (np.abs(coded.codes.astype(int)) <= 127).all()
+    assert (coded.errors[1] < 2e-4).all(), "two planes tell nearly all"
+
+
+@integers
+def test_integer_kernels_count_right_here():
+    assert available()
+    assert isinstance(best_scan(), Int8Scan)
+
+
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    for cached in (available, int8_scan._library):
+        cached.cache_clear()
+    yield
+    for cached in (available, int8_scan._library):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_without_the_library_numpy_scans(monkeypatch):
+    monkeypatch.setitem(sys.modules, "simsimd", None)
+    assert not available()
+    assert isinstance(best_scan(), NumpyScan)
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_a_kernel_that_miscounts_is_not_used(monkeypatch):
+    """As one that saturates 16-bit sums would."""
+
+    def cdist(queries: np.ndarray, rows: np.ndarray, metric: str, **_: object) -> np.ndarray:
+        products: np.ndarray = queries.astype(np.int32) @ rows.T.astype(np.int32)
+        return np.clip(products, -(2**15), 2**15 - 1).astype(np.float32)
+
+    monkeypatch.setitem(sys.modules, "simsimd", types.SimpleNamespace(cdist=cdist))
+    assert not available()
+
+
+# ------------------------------------------------------------------------------------------------------------ the parts
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    scores=st.lists(st.floats(-1, 1, width=32) | st.just(-np.inf), min_size=1, max_size=700), count=st.integers(1, 700)
+)
+def test_the_kth_largest(scores, count):
+    count = min(count, len(scores))
+    assert kth_largest(np.array(scores, np.float32), count) == sorted(scores, reverse=True)[count - 1]
+
+
+@pytest.mark.usefixtures("blocks")
+def test_rows_are_taken_from_where_they_are():
+    rows = np.arange(3 * 300, dtype=np.float32).reshape(300, 3)
+    blocks = Blocks(3, np.float32)
+    for part in np.array_split(rows, [1, 64, 130, 131]):
+        blocks.append(part)
+    view = blocks.view()
+    assert np.array_equal(np.concatenate(view), rows)
+    for wanted in ([0], [63, 64, 65], [299], list(range(300)), [5, 200]):
+        assert np.array_equal(take(view, np.array(wanted)), rows[wanted])
+
+
+def test_float32_scores_err_by_no_more_than_they_may(monkeypatch):
     matrix, query = unit(1000, 24), unit(24, seed=1)
-    whole = numpy_scan(matrix, query)
-    monkeypatch.setattr(scan, "BLOCK_ROWS", 64)
-    blocks = numpy_scan(matrix, query)
-    exact = matrix.astype(np.float64) @ query.astype(np.float64)
-    for scores in (whole, blocks):
-        assert scores.dtype == np.float32
-        assert np.abs(scores - exact).max() < scan_error(24)
-
-
-def test_no_rows_no_scores():
-    assert numpy_scan(np.empty((0, 4), np.float32), unit(4)).shape == (0,)
-    positions, floor = shortlist(np.empty(0, np.float32), 5, 0.0)
-    assert (len(positions), floor) == (0, -np.inf)
-
-
-def test_never_nan():
-    matrix = np.array([[1, 0], [np.nan, 0], [np.inf, 0], [0, 1]], np.float32)
-    scores = numpy_scan(matrix, np.array([0, 1], np.float32))
-    assert not np.isnan(scores).any()
-    positions, _ = shortlist(scores, 4, 0.0)
-    assert positions.tolist() == [0, 3]
+    scores = matrix @ query
+    assert np.abs(scores - truth(matrix, query)).max() < scan_error(24)
 
 
 def test_rows_scored_minus_infinity_are_never_chosen():
@@ -65,22 +289,7 @@ def test_equal_rows_have_equal_exact_scores_wherever_they_stand():
     assert len(set(exact_scores(matrix, query).tolist())) == 1
 
 
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_the_shortlist_holds_the_true_best(data):
-    """Whatever the float32 error: with many near and equal rows, nothing better than the floor is left out."""
-    rows, dimension = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 40))
-    seed, count = data.draw(st.integers(0, 10**6)), data.draw(st.integers(1, 320))
-    base = unit(rows, dimension, seed=seed)
-    matrix = base[np.random.default_rng(seed).integers(0, max(1, rows // 3), rows)]  # with duplicates
-    query = unit(dimension, seed=seed + 1)
-    truth = exact_scores(matrix, query)
-    positions, floor = shortlist(numpy_scan(matrix, query), count, scan_error(dimension))
-    left_out = np.setdiff1d(np.arange(rows), positions)
-    assert len(positions) >= min(count, rows)
-    assert (truth[left_out] < floor).all()
-    best = np.sort(truth)[::-1][: min(count, rows)]
-    assert np.sort(truth[positions])[::-1][: len(best)].tolist() == best.tolist()
+# ------------------------------------------------------------------------------------------------------------ threads
 
 
 def blas_threads() -> list[int]:
@@ -102,13 +311,17 @@ def test_blas_has_one_thread_while_anybody_scans_and_its_own_number_afterwards()
             assert set(blas_threads()) == {1}
         assert set(blas_threads()) == {1}, "the first user still scans"
     assert blas_threads() == before
+    copy = NumpyScan().copy(32)
+    copy.append(unit(500, 32))
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda seed: numpy_scan(unit(500, 32), unit(32, seed=seed)), range(40)))
+        list(pool.map(lambda seed: copy.view().rank(unit(1, 32, seed=seed), None), range(40)))
     assert blas_threads() == before
 
 
 def test_the_limit_is_lifted_after_an_error():
     before = blas_threads()
+    copy = NumpyScan().copy(4)
+    copy.append(unit(3, 4))
     with pytest.raises(ValueError, match="mismatch"):
-        numpy_scan(unit(3, 4), unit(5))
+        copy.view().rank(unit(1, 5), None)
     assert blas_threads() == before
