@@ -49,6 +49,7 @@ def test_order_of_lengths_does_not_matter(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), empty=st.integers(0, 3))
 def test_pooling_by_borders_is_pooling_by_runs(pooling: str, lengths: list[int], empty: int) -> None:
     """Cards pool by borders. Behind a batch there may be sequences without tokens, which pool to anything finite."""

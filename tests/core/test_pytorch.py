@@ -215,7 +215,7 @@ def test_weights_of_another_architecture_are_refused(make_folder: Callable[..., 
 # ------------------------------------------------------------------------------------------------------ devices, memory
 
 
-@pytest.mark.parametrize("precision", ["fp16", "tf32", "int8", "fp64"])
+@pytest.mark.parametrize("precision", ["fp16", "tf32", "fp64"])
 def test_impossible_precision(precision: str) -> None:
     with pytest.raises(DeviceUnavailable, match=f"precision.*{precision}"):
         load_engine(EngineOptions(MINILM, device="cpu", precision=precision))

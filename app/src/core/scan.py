@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .backends import Vectors
 from .device import DeviceProfile
 from .memory import T4MemoryManager
 
@@ -29,6 +28,7 @@ KEPT_SHARE = 2.0
 """How far beyond the bookable share a copy of kept rows may go while the old one is still there: it is no larger."""
 _EPSILON = float(np.finfo(np.float32).eps)
 
+Vectors = NDArray[np.float32]
 Positions = NDArray[np.int64]
 
 
