@@ -16,8 +16,9 @@ gives ratios that say something while other programs compute.
     memory          MB of resident memory after 50,000 embedded rows above those after 1,000
 
 Predicted before it was measured here (2 cores with bf16 instructions; from measurements on another such CPU): fp32
-1.75 x short and 1.85 x skewed, at 88 % of the floor; bf16 3.1 x at 70 %. Residual sums inside the product: another 2 to
-4 % in fp32 and up to 6 % in bf16, for each sum that is saved reads and writes 1.5 KB a token four times.
+1.75 x short and 1.85 x skewed, at 88 % of the floor; bf16 3.1 x at 70 %. Residual sums inside oneDNN's product: another
+2 to 4 % in fp32 and up to 6 % in bf16. That was wrong: 1 to 2 % slower (one thread, CPU seconds), and it is not used.
+Packed totals in multiples of 8: nothing, and nothing was found (1,009 to 1,032 tokens differ by less than the rounds).
 """
 
 from __future__ import annotations

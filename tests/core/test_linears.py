@@ -40,7 +40,6 @@ def test_they_are_torchs(make: linears.Linears, dtype: torch.dtype, bias: bool) 
 def test_fused_ones_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, x, residual = layer()
     monkeypatch.setattr(linears, "prepacked", lambda *_args, **_named: lambda rows: rows @ numbers.weight.T)
-    monkeypatch.setattr(linears, "prepacked_adding", lambda _layer: lambda rows, _more: rows @ numbers.weight.T)
     make = PrepackedLinears()
     wanted = F.linear(x, numbers.weight, numbers.bias)
     close(make.linear(numbers)(x), wanted)
@@ -55,7 +54,6 @@ def test_without_the_private_operators_plain_ones_are_used(monkeypatch: pytest.M
     monkeypatch.setattr(linears, "_operators", Nothing)
     numbers, x, residual = layer()
     assert linears.prepacked(numbers) is None
-    assert linears.prepacked_adding(numbers) is None
     make = PrepackedLinears()
     wanted = F.linear(x, numbers.weight, numbers.bias)
     close(make.linear(numbers, gelu=True)(x), F.gelu(wanted))
