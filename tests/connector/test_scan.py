@@ -119,6 +119,65 @@ def test_nothing_better_than_the_floor_is_left_out(name, data):
         check(of_some, true, among, count)
 
 
+def misleading(plane: int, query: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Rows whose codes lie: of half of them all that the planes up to this one leave out speaks for the query, of the
+    others against it, so that these look better by more than the bound and are a little worse."""
+    dimension, signs = len(query), np.sign(query)
+    grid = rng.integers(-60, 61, (2, dimension)) + 20 * signs
+    grid[0, 0], grid[1, 0], grid[1, 1] = 127, 0, 127  # the scale of each plane is that of its largest
+    signs[:2] = 0
+    ahead = np.where(rng.random(dimension) < 0.85, signs, 0)
+    left = np.where(np.arange(100)[:, None] % 2, 0.49 * signs, ahead - 0.49 * signs) * (1 - rng.random((100, 1)) * 1e-4)
+    if plane == 1:
+        return normalised(grid[0] + left)
+    return normalised(grid[0] + 0.49 / 127 * (grid[1] + left))
+
+
+@pytest.mark.parametrize("name", names)
+@pytest.mark.parametrize("plane", [1, 2])
+@pytest.mark.parametrize("dimension", [64, 384])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_whose_codes_lie(name, plane, dimension, seed):
+    rng = np.random.default_rng(seed)
+    whole = rng.integers(-126, 127, dimension)
+    whole[0] = 127
+    query = normalised(whole)  # its codes tell all, so that only the rows' own errors are in play
+    matrix = misleading(plane, query, rng)
+    copy, true = SCANS[name].copy(dimension), truth(matrix, query)
+    copy.append(matrix)
+    assert true[1::2].min() > true[::2].max(), "the trap is set"
+    for count in (1, 10, 49):
+        check(copy.view().rank(query[None], None)[0], true, np.arange(100), count)
+        check(copy.view().rank_rows(query, np.arange(100)), true, np.arange(100), count)
+
+
+@pytest.mark.parametrize("name", names)
+@pytest.mark.parametrize("plane", [0, 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_query_whose_codes_lie(name, plane, seed):
+    """Rows that agree with what the query's codes leave out, and others that are a little worse and agree with its
+    opposite."""
+    rng = np.random.default_rng(seed)
+    query = normalised(rng.standard_normal(384))
+    coded = int8_scan._Query(query)
+    rest = query - np.tensordot(coded.scales[: plane + 1], coded.codes[: plane + 1].astype(np.float64), 1)
+    ahead = query / np.linalg.norm(query.astype(np.float64))
+    rest -= (rest @ ahead) * ahead
+    rest /= np.linalg.norm(rest)
+    other = rng.standard_normal((100, 384))
+    for direction in (ahead, rest):
+        other -= np.outer(other @ direction, direction)
+    agrees = np.arange(100)[:, None] % 2
+    along = np.where(agrees, 0.3, 0.3 - 1e-6) * ahead + np.where(agrees, 0.9, -0.9) * rest
+    other *= np.sqrt(1 - (along**2).sum(axis=1, keepdims=True)) / np.linalg.norm(other, axis=1, keepdims=True)
+    matrix = normalised(along + other)
+    copy, true = SCANS[name].copy(384), truth(matrix, query)
+    copy.append(matrix)
+    assert true[1::2].min() > true[::2].max(), "the trap is set"
+    for count in (1, 10, 49):
+        check(copy.view().rank(query[None], None)[0], true, np.arange(100), count)
+
+
 @pytest.mark.usefixtures("blocks")
 def test_many_queries_share_a_pass(kind):
     matrix, queries = unit(1000, 48), unit(7, 48, seed=1)
