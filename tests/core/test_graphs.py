@@ -263,7 +263,7 @@ def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
 
     profile = detect("cuda")
     device = torch.device(profile.torch_name)
-    place = Place(profile, "fp16", torch.float16)
+    place = Place(profile, torch.float16)
     loaded = PackedEncoder.load(read_folder(minilm_folder, "all-MiniLM-L6-v2"), place)
     graphed = GraphedEncoder(loaded, device, CudaRecorder(device))
     with torch.inference_mode():

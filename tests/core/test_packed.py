@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.src.core.backends.attention import Layout, layout_of
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.packed import PackedEncoder, Place, counted_positions, places_of
+from app.src.core.backends.packed import FEW_TOKENS, PackedEncoder, Place, counted_positions, filling, places_of
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60))
@@ -64,17 +64,18 @@ def test_pooling_by_borders_is_pooling_by_runs(pooling: str, lengths: list[int],
     torch.testing.assert_close(found[: len(lengths)], encoder._pool(x, layout), rtol=1e-5, atol=1e-6)
 
 
-def test_a_batch_is_filled_up_where_that_pays(folder: Folder) -> None:
-    """As on tensor cores: one more sequence of no meaning, which is dropped again."""
+def test_batches_are_filled_up_so_that_there_are_few_sizes() -> None:
+    sizes = {tokens + filling(tokens) for tokens in range(1, 1025)}
+    assert len(sizes) == 32 + 48
+    assert all(0 <= filling(tokens) < (8 if tokens < FEW_TOKENS else 16) for tokens in range(1, 2000))
+
+
+def test_filling_up_changes_no_vector(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = PackedEncoder.load(folder, Place.cpu(torch.float32))
-    batch = [[101, 2000, 102], [101, 102], [101, 3000, 4000, 102]]
-    seen: list[list[int]] = []
-    send = encoder._stage.send
-    encoder._stage.send = lambda staged, lengths: seen.append(list(lengths)) or send(staged, lengths)  # type: ignore[method-assign, func-returns-value]
+    batch = [[101, 2000, 102], [101, *range(3000, 3040), 102]]
     with torch.inference_mode():
+        filled = encoder(batch)
+        monkeypatch.setattr("app.src.core.backends.packed.filling", lambda _tokens: 0)
         plain = encoder(batch)
-        encoder._multiple = 8
-        filled, whole = encoder(batch), encoder([*batch, [101, 2000, 3000, 4000, 5000, 6000, 102]])
-    assert seen == [[3, 2, 4], [3, 2, 4, 7], [3, 2, 4, 7]]
-    assert (filled.shape, whole.shape) == (plain.shape, (4, plain.shape[1]))
+    assert filled.shape == plain.shape == (2, 384)
     torch.testing.assert_close(filled, plain, rtol=1e-4, atol=1e-5)

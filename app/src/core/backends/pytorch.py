@@ -77,7 +77,7 @@ class Target:
     def place(self) -> Place:
         from .packed import Place
 
-        return Place(self.profile, self.precision, self.dtype)
+        return Place(self.profile, self.dtype)
 
 
 class TorchBackend:

@@ -53,7 +53,7 @@ def load_int8(
             exact(batch)
         seen = list(observing.seen)
         try:
-            encoder = PackedEncoder.load(folder, Place(profile, "int8", dtype), Int8Linears(seen))
+            encoder = PackedEncoder.load(folder, Place(profile, dtype), Int8Linears(seen))
             near = _cosines(encoder, exact, judged)
         except MISSING as error:
             raise DeviceUnavailable(
