@@ -3,10 +3,11 @@
     python benchmarks/search.py [PART ...] [--rounds 5] [--sizes 100000 1000000] [--out benchmarks/results/search.json]
 
 The measure is one float32 matrix-vector product of NumPy over the same rows, one BLAS thread, without choosing the
-best of its scores. It takes turns with ours, query by query; the median over the queries of a round counts, and the
-median of the rounds. Where the rounds scatter, something else was running: the figure is marked `disturbed` and says
-nothing. Vectors are made to scatter like those of texts (clusters of Zipf sizes; the cosines of the best, the tenth and
-the median row are printed). The environment's OPENBLAS_CORETYPE is dropped: it would slow NumPy down.
+best of its scores. Each way takes turns with it, 25 queries each, the product before and after; the median of a turn
+counts, and the median of the rounds. Where the rounds scatter, something else was running: the figure is marked
+`disturbed` and says nothing, unlike `cpu_ratio`, which compares the seconds of processor that both took. Vectors are
+made to scatter like those of texts (clusters of Zipf sizes; the cosines of the best, the tenth and the median row are
+printed). The environment's OPENBLAS_CORETYPE is dropped: it would slow NumPy down.
 
     scan        passing over all rows and naming all that may be the best, over the product             <= 0.6
     store       a whole search in the store: SQLite, exact scores, ten hits with their texts, over the product  <= 0.6
@@ -218,24 +219,36 @@ def figure(rounds: Sequence[float], **more: Any) -> dict[str, Any]:
 
 
 def against_product(scene: Scene, ways: dict[str, Callable[[int], object]], rounds: int) -> dict[str, dict[str, Any]]:
-    """The median time of each way over that of the product, query by query in turns."""
+    """The median time of each way over that of the product before and after it."""
+    times: dict[str, list[float]] = {name: [] for name in ("product", *ways)}
+    busy: dict[str, list[float]] = {name: [] for name in times}
+    ratios: dict[str, list[float]] = {name: [] for name in ways}
+
+    def turn(name: str, way: Callable[[int], object]) -> float:
+        for query in range(QUERIES):
+            before = time.thread_time()
+            times[name].append(milliseconds(lambda: way(query)))  # noqa: B023
+            busy[name].append(time.thread_time() - before)
+        return statistics.median(times[name][-QUERIES:])
+
     for way in ways.values():
         way(0)
-    ratios: dict[str, list[float]] = {name: [] for name in ways}
-    times: dict[str, list[float]] = {name: [] for name in ("product", *ways)}
     for _ in range(rounds):
-        took: dict[str, list[float]] = {name: [] for name in times}
-        for query in range(QUERIES):
-            took["product"].append(milliseconds(lambda: scene.product(query)))  # noqa: B023
-            for name, way in ways.items():
-                took[name].append(milliseconds(lambda: way(query)))  # noqa: B023
-        medians = {name: statistics.median(all_) for name, all_ in took.items()}
-        for name, all_ in ratios.items():
-            all_.append(medians[name] / medians["product"])
-        for name, all_ in took.items():
-            times[name] += all_
-    product = times.pop("product")
-    return {name: figure(ratios[name], **shown(all_), product_ms=shown(product)) for name, all_ in times.items()}
+        earlier = turn("product", scene.product)
+        for name, way in ways.items():
+            own, later = turn(name, way), turn("product", scene.product)
+            ratios[name].append(2 * own / (earlier + later))
+            earlier = later
+    product = statistics.median(busy["product"])
+    return {
+        name: figure(
+            ratios[name],
+            cpu_ratio=round(statistics.median(busy[name]) / product, 4),
+            **shown(times[name]),
+            product_ms=shown(times["product"]),
+        )
+        for name in ways
+    }
 
 
 def shown(times: Sequence[float]) -> dict[str, float]:
