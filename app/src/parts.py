@@ -15,13 +15,46 @@ from app.src.metrics import Metrics
 from app.src.settings import HanaSettings, Settings
 from connector.errors import ConfigurationError, ConnectorError, UnknownTable
 from connector.model import ModelSource
-from connector.protocols import Source, VectorStore
+from connector.protocols import ScanCopy, Source, VectorScan, VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
     from connector.hana import HanaPool
 
 Part = TypeVar("Part")
+
+
+class EnginesScan:
+    """A `VectorScan` for the local store, on the card that the engine computes on. Nothing is loaded before vectors are
+    searched: then the query has just been embedded, so the engine is there."""
+
+    def __init__(self, engine: Callable[[], EmbeddingEngine], *, wanted: bool) -> None:
+        """`wanted`: a card is asked for, so that having none is an error."""
+        self._engine = engine
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._found: VectorScan | None = None
+
+    def copy(self, dimension: int) -> ScanCopy:
+        with self._lock:
+            if self._found is None:
+                self._found = self._find()
+            return self._found.copy(dimension)
+
+    def _find(self) -> VectorScan:
+        from connector.stores.int8_scan import best_scan
+
+        engine = self._engine()
+        if engine.profile.kind == "cuda":
+            from app.src.core.scan import CardScan
+
+            return CardScan(engine.profile, engine.memory, best_scan())
+        if self._wanted:
+            raise ConfigurationError(
+                f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU:'
+                " use auto or cpu"
+            )
+        return best_scan()
 
 
 class Parts:
@@ -197,7 +230,8 @@ class Parts:
         if wanted.kind == "local":
             from connector.stores.local import LocalStore
 
-            return LocalStore(wanted.path or Path(), names=self._metadata_names())
+            scan = None if wanted.scan == "cpu" else EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
+            return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
         from connector.stores.hana import HanaStore
 
         pool = self.store_pool

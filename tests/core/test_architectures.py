@@ -18,7 +18,7 @@ import torch
 from app.src.core.backends import architectures
 from app.src.core.backends.architectures import ARCHITECTURES, PairBias, refusal, relative_buckets
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.packed import PackedEncoder
+from app.src.core.backends.packed import PackedEncoder, Place
 from app.src.core.backends.pytorch import PaddedEncoder, Target
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EngineOptions, load_engine
@@ -115,7 +115,7 @@ def least_cosine(ours: Any, theirs: Any) -> float:
 def test_every_length_and_order_in_fp32(saved: Callable[[str], Path], name: str, pooling: str) -> None:
     folder = replace(read_folder(saved(name), "tiny"), pooling=pooling)
     assert refusal(folder) is None
-    encoder, reference = PackedEncoder.load(folder, torch.float32), PaddedEncoder(folder, CPU)
+    encoder, reference = PackedEncoder.load(folder, Place.cpu(torch.float32)), PaddedEncoder(folder, CPU)
     batch = sequences()
     with torch.inference_mode():
         wanted = torch.cat([reference([tokens]) for tokens in batch])
@@ -132,7 +132,7 @@ def test_bf16_is_near(saved: Callable[[str], Path], name: str) -> None:
     batch = sequences()
     with torch.inference_mode():
         exact = PaddedEncoder(folder, CPU)(batch)
-        ours = least_cosine(PackedEncoder.load(folder, torch.bfloat16)(batch), exact)
+        ours = least_cosine(PackedEncoder.load(folder, Place.cpu(torch.bfloat16))(batch), exact)
         theirs = least_cosine(PaddedEncoder(folder, Target(DeviceProfile.cpu(), "bf16"))(batch), exact)
     assert 1 - ours <= 2.5 * (1 - theirs) + 1e-3, (ours, theirs)
     assert ours >= 0.98

@@ -289,3 +289,54 @@ def test_a_new_plan_forgets_the_shrinking_but_not_the_count() -> None:
 def test_batch_sizes_of_the_guide(sizes: tuple[int, int, int | None], bounds: tuple[int, int], batch: int) -> None:
     memory = T4MemoryManager(DeviceProfile.of_card("Tesla T4"), free_bytes=15 * GIB)
     assert memory.calculate_optimal_batch_size(*sizes, min_batch=bounds[0], max_batch=bounds[1]) == batch
+
+
+# ------------------------------------------------------------------------------------------------------------- bookings
+
+
+def test_what_is_booked_is_missing_from_batches_and_comes_back() -> None:
+    memory = T4MemoryManager(DeviceProfile.of_card("Tesla T4"), free_bytes=2 * GIB)
+    assert memory.plan_for(MINILM, "fp16") == MOST_TOKENS
+    usable = memory.usable_bytes
+    assert memory.book(600 << 20)
+    assert memory.usable_bytes == usable - (600 << 20)
+    fewer = memory.token_budget
+    assert fewer == memory.usable_bytes // MINILM.bytes_per_token("fp16") < MOST_TOKENS
+    memory.release(600 << 20)
+    assert (memory.usable_bytes, memory.token_budget, memory.booked_bytes) == (usable, MOST_TOKENS, 0)
+
+
+def test_at_most_half_is_booked() -> None:
+    memory = T4MemoryManager(DeviceProfile.of_card("Tesla T4"), free_bytes=2 * GIB)
+    half = memory.usable_bytes // 2
+    assert not memory.book(half + 1)
+    assert memory.book(half - 5)
+    assert not memory.book(6)
+    assert memory.book(6, times=1.5)
+    assert memory.booked_bytes == half + 1
+
+
+def test_a_budget_that_was_shrunk_stays_shrunk_when_bookings_change() -> None:
+    memory = T4MemoryManager(DeviceProfile.of_card("Tesla T4"), free_bytes=2 * GIB)
+    memory.plan_for(MINILM, "fp16")
+    shrunk = memory.shrink(10_000)
+    assert memory.book(1 << 20)
+    assert memory.token_budget == shrunk
+    memory.release(1 << 20)
+    assert memory.token_budget == shrunk
+
+
+def test_a_cpus_budget_does_not_know_bookings() -> None:
+    memory = T4MemoryManager(DeviceProfile.cpu("x", 8 * GIB))
+    memory.plan_for(MINILM, "fp32")
+    assert memory.book(GIB)
+    assert memory.token_budget == CPU_TOKENS
+
+
+@pytest.mark.parametrize("size", [-1, 1])
+def test_nothing_is_released_that_was_not_booked(size: int) -> None:
+    memory = T4MemoryManager(DeviceProfile.of_card("Tesla T4"))
+    with pytest.raises(ValueError, match="cannot release"):
+        memory.release(size)
+    with pytest.raises(ValueError, match="cannot book"):
+        memory.book(-1)

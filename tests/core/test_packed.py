@@ -1,4 +1,4 @@
-"""The packed path: runs, places and positions, order."""
+"""The packed path: places and positions, order, what is sent to a device, pooling by borders."""
 
 from __future__ import annotations
 
@@ -10,20 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.src.core.backends.attention import Layout, layout_of
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.packed import FEW_TOKENS, PackedEncoder, Run, counted_positions, filling, places_of, runs_of
-
-
-@given(st.lists(st.integers(1, 20), max_size=60))
-def test_runs_cover_the_batch(lengths: list[int]) -> None:
-    runs = runs_of(lengths)
-    assert [run.length for run in runs for _ in range(run.count)] == lengths
-    starts = [sum(lengths[:position]) for position in range(len(lengths))]
-    assert [run.start + number * run.length for run in runs for number in range(run.count)] == starts
-
-
-def test_neighbours_of_equal_length_share_a_run() -> None:
-    assert runs_of([7, 7, 5, 7]) == [Run(0, 2, 7), Run(14, 1, 5), Run(19, 1, 7)]
+from app.src.core.backends.packed import FEW_TOKENS, PackedEncoder, Place, counted_positions, filling, places_of
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60))
@@ -51,12 +40,28 @@ def folder(minilm_folder: Path) -> Folder:
 
 
 def test_order_of_lengths_does_not_matter(folder: Folder) -> None:
-    encoder = PackedEncoder.load(folder, torch.float32)
+    encoder = PackedEncoder.load(folder, Place.cpu(torch.float32))
     batch = [[101, 2000 + number, 3000, *range(4000, 4000 + number), 102] for number in (5, 1, 5, 3, 1, 0)]
     with torch.inference_mode():
         together = encoder(batch)
         alone = torch.cat([encoder([tokens]) for tokens in batch])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), empty=st.integers(0, 3))
+def test_pooling_by_borders_is_pooling_by_runs(pooling: str, lengths: list[int], empty: int) -> None:
+    """Cards pool by borders. Behind a batch there may be sequences without tokens, which pool to anything finite."""
+    encoder = object.__new__(PackedEncoder)
+    encoder._mean = pooling == "mean"
+    x = torch.randn(sum(lengths), 5, generator=torch.Generator().manual_seed(sum(lengths)))
+    layout = layout_of(lengths, x.device)
+    borders = torch.cat([layout.cumulative, layout.cumulative[-1:].repeat(empty)])
+    found = encoder._pool(x, Layout((), max(lengths), borders))
+    assert found.shape == (len(lengths) + empty, 5)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found[: len(lengths)], encoder._pool(x, layout), rtol=1e-5, atol=1e-6)
 
 
 def test_batches_are_filled_up_so_that_there_are_few_sizes() -> None:
@@ -66,7 +71,7 @@ def test_batches_are_filled_up_so_that_there_are_few_sizes() -> None:
 
 
 def test_filling_up_changes_no_vector(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = PackedEncoder.load(folder, torch.float32)
+    encoder = PackedEncoder.load(folder, Place.cpu(torch.float32))
     batch = [[101, 2000, 102], [101, *range(3000, 3040), 102]]
     with torch.inference_mode():
         filled = encoder(batch)

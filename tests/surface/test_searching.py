@@ -52,6 +52,16 @@ def search(request: pytest.FixtureRequest, cli: Any, tmp_path: Path, sapdemo: Em
     return run
 
 
+@pytest.mark.covers("search", errors=True)
+@pytest.mark.parametrize("search", ["local"], indirect=True)
+def test_a_card_that_is_asked_for_and_missing(search: Search) -> None:
+    """The hashing model computes on no card. Words need no vectors, so nobody asks where these are."""
+    refused = search("chair", OWL_SAP_STORE__SCAN="gpu")
+    assert refused.code == 2
+    assert '[store] scan = "gpu"' in refused.err
+    assert search("chair", "--mode", "keyword", OWL_SAP_STORE__SCAN="gpu").code == 0
+
+
 @pytest.mark.covers("search")
 def test_every_mode_and_option(search: Search) -> None:
     english = ("--filter", json.dumps({"SPRAS": "E"}), "--json")

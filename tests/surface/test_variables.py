@@ -59,7 +59,7 @@ REACHING: list[tuple[str, str, str, Any]] = [
 # name, a word of the reason: accepted, and inert
 INERT = [
     ("T4_GPU_FP16_MODE", "true", None),  # true is what auto does anyway
-    ("T4_GPU_INT8_MODE", "true", "calibration"),
+    ("T4_GPU_INT8_MODE", "true", "CPUs only"),
     ("T4_GPU_MAX_WORKSPACE_SIZE", "1073741824", "TensorRT"),
     ("T4_GPU_DYNAMIC_BATCH_SIZE", "true", "tokens"),
     ("T4_GPU_ENABLE_PROFILING", "1", "later version"),

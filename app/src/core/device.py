@@ -179,10 +179,10 @@ def _automatic_on_cpu(bf16_gain: Callable[[], float] | None) -> tuple[Precision,
 
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
-    if precision == "int8":
-        return "int8 needs a calibrated model, which this version does not make; use auto"
     if profile.capability is None:
         return _refusal_on_cpu(precision)
+    if precision == "int8":
+        return "int8 is computed on CPUs only; use auto"
     if precision in ("tf32", "bf16") and precision not in profile.tensor_cores:
         better = "fp16" if "fp16" in profile.tensor_cores else "fp32"
         return f"it starts at compute capability 8.0, this is {_dotted(profile)}; use {better} or auto"
@@ -194,7 +194,7 @@ def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
 def _refusal_on_cpu(precision: Precision) -> str | None:
     if precision in ("fp16", "tf32"):
         return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto"
-    return None
+    return None  # whether int8 works here is tried when a model is loaded (`backends/quantising.py`)
 
 
 def _dotted(profile: DeviceProfile) -> str:

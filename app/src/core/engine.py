@@ -37,9 +37,9 @@ UNPADDED = ("packed", "hashing")
 class EngineOptions:
     """How to load an engine. `model`: a packaged name, a folder, a cached hub id, or hash:N.
 
-    `precision`: auto fp32 tf32 fp16 bf16; `device`: auto cpu cuda cuda:N. `memory_fraction` and `reserve_mb` bound the
-    GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's CPU threads,
-    for the whole process. `packed` False forces padded batches.
+    `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `memory_fraction` and `reserve_mb`
+    bound the GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's
+    CPU threads, for the whole process. `packed` False forces padded batches.
     """
 
     model: str = "all-MiniLM-L6-v2"

@@ -1,4 +1,5 @@
-"""How many tokens go into one batch: from free memory and the cost of a token, halved when memory runs out.
+"""How many tokens go into one batch: from free memory and the cost of a token, halved when memory runs out. What else
+lives on the device is booked here, so that batches leave it room.
 
 Knows the device profile and numbers of bytes; never a model, never torch.
 """
@@ -18,6 +19,8 @@ MOST_TOKENS = 65_536
 LEAST_TOKENS = 64
 RECOVER_AFTER = 64
 """Batches without trouble after which a shrunken budget grows by an eighth."""
+BOOKABLE_SHARE = 0.5
+"""Of the usable memory, what others than batches may book at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +62,57 @@ class T4MemoryManager:
         self._profile = profile
         self._limits = limits or MemoryLimits()
         self._free = free_bytes or profile.memory_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `release` may be called by a finalizer, within anything
         self._most = CPU_TOKENS
         self._budget = CPU_TOKENS
         self._good_batches = 0
         self._out_of_memory = 0
+        self._booked = 0
+        self._token_bytes = 0
 
     @property
     def usable_bytes(self) -> int:
-        """What batches may use: free memory, within the fraction of the total, less the reserve."""
+        """What batches may use: free memory, within the fraction of the total, less the reserve and what is booked."""
+        return max(0, self._unbooked_bytes - self._booked)
+
+    @property
+    def _unbooked_bytes(self) -> int:
         allowed = int(self._profile.memory_bytes * self._limits.fraction)
         return max(0, min(allowed, self._free) - self._limits.reserve_bytes)
+
+    @property
+    def booked_bytes(self) -> int:
+        return self._booked
+
+    def book(self, size: int, times: float = 1.0) -> bool:
+        """Set `size` bytes of the device aside for something that stays there, such as a matrix to search; batches are
+        planned for what is left. False, and nothing booked, when all bookings were more than `times` their share."""
+        if size < 0:
+            raise ValueError(f"cannot book {size} bytes")
+        with self._lock:
+            if self._booked + size > self._unbooked_bytes * BOOKABLE_SHARE * times:
+                return False
+            self._booked += size
+            self._plan_again()
+            return True
+
+    def release(self, size: int) -> None:
+        """Give booked bytes back."""
+        with self._lock:
+            if not 0 <= size <= self._booked:
+                raise ValueError(f"cannot release {size} bytes of {self._booked} that are booked")
+            self._booked -= size
+            self._plan_again()
+
+    def _plan_again(self) -> None:
+        """A budget that memory running out has shrunk stays shrunk."""
+        if self._token_bytes:
+            shrunk = self._budget < self._most
+            self._most = self._affordable()
+            self._budget = min(self._budget, self._most) if shrunk else self._most
+
+    def _affordable(self) -> int:
+        return max(LEAST_TOKENS, min(MOST_TOKENS, self.usable_bytes // self._token_bytes))
 
     @property
     def token_budget(self) -> int:
@@ -82,11 +125,9 @@ class T4MemoryManager:
 
     def plan_for(self, shape: ModelShape, precision: Precision) -> int:
         """Set the budget for a model and return it. On a CPU caches decide, not memory."""
-        tokens = CPU_TOKENS
-        if self._profile.kind == "cuda":
-            tokens = min(MOST_TOKENS, self.usable_bytes // shape.bytes_per_token(precision))
         with self._lock:
-            self._most = self._budget = max(LEAST_TOKENS, tokens)
+            self._token_bytes = shape.bytes_per_token(precision) if self._profile.kind == "cuda" else 0
+            self._most = self._budget = self._affordable() if self._token_bytes else CPU_TOKENS
             return self._budget
 
     def shrink(self, failed_tokens: int) -> int:

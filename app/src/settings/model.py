@@ -66,6 +66,10 @@ class StoreSettings(_Section):
     path: Path | None = Field(default=None, description="folder of the local store, created if absent")
     schema_name: str | None = Field(default=None, alias="schema", description="default: [hana] schema")
     hana: HanaSettings | None = Field(default=None, description="another HANA for the vectors; default: [hana]")
+    scan: Literal["auto", "cpu", "gpu"] = Field(
+        default="auto",
+        description="where a local store searches; auto: on the card that the model computes on, if it does",
+    )
 
     @model_validator(mode="after")
     def _local_has_path(self) -> StoreSettings:

@@ -91,7 +91,7 @@ VARIABLES: tuple[Variable, ...] = (
         _fp16_mode,
         ("embedding", "precision"),
     ),
-    *_nothing("T4_GPU_INT8_MODE", "does nothing yet: INT8 needs calibration and an accuracy gate, of a later version"),
+    *_nothing("T4_GPU_INT8_MODE", "does nothing: INT8 is for CPUs only, where embedding.precision asks for it"),
     *_nothing("T4_GPU_MAX_WORKSPACE_SIZE T4_GPU_OPTIMIZATION_LEVEL", _TENSORRT),
     *_nothing("T4_GPU_DYNAMIC_BATCH_SIZE T4_GPU_MAX_BATCH_SIZE", _BY_TOKENS),
     *_nothing("T4_GPU_ENABLE_PROFILING", "does nothing yet: profiling comes with a later version"),

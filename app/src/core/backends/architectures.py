@@ -91,7 +91,7 @@ def _relative_bias(table: torch.Tensor) -> PairBias:
     def make(length: int) -> torch.Tensor:
         places = torch.arange(length)
         buckets = relative_buckets(places[None, :] - places[:, None])
-        return table[buckets].permute(2, 0, 1).contiguous()
+        return table[buckets.to(table.device)].permute(2, 0, 1).contiguous()
 
     return PairBias(make)
 
@@ -107,13 +107,13 @@ def relative_buckets(distance: torch.Tensor, buckets: int = 32, farthest: int = 
     return torch.where(near < exact, near, wide) + (distance > 0).long() * half
 
 
-def _window_bias(window: int, dtype: torch.dtype) -> PairBias:
+def _window_bias(window: int, words: torch.Tensor) -> PairBias:
     """Tokens farther apart than `window` do not see each other."""
 
     def make(length: int) -> torch.Tensor:
         places = torch.arange(length)
-        near = (places[None, :] - places[:, None]).abs() <= window
-        return torch.zeros(1, length, length, dtype=dtype).masked_fill_(~near, -math.inf)
+        far = (places[None, :] - places[:, None]).abs() > window
+        return torch.zeros(1, length, length).masked_fill_(far, -math.inf).to(words)
 
     return PairBias(make, without=window + 1)
 
@@ -300,7 +300,7 @@ def _modernbert(config: Config, tensors: Tensors) -> EncoderWeights:
         epsilon=float(config.get("norm_eps", 1e-5)),
         attentions=[
             Attention(
-                bias=_window_bias(window, words.dtype) if kind == _SLIDING else None,
+                bias=_window_bias(window, words) if kind == _SLIDING else None,
                 rotary=Rotary(float(_rope(config, kind)["rope_theta"]), width),
             )
             for kind in names

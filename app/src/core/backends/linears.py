@@ -33,6 +33,10 @@ class Linears(Protocol):
 
     def adding(self, layer: Affine) -> AddingLinear: ...
 
+    def feed_forward(self, wide: Affine, narrow: Affine) -> AddingLinear:
+        """(x, residual) -> narrow(gelu(wide(x))) + residual"""
+        ...
+
 
 class PlainLinears:
     """torch's public functions: the reference, and all there is on a GPU."""
@@ -46,6 +50,9 @@ class PlainLinears:
 
     def adding(self, layer: Affine) -> AddingLinear:
         return lambda x, residual: F.linear(x, layer.weight, layer.bias) + residual
+
+    def feed_forward(self, wide: Affine, narrow: Affine) -> AddingLinear:
+        return _one_behind_the_other(self.linear(wide, gelu=True), self.adding(narrow))
 
 
 class PrepackedLinears:
@@ -66,6 +73,13 @@ class PrepackedLinears:
         """oneDNN can add inside the product; measured on one thread that is 1 to 2 % slower than adding in place."""
         linear = self.linear(layer)
         return lambda x, residual: linear(x).add_(residual)
+
+    def feed_forward(self, wide: Affine, narrow: Affine) -> AddingLinear:
+        return _one_behind_the_other(self.linear(wide, gelu=True), self.adding(narrow))
+
+
+def _one_behind_the_other(wide: Linear, narrow: AddingLinear) -> AddingLinear:
+    return lambda x, residual: narrow(wide(x), residual)
 
 
 def prepacked(layer: Affine, *, gelu: bool = False) -> Linear | None:

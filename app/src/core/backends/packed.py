@@ -1,5 +1,5 @@
-"""Encoders without padding: linear layers over all tokens of a batch at once, attention over runs of sequences of equal
-length. The gain is measured by benchmarks/embed.py; the vectors are transformers' own to 1e-6.
+"""Encoders without padding: linear layers over all tokens of a batch at once, attention sequence by sequence
+(`attention.py`). The gain is measured by benchmarks/embed.py; the vectors are transformers' own to 1e-6.
 
 Knows an encoder's layers (`architectures.py`), not which model they come from; nothing of texts or tokenizers.
 """
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, cycle, islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from ..device import DeviceProfile
 from . import ModelUnsupported, TokenIds
-from .architectures import Attention, EncoderWeights, LayerWeights, read, turned
+from .architectures import Attention as Extras
+from .architectures import EncoderWeights, LayerWeights, read, turned
+from .attention import Choice, Inputs, Layout, Run, choose, runs_of
 from .folder import Folder
-from .linears import AddingLinear, Affine, Linear, Linears, PrepackedLinears
+from .linears import AddingLinear, Affine, Linear, Linears, PlainLinears, PrepackedLinears
 
 FEW_TOKENS = 256
 """Below that a batch is filled up to a multiple of 8, above it of 16."""
@@ -26,46 +29,26 @@ Attend = Callable[[torch.Tensor], torch.Tensor]
 """Queries, keys and values (tokens, 3 x hidden) of one batch -> what they attend to (tokens, hidden)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """`count` sequences of `length` tokens, standing one after the other from token `start` on."""
-
-    start: int
-    count: int
-    length: int
-
-
-def runs_of(lengths: Sequence[int]) -> list[Run]:
-    """Neighbours of equal length, as runs."""
-    runs: list[Run] = []
-    start = 0
-    for length, group in groupby(lengths):
-        count = sum(1 for _ in group)
-        runs.append(Run(start, count, length))
-        start += count * length
-    return runs
-
-
 def filling(tokens: int) -> int:
     """Tokens added to a batch, as a text of their own. oneDNN prepares code for each number of rows that it multiplies,
-    and keeps it: with few such numbers 60 batches cost 9 MB of memory where they cost 64 MB (measured, bf16)."""
+    and keeps it: with few such numbers 60 batches cost 9 MB of memory where they cost 64 MB (measured, bf16). A card's
+    tensor cores are full with a multiple of 8."""
     return -tokens % (8 if tokens < FEW_TOKENS else 16)
 
 
-def places_of(lengths: Sequence[int]) -> NDArray[np.int64]:
+def places_of(lengths: Sequence[int]) -> NDArray[np.int32]:
     """Of each token its place in its sequence, from 0."""
     ends = np.cumsum(lengths)
-    return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    return (np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)).astype(np.int32)
 
 
-def counted_positions(ids: NDArray[np.int64], lengths: Sequence[int], padding_id: int) -> NDArray[np.int64]:
+def counted_positions(ids: NDArray[np.int32], lengths: Sequence[int], padding_id: int) -> NDArray[np.int32]:
     """As RoBERTa counts: from `padding_id` + 1 on, passing over tokens that are it (a text may spell it out)."""
     real = ids != padding_id
     counted = np.cumsum(real)
     starts = np.cumsum(lengths) - lengths
     before = np.repeat((counted - real)[starts], lengths)
-    positions: NDArray[np.int64] = np.where(real, counted - before, 0) + padding_id
-    return positions
+    return (np.where(real, counted - before, 0) + padding_id).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +68,12 @@ class NormBehind:
     query_key_value: Linear
     attention_out: AddingLinear
     attention_norm: Norm
-    wide: Linear
-    """With its GELU."""
-    narrow: AddingLinear
+    feed_forward: AddingLinear
     out_norm: Norm
 
     def __call__(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
         x = self.attention_norm(self.attention_out(attend(self.query_key_value(x)), x))
-        return self.out_norm(self.narrow(self.wide(x), x))
+        return self.out_norm(self.feed_forward(x, x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +95,22 @@ class NormFirst:
         return self.narrow(F.gelu(value) * gate, x)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an encoder computes, and in which type."""
+
+    profile: DeviceProfile
+    dtype: torch.dtype
+
+    @classmethod
+    def cpu(cls, dtype: torch.dtype) -> Place:
+        return cls(DeviceProfile.cpu(), dtype)
+
+    @property
+    def linears(self) -> Linears:
+        return PrepackedLinears() if self.profile.kind == "cpu" else PlainLinears()
+
+
 class PackedEncoder:
     """Token ids in, pooled float32 vectors out; sequences of equal length should be neighbours."""
 
@@ -121,11 +118,14 @@ class PackedEncoder:
     pause: Callable[[], None] | None = None
     """Called between the layers: another batch may go before this one there."""
 
-    def __init__(self, weights: EncoderWeights, pooling: str, linears: Linears) -> None:
-        self._mean = pooling == "mean"
+    def __init__(self, weights: EncoderWeights, folder: Folder, place: Place, linears: Linears) -> None:
+        self.longest = folder.max_length
+        self.attention = _attention(weights, place)
+        self._mean = folder.pooling == "mean"
         self._heads = weights.heads
         self._words, self._positions, self._padding_id = weights.words, weights.positions, weights.padding_id
         self._attentions = weights.attentions
+        self._stage = Stage(weights.words.device)
         epsilon = weights.epsilon
         self._norm = _norm(weights.embedding_norm, epsilon)
         self._final_norm = None if weights.final_norm is None else _norm(weights.final_norm, epsilon)
@@ -133,14 +133,14 @@ class PackedEncoder:
         self._layers = [(make(layer, epsilon, linears), layer.attention) for layer in weights.layers]
 
     @classmethod
-    def load(cls, folder: Folder, dtype: torch.dtype, linears: Linears | None = None) -> PackedEncoder:
+    def load(cls, folder: Folder, place: Place, linears: Linears | None = None) -> PackedEncoder:
         """For a model without `architectures.refusal`. Raises ModelUnsupported when the weights are not those that
         config.json speaks of, or are damaged."""
         try:
-            weights = read(folder, load_tensors(folder, dtype))
+            weights = read(folder, load_tensors(folder, place))
         except KeyError as error:
             raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
-        return cls(weights, folder.pooling, linears or PrepackedLinears())
+        return cls(weights, folder, place, linears or place.linears)
 
     @property
     def pauses(self) -> int:
@@ -148,48 +148,51 @@ class PackedEncoder:
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
         filler = filling(sum(map(len, batch)))
-        return self._computed([*batch, [0] * filler])[:-1] if filler else self._computed(batch)
+        filled = [*batch, list(islice(cycle(chain.from_iterable(batch)), filler))] if filler else batch
+        found = self.compute(self._stage.send(self.staged(filled), [len(tokens) for tokens in filled]))
+        return found[: len(batch)]
 
-    def _computed(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+    def staged(self, batch: Sequence[TokenIds]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """ids, positions and places of a batch, sequence after sequence."""
         lengths = [len(tokens) for tokens in batch]
-        runs = runs_of(lengths)
-        ids = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in batch])
+        ids = np.fromiter(chain.from_iterable(batch), np.int32, sum(lengths))
         places = places_of(lengths)
-        x = self._embedded(ids, lengths, places)
-        ways = [self._way(attention, runs, places, x.dtype) for attention in self._attentions]
+        counted = places if self._padding_id is None else counted_positions(ids, lengths, self._padding_id)
+        return ids, counted, places
+
+    def compute(self, inputs: Inputs) -> torch.Tensor:
+        """(sequences, dimension), pooled, float32."""
+        x = F.embedding(inputs.ids, self._words)
+        if self._positions is not None:
+            x = x + F.embedding(inputs.positions, self._positions)
+        x = self._norm(x)
+        ways = [self._way(attention, inputs, x.dtype) for attention in self._attentions]
         for layer, way in self._layers:
             x = layer(x, ways[way])
             if self.pause is not None:
                 self.pause()
         if self._final_norm is not None:
             x = self._final_norm(x)
-        return self._pool(x.float(), runs)
+        return self._pool(x.float(), inputs.layout)
 
-    def _embedded(self, ids: NDArray[np.int64], lengths: Sequence[int], places: NDArray[np.int64]) -> torch.Tensor:
-        x = self._words[torch.from_numpy(ids)]
-        if self._positions is not None:
-            counted = places if self._padding_id is None else counted_positions(ids, lengths, self._padding_id)
-            x = x + self._positions[torch.from_numpy(counted)]
-        return self._norm(x)
-
-    def _way(self, attention: Attention, runs: Sequence[Run], places: NDArray[np.int64], dtype: torch.dtype) -> Attend:
+    def _way(self, attention: Extras, inputs: Inputs, dtype: torch.dtype) -> Attend:
         """How this batch attends: what does not depend on the layer is computed once."""
-        masks = [None if attention.bias is None else attention.bias(run.length) for run in runs]
+        apply, layout, bias = self.attention.attention, inputs.layout, attention.bias
         if attention.rotary is None:
-            return lambda qkv: self._attend(qkv, runs, masks)
-        turns = attention.rotary.turns(torch.from_numpy(places), dtype)
-        return lambda qkv: self._attend(turned(qkv, self._heads, turns), runs, masks)
+            return lambda qkv: apply(qkv, layout, bias)
+        turns = attention.rotary.turns(inputs.places, dtype)
+        return lambda qkv: apply(turned(qkv, self._heads, turns), layout, bias)
 
-    def _attend(self, qkv: torch.Tensor, runs: Sequence[Run], masks: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        parts = []
-        for run, mask in zip(runs, masks, strict=True):
-            rows = qkv[run.start : run.start + run.count * run.length]
-            heads = rows.view(run.count, run.length, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-            out = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=mask)
-            parts.append(out.transpose(1, 2).reshape(run.count * run.length, -1))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def _pool(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+        if x.device.type == "cpu" and layout.runs:
+            return self._pool_runs(x, layout.runs)
+        starts = layout.cumulative
+        if not self._mean:
+            return x[starts[:-1].clamp(max=len(x) - 1)]
+        tokens = torch.arange(len(x), dtype=torch.int32, device=x.device)
+        return F.embedding_bag(tokens, x, starts, mode="mean", include_last_offset=True)
 
-    def _pool(self, x: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
+    def _pool_runs(self, x: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
         parts = []
         for run in runs:
             rows = x[run.start : run.start + run.count * run.length].view(run.count, run.length, -1)
@@ -197,18 +200,48 @@ class PackedEncoder:
         return torch.cat(parts)
 
 
-def load_tensors(folder: Folder, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
-    """All tensors of the model's files in this precision. Raises ModelUnsupported for damaged files."""
+class Stage:
+    """Brings a batch's numbers to the device in one copy, out of pinned memory that is used again and again: pinning
+    anew for each batch would cost more than it gains. A batch must be read before the next one is sent."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned = torch.empty(0, dtype=torch.int32)
+
+    def send(self, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int]) -> Inputs:
+        cumulative = np.cumsum([0, *lengths], dtype=np.int32)
+        host = torch.from_numpy(np.concatenate([*staged, cumulative]))
+        if self._device.type != "cpu":
+            host = self._through_pinned(host)
+        tokens = sum(lengths)
+        ids, positions, places, borders = torch.split(host, [tokens, tokens, tokens, len(cumulative)])
+        return Inputs(ids, positions, places, Layout(runs_of(lengths), max(lengths), borders))
+
+    def _through_pinned(self, numbers: torch.Tensor) -> torch.Tensor:
+        if len(self._pinned) < len(numbers):
+            self._pinned = torch.empty(2 * len(numbers), dtype=torch.int32, pin_memory=True)
+        part = self._pinned[: len(numbers)].copy_(numbers)
+        return part.to(self._device, non_blocking=True)
+
+
+def load_tensors(folder: Folder, place: Place) -> Mapping[str, torch.Tensor]:
+    """All tensors of the model's files on the device. Raises ModelUnsupported for damaged files."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
+    device = place.profile.torch_name
     try:
         for file in folder.weights:
-            tensors.update({name: value.to(dtype) for name, value in load_file(file).items()})
+            tensors.update({name: value.to(device, place.dtype) for name, value in load_file(file).items()})
     except SafetensorError as error:
         raise ModelUnsupported(f"model {folder.name!r}: model.safetensors cannot be read: {error}") from error
     return tensors
+
+
+def _attention(weights: EncoderWeights, place: Place) -> Choice:
+    biased = any(extras.bias is not None for extras in weights.attentions)
+    return choose(place.profile, weights.heads, weights.words.shape[1], place.dtype, biased=biased)
 
 
 def _norm(numbers: Affine, epsilon: float) -> Norm:
@@ -222,8 +255,7 @@ def _norm_behind(layer: LayerWeights, epsilon: float, linears: Linears) -> NormB
         query_key_value=linears.linear(layer.query_key_value),
         attention_out=linears.adding(layer.attention_out),
         attention_norm=_norm(layer.attention_norm, epsilon),
-        wide=linears.linear(layer.wide, gelu=True),
-        narrow=linears.adding(layer.narrow),
+        feed_forward=linears.feed_forward(layer.wide, layer.narrow),
         out_norm=_norm(layer.out_norm, epsilon),
     )
 

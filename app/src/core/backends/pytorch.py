@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..device import DeviceError, DeviceProfile, Precision, allow_tf32, choose_precision, detect
+from ..device import BF16_PAYS, DeviceError, DeviceProfile, Precision, allow_tf32, choose_precision, detect
 from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
 from .compute_thread import on_compute_thread
 from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
@@ -23,6 +23,8 @@ from .tokenizing import RustTokenizer
 
 if TYPE_CHECKING:
     import torch
+
+    from .packed import PackedEncoder, Place
 
 AGREEMENT = 0.99999
 """Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged."""
@@ -66,7 +68,17 @@ class Target:
     def dtype(self) -> torch.dtype:
         import torch
 
+        from .probe import bf16_gain
+
+        if self.precision == "int8":  # of what stands between 8-bit layers
+            return torch.bfloat16 if bf16_gain() >= BF16_PAYS else torch.float32
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
+
+    @property
+    def place(self) -> Place:
+        from .packed import Place
+
+        return Place(self.profile, self.dtype)
 
 
 class TorchBackend:
@@ -236,23 +248,36 @@ class Chosen:
 
 def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chosen:
     """The best way to compute this model on this device that is known to give the right vectors."""
+    from .architectures import refusal
     from .packed import PackedEncoder
+    from .quantising import load_int8
 
-    why_not = _why_not_packed(folder, target) if packed else "padding was asked for"
+    if target.precision == "int8":
+        return Chosen(*load_int8(folder, target.profile, target.dtype))
+    why_not = refusal(folder) if packed else "padding was asked for"
     if why_not is not None:
         return Chosen(load_rectangular(folder, target), why_not)
-    encoder = PackedEncoder.load(folder, target.dtype)
-    if folder.name in PACKAGED:
+    encoder = PackedEncoder.load(folder, target.place)
+    if target.profile.kind == "cpu" and folder.name in PACKAGED:
         return Chosen(encoder, "known to give the vectors of transformers' own modules")
-    return _compared(folder, target, encoder)
+    chosen = _compared(folder, target, encoder)
+    if target.profile.kind == "cpu" or chosen.encoder is not encoder:
+        return chosen
+    return _on_card(target, encoder, chosen.reason)
 
 
-def _why_not_packed(folder: Folder, target: Target) -> str | None:
-    from .architectures import refusal
+def _on_card(target: Target, encoder: PackedEncoder, reason: str) -> Chosen:
+    """With CUDA graphs where they pay: they need an attention that is recorded once for every length."""
+    import torch
 
-    if target.profile.kind != "cpu":
-        return "packed batches are computed on CPUs only"
-    return refusal(folder)
+    from .graphs import CudaRecorder, with_graphs
+
+    reasons = f"{reason}; {encoder.attention.reason}"
+    if not encoder.attention.attention.any_layout:
+        return Chosen(encoder, f"{reasons}; no CUDA graphs with that")
+    device = torch.device(target.profile.torch_name)
+    best, why = with_graphs(encoder, device, CudaRecorder(device), lambda: torch.cuda.synchronize(device))
+    return Chosen(best, f"{reasons}; {why}")
 
 
 def _compared(folder: Folder, target: Target, encoder: Encoder) -> Chosen:
@@ -273,7 +298,7 @@ def _plain_packed(folder: Folder, target: Target) -> Encoder:
     from .linears import PlainLinears
     from .packed import PackedEncoder
 
-    return PackedEncoder.load(folder, target.dtype, PlainLinears())
+    return PackedEncoder.load(folder, target.place, PlainLinears())
 
 
 def load_rectangular(folder: Folder, target: Target) -> Encoder:

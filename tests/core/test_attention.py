@@ -1,0 +1,191 @@
+"""Attention over packed sequences: every way gives what its definition says; which one a card gets, and why."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.src.core.backends import attention
+from app.src.core.backends.attention import (
+    Attention,
+    Bias,
+    EqualRuns,
+    Layout,
+    MemoryEfficient,
+    PaddedRows,
+    Run,
+    Varlen,
+    candidates,
+    choose,
+    layout_of,
+    runs_of,
+)
+from app.src.core.device import CARDS, DeviceProfile
+
+CPU = DeviceProfile.cpu()
+HEADS, WIDTH = 4, 32
+
+
+@given(st.lists(st.integers(1, 20), max_size=60))
+def test_runs_cover_the_batch(lengths: list[int]) -> None:
+    runs = runs_of(lengths)
+    assert [run.length for run in runs for _ in range(run.count)] == lengths
+    starts = [sum(lengths[:position]) for position in range(len(lengths))]
+    assert [run.start + number * run.length for run in runs for number in range(run.count)] == starts
+
+
+def test_neighbours_of_equal_length_share_a_run() -> None:
+    assert runs_of([7, 7, 5, 7]) == [Run(0, 2, 7), Run(14, 1, 5), Run(19, 1, 7)]
+
+
+def test_a_layout_says_where_sequences_begin_and_end() -> None:
+    layout = layout_of([3, 1, 1], torch.device("cpu"))
+    assert (layout.cumulative.tolist(), layout.cumulative.dtype, layout.longest) == ([0, 3, 4, 5], torch.int32, 3)
+
+
+def by_definition(qkv: torch.Tensor, lengths: list[int], bias: Bias | None = None) -> torch.Tensor:
+    parts = []
+    for rows in torch.split(qkv.double(), lengths):
+        query, key, value = rows.view(len(rows), 3, HEADS, -1).permute(1, 2, 0, 3)
+        scores = query @ key.transpose(1, 2) / (WIDTH // HEADS) ** 0.5
+        added = bias(len(rows)) if bias else None
+        weights = torch.softmax(scores if added is None else scores + added.double(), dim=-1)
+        parts.append((weights @ value).transpose(0, 1).reshape(len(rows), -1))
+    return torch.cat(parts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**31 - 1), st.booleans())
+def test_each_way_is_attention_by_its_definition(lengths: list[int], seed: int, biased: bool) -> None:
+    qkv = torch.randn(sum(lengths), 3 * WIDTH, generator=torch.Generator().manual_seed(seed))
+    table = torch.randn(HEADS, 40, 40, generator=torch.Generator().manual_seed(seed + 1))
+    bias = (lambda length: table[:, :length, :length]) if biased else None
+    wanted = by_definition(qkv, lengths, bias)
+    for make in (EqualRuns, PaddedRows):
+        found = make(HEADS)(qkv, layout_of(lengths, qkv.device), bias)
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [Varlen, MemoryEfficient])
+def test_a_kernel_without_bias_says_so(make: type[Attention]) -> None:
+    with pytest.raises(NotImplementedError, match="bias"):
+        make(HEADS)(torch.zeros(1, 3 * WIDTH), layout_of([1], torch.device("cpu")), lambda length: None)
+
+
+# ---------------------------------------------------------------------------------------------------- what card, which
+
+
+def names(card: str, dtype: torch.dtype, *, biased: bool = False) -> list[str]:
+    return [make.name for make in candidates(DeviceProfile.of_card(card), dtype, biased=biased)]
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_flash_attention_is_tried_from_8_0_on_in_half_precision(card: str) -> None:
+    new = CARDS[card].capability >= (8, 0)
+    assert ("varlen_attn" in names(card, torch.float16)) is new
+    assert ("varlen_attn" in names(card, torch.bfloat16)) is new
+    assert "varlen_attn" not in names(card, torch.float32)
+
+
+def test_a_t4_tries_the_memory_efficient_kernel_first() -> None:
+    assert names("Tesla T4", torch.float16)[0] == names("Tesla P4", torch.float32)[0] == "memory-efficient attention"
+
+
+def test_with_a_bias_and_on_a_cpu_there_are_runs() -> None:
+    assert names("NVIDIA H200", torch.float16, biased=True)[0] == "runs of equal length"
+    assert candidates(CPU, torch.float32, biased=False)[0] is EqualRuns
+
+
+def test_the_choice_says_what_was_tried_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of cards do not run on a CPU: so each fails its trial, and what works is taken."""
+    monkeypatch.setattr(attention, "candidates", lambda *_a, **_b: [Varlen, MemoryEfficient, Wrong, EqualRuns])
+    chosen = choose(CPU, HEADS, WIDTH, torch.float32)
+    assert isinstance(chosen.attention, EqualRuns)
+    tried = chosen.reason.split("; ")
+    assert [part.split(":")[0] for part in tried[:3]] == ["varlen_attn", "memory-efficient attention", "wrong"]
+    assert "off by" in tried[2]
+    assert tried[3] == "runs of equal length gives the right numbers here"
+
+
+class Wrong(EqualRuns):
+    """Right but for one border: the first two sequences are taken for one."""
+
+    name = "wrong"
+
+    def __call__(self, qkv: torch.Tensor, layout: Layout, bias: Bias | None = None) -> torch.Tensor:
+        first, second, *others = [run.length for run in layout.runs for _ in range(run.count)]
+        return super().__call__(qkv, layout_of([first + second, *others], qkv.device), bias)
+
+
+def test_where_nothing_works_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "candidates", lambda *_a, **_b: [Wrong])
+    with pytest.raises(RuntimeError, match="wrong: off by"):
+        choose(CPU, HEADS, WIDTH, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cpu_passes_the_trial(dtype: torch.dtype) -> None:
+    assert isinstance(choose(CPU, 12, 384, dtype).attention, EqualRuns)
+
+
+# ----------------------------------------------------------------------------------------- what is sent to the kernels
+
+
+class Recorded:
+    """Stands for a kernel of a card: computes by the borders it is given, and keeps what it was called with."""
+
+    calls: ClassVar[list[tuple[Any, ...]]] = []
+
+    def varlen(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> torch.Tensor:
+        self.calls.append((*rest, named))
+        return self._attend(query, key, value, rest[0])
+
+    def efficient(self, query: Any, key: Any, value: Any, bias: Any, *rest: Any, **named: Any) -> list[torch.Tensor]:
+        assert bias is None
+        assert query.shape[0] == 1
+        self.calls.append((*rest, named))
+        return [self._attend(query[0], key[0], value[0], rest[0]).unsqueeze(0)]
+
+    def _attend(self, query: Any, key: Any, value: Any, borders: torch.Tensor) -> torch.Tensor:
+        lengths = (borders[1:] - borders[:-1]).tolist()
+        qkv = torch.stack([query, key, value], dim=1).reshape(len(query), -1)
+        return by_definition(qkv, lengths).view(query.shape).to(query.dtype)
+
+
+@pytest.mark.parametrize("make", [Varlen, MemoryEfficient])
+def test_kernels_get_heads_borders_and_the_longest(make: type[Attention], monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [random.Random(4).randrange(1, 30) for _ in range(9)]
+    way: Any = make(HEADS)
+    stub = Recorded()
+    stub.calls.clear()
+    monkeypatch.setattr(way, "_apply", stub.varlen if make is Varlen else stub.efficient)
+    qkv = torch.randn(sum(lengths), 3 * WIDTH, generator=torch.Generator().manual_seed(1))
+    found = way(qkv, layout_of(lengths, qkv.device))
+    torch.testing.assert_close(found.double(), by_definition(qkv, lengths), rtol=1e-4, atol=1e-5)
+    ((starts, ends, longest, also, *rest),) = stub.calls
+    assert starts is ends
+    assert (longest, also) == (max(lengths), max(lengths))
+    assert rest == ([{}] if make is Varlen else [0.0, 0, {}])
+
+
+@pytest.mark.parametrize("make", [Varlen, MemoryEfficient])
+def test_this_torch_has_the_signatures(make: type[Attention]) -> None:
+    """A CPU refuses the operators for want of a kernel, not for their arguments."""
+    qkv = torch.zeros(3, 3 * WIDTH)
+    with pytest.raises(NotImplementedError, match=r"CPU|backend"):
+        make(HEADS)(qkv, layout_of([3], qkv.device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_card_passes_its_trial(dtype: torch.dtype) -> None:
+    from app.src.core.device import detect
+
+    profile = detect("cuda")
+    chosen = choose(profile, 12, 384, dtype)
+    assert chosen.attention.any_layout, chosen.reason

@@ -1,0 +1,53 @@
+"""`[store] scan`: where a local store searches, and that nothing is loaded to find out before somebody searches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.src.core.device import DeviceProfile
+from app.src.core.memory import MemoryLimits, T4MemoryManager
+from app.src.parts import EnginesScan
+from connector.errors import ConfigurationError
+from connector.stores.int8_scan import best_scan
+
+
+def engine(profile: DeviceProfile) -> Any:
+    return SimpleNamespace(profile=profile, memory=T4MemoryManager(profile, MemoryLimits(1.0, 0)))
+
+
+def test_without_a_card_the_stores_own_scan_is_used_and_found_once() -> None:
+    asked: list[int] = []
+
+    def load() -> Any:
+        asked.append(1)
+        return engine(DeviceProfile.cpu())
+
+    scan = EnginesScan(load, wanted=False)
+    assert not asked
+    assert type(scan.copy(8)) is type(scan.copy(8)) is type(best_scan().copy(8))
+    assert len(asked) == 1
+
+
+def test_a_card_that_is_asked_for_and_missing_is_an_error() -> None:
+    scan = EnginesScan(lambda: engine(DeviceProfile.cpu("Some CPU")), wanted=True)
+    with pytest.raises(ConfigurationError, match=r'scan = "gpu", but the model computes on Some CPU, which is no GPU'):
+        scan.copy(8)
+
+
+def test_with_a_card_it_searches_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile of a card on a CPU's tensors: what is chosen and what is handed on, not how fast it is."""
+    from app.src.core import scan as card
+
+    profile = DeviceProfile("cuda", "a card", capability=(7, 5), memory_bytes=1 << 34)
+    monkeypatch.setattr(card.torch, "device", lambda _name: card.torch.zeros(0).device)  # type: ignore[attr-defined]
+    copy = EnginesScan(lambda: engine(profile), wanted=False).copy(8)
+    assert isinstance(copy, card.CardCopy)
+    rows = np.eye(8, dtype=np.float32)
+    copy.append(rows)
+    assert copy.rows_on_card == 8
+    found, floor = copy.view().rank(rows[3:4], None)[0].best(1)
+    assert (found.tolist(), floor < 1) == ([3], True)
