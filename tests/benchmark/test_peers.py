@@ -92,7 +92,8 @@ def test_a_worker_that_says_nothing_is_not_waited_for_for_ever(tmp_path: Path, m
 
 
 def test_nothing_of_ours_is_in_a_workers_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    ours = tmp_path / "ours"
+    monkeypatch.setenv("PYTHONPATH", str(ours))
     file = written(
         tmp_path,
         """
@@ -102,7 +103,7 @@ def test_nothing_of_ours_is_in_a_workers_reach(tmp_path: Path, monkeypatch: pyte
         """,
     )
     with process(tmp_path, file) as worker:
-        assert str(Path(__file__).parents[2]) not in worker.ask("path")["path"]
+        assert str(ours) not in worker.ask("path")["path"]
 
 
 def test_every_peer_has_a_worker_and_a_recipe() -> None:

@@ -193,7 +193,7 @@ def test_a_model_that_is_none_costs_only_its_own_section() -> None:
 @pytest.mark.parametrize(
     ("profile", "measured_in", "expected"),
     [
-        (CPU, "fp32 fp16 bf16 int8", ["fp32", "bf16"]),
+        (CPU, "fp32 fp16 bf16 int8", ["fp32", "bf16", "int8"]),
         (T4, "fp32 fp16 int8", ["fp32", "fp16"]),
         (DeviceProfile.of_card("NVIDIA A100"), "fp32 tf32 fp16 bf16 int8", ["fp32", "tf32", "fp16", "bf16"]),
         (CPU, "", []),
