@@ -180,6 +180,7 @@ def beside(client: Client, load: Callable[[int], None], rounds: int) -> dict[str
     idle: list[list[float]] = []
     busy: list[list[float]] = []
     lost: list[float] = []
+    alone: list[float] = []
     for number in range(rounds):
         idle.append(client.alone())
         before = seconds(lambda: load(number))  # noqa: B023
@@ -188,11 +189,13 @@ def beside(client: Client, load: Callable[[int], None], rounds: int) -> dict[str
         busy.append(client.seconds)
         after = seconds(lambda: load(number))  # noqa: B023
         lost.append(1 - (before + after) / 2 / both)
+        alone.append((before + after) / 2)
     ratios = [p95(some) / p95(none) for some, none in zip(busy, idle, strict=True)]
     all_idle, all_busy = [one for each in idle for one in each], [one for each in busy for one in each]
     return {
         "p95 ratio": {"all": round(p95(all_busy) / p95(all_idle), 2), **rounded(ratios)},
         "load loses": rounded(lost),
+        "load alone s": rounded(alone),
         "idle ms": in_ms(all_idle),
         "beside ms": in_ms(all_busy),
         "disturbed": max(map(p95, idle)) > SCATTER * min(map(p95, idle)),

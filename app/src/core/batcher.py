@@ -30,6 +30,9 @@ SMALL_SHARE = 0.25
 """Of the tokens of one batch: a request above it would keep others waiting, and takes its turn with the bulk work."""
 STEP_SECONDS = 0.005
 """What a step of bulk work, after which interactive work may go before it, should take at most..."""
+LEAST_SHARE = 0.25
+"""... but not less than this share of a full batch: smaller ones cost more than they save, most of all where the
+machine is busy otherwise, and every step takes long whatever it holds..."""
 LATELY_SECONDS = 10.0
 """... while anybody interactive has been here so lately; otherwise batches are as large as the device likes."""
 IDLE_SECONDS = 30.0
@@ -326,7 +329,7 @@ class Batcher:
         most = budget
         if lane == "bulk" and self._clock() - self._seen < LATELY_SECONDS:
             step = self._pace.tokens_in("bulk", STEP_SECONDS) * self._engine.steps
-            most = int(min(budget, max(step, 1)))
+            most = int(min(budget, max(step, budget * LEAST_SHARE)))
         batch = self._lanes[lane].take(self._engine.plan, budget, most)
         if batch:
             self._in_hand.append(batch)
