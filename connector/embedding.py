@@ -93,7 +93,7 @@ class TextEmbedder:
         if fresh and not embedded:
             self._check_engine(len(fresh))
         for key, vector in embedded.items():
-            self._cache.put(key, vector)
+            self._cache.put(key, vector.copy())  # a row of a window's matrix would keep all of that
         return Embedded(known | embedded, len(embedded), len(texts) - len(fresh), tokens)
 
     def _embed(self, fresh: dict[bytes, str]) -> tuple[dict[bytes, Vector], int]:

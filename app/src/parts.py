@@ -189,6 +189,13 @@ class Parts:
             part: Part = self._parts[name]
         return part
 
+    def _may_have_card(self) -> bool:
+        """Told without loading a model, which a search by a vector does not need."""
+        from app.src.core.device import torch_build
+
+        wanted, build = self.settings.embedding, torch_build()
+        return not wanted.hashing and wanted.device != "cpu" and build is not None and build.cuda is not None
+
     def _embedder_over(self, engine: EmbeddingEngine) -> EngineEmbedder:
         wanted = self.settings.embedding
         size = wanted.query_cache_mb << 20
@@ -230,7 +237,8 @@ class Parts:
         if wanted.kind == "local":
             from connector.stores.local import LocalStore
 
-            scan = None if wanted.scan == "cpu" else EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu")
+            anywhere = wanted.scan == "gpu" or (wanted.scan == "auto" and self._may_have_card())
+            scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu") if anywhere else None
             return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
         from connector.stores.hana import HanaStore
 

@@ -70,7 +70,12 @@ class Probes:
         return readiness
 
     def _engine_answers(self) -> None:
-        vectors = self._parts.embedder.embed(["probe"])
+        from app.src.core.batcher import EngineOverloaded
+
+        try:
+            vectors = self._parts.embedder.embed(["probe"])
+        except EngineOverloaded:
+            return  # it has too much to do, so it is alive; another probe in its queue would prove nothing more
         if not np.isfinite(vectors).all():
             raise RuntimeError("the engine returned numbers that are not finite")
 

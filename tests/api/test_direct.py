@@ -9,24 +9,29 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic_core import from_json
+from starlette.types import Message
 
 from app.src.api import errors, schemas
+from app.src.api.desk import Desk
 from app.src.api.direct import DirectRoute, direct
 from app.src.core.backends.hashing import _to_word
 from app.src.core.lanes import Pace
 from app.src.service import Service
+from connector.model import Vectors
 from tests.api.conftest import TableSource, serving, settings_in
 
 SEARCH = "/v1/collections/materials/search"
@@ -166,6 +171,13 @@ def test_the_fast_parser_takes_nothing_that_the_standard_one_refuses_or_reads_ot
         except ValueError:
             continue  # it then goes to the standard one
         assert same(found, json.loads(written))
+
+
+def test_dependencies_are_refused_and_not_left_out() -> None:
+    """A check of keys, say, that only bodies which do not fit would meet."""
+    app = FastAPI(dependencies=[Depends(lambda: None)])
+    with pytest.raises(TypeError, match="no dependencies"):
+        direct(app.router, "/in/{name}")(shown)
 
 
 # ------------------------------------------------------------------------------------------------------ chunks, headers
@@ -336,6 +348,27 @@ def test_work_that_nobody_waits_for_is_not_begun(
     assert client.post("/embed", json={"inputs": "the third"}).status_code == 200
     assert seen == ["the first", "the third"]
     assert caplog.messages == []
+
+
+def test_what_is_queued_for_a_client_that_has_left_leaves_the_queue(service: Service) -> None:
+    """It left while a thread tokenised its texts."""
+    go, queued = threading.Event(), Future[Vectors]()
+
+    def queue() -> Future[Vectors]:
+        assert go.wait(20)
+        return queued
+
+    async def gone() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def leave() -> None:
+        with closing(Desk(service)) as desk:
+            with pytest.raises(errors.ClientLeft):
+                await desk.embed(Request({"type": "http"}, gone), queue)
+            go.set()
+            await anyio.to_thread.run_sync(lambda: until(queued.cancelled))
+
+    anyio.run(leave)
 
 
 @pytest.mark.covers("POST /embed", errors=True)

@@ -157,6 +157,15 @@ def test_another_recipe_makes_an_environment_anew(tmp_path: Path, monkeypatch: p
         python_of(PEERS["usearch"], tmp_path)
 
 
+def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "usearch").mkdir()
+    mine = tmp_path / "usearch" / "mine.txt"
+    mine.touch()
+    with pytest.raises(PeerUnavailable, match="is no virtual environment"):
+        make("usearch", tmp_path, lambda text: None)
+    assert mine.exists()
+
+
 def test_pip_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(PeerUnavailable, match="environment of usearch could not be made"):

@@ -116,6 +116,21 @@ def test_a_program_runs_the_parts_it_is_asked_for(tmp_path: Path, capsys: pytest
     assert "noted" in shown
 
 
+def test_what_was_measured_before_a_part_fails_is_kept(tmp_path: Path) -> None:
+    def speed(given: object, report: Report) -> Iterator[Figure]:
+        yield Figure("speed", [2.0])
+
+    def broken(given: object, report: Report) -> Iterator[Figure]:
+        raise RuntimeError("no room")
+
+    out = tmp_path / "made.json"
+    with pytest.raises(RuntimeError, match="no room"):
+        reporting.main("made", "doc", {"speed": speed, "broken": broken}, arguments=["--out", str(out)])
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert [figure["name"] for figure in written["figures"]] == ["speed"]
+    assert written["notes"] == ["not whole: broken ended with RuntimeError: no room"]
+
+
 def test_an_unknown_part_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         reporting.main("made", "doc", {"speed": lambda given, report: []}, arguments=["sped"])

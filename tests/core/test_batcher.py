@@ -464,7 +464,59 @@ def test_who_would_wait_too_long_is_refused(scenes: Callable[..., Scene]) -> Non
     assert scene.batcher.embed(["again"], "interactive").shape == (1, 32)
 
 
+def test_large_requests_that_somebody_waits_for_are_refused_too(scenes: Callable[..., Scene]) -> None:
+    scene = scenes(max_wait=2.0)
+    backend = scene.backend
+    backend.seconds_per_batch = 1.0
+    first = scene.batcher.submit(many(10, 10))
+    backend.reached()
+    backend.let()
+    first.result(PATIENCE)
+    large = many(60, 10)  # above a quarter of a batch, so it takes its turn with the bulk work
+    scene.batcher.submit(["at the gate"])
+    backend.reached()
+    sync = scene.batcher.submit(large, "bulk")  # does not count against those who wait
+    waiting = scene.batcher.submit(large)
+    assert scene.batcher.queued("bulk")[0] == 120
+    with pytest.raises(EngineOverloaded):
+        scene.batcher.submit(large)
+    backend.let_all()
+    for future in (sync, waiting):
+        future.result(PATIENCE)
+
+
+def test_few_tokens_say_nothing_about_speed(scenes: Callable[..., Scene]) -> None:
+    scene = scenes(max_wait=0.001, gate_open=True)
+    scene.backend.seconds_per_batch = 1.0
+    for number in range(20):
+        scene.batcher.submit([f"query {number}"]).result(PATIENCE)
+    assert scene.batcher.submit(many(5)).result(PATIENCE).shape == (5, 32)
+
+
 # ----------------------------------------------------------------------------------------------------------- failures
+
+
+def test_who_cannot_be_planned_for_is_told_and_the_others_are_served(
+    scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = scenes()
+    plan, failing = scene.engine.plan, [True]
+
+    def fail_once(lengths: Sequence[int]) -> list[list[int]]:
+        if failing:
+            failing.clear()
+            raise MemoryError
+        return plan(lengths)
+
+    scene.batcher.submit(["at the gate"])
+    scene.backend.reached()
+    monkeypatch.setattr(scene.engine, "plan", fail_once)
+    query, bulk = scene.batcher.submit(["query"], "interactive"), scene.batcher.submit(many(20), "bulk")
+    scene.backend.let_all()
+    with pytest.raises(MemoryError):
+        query.result(PATIENCE)
+    assert bulk.result(PATIENCE).shape == (20, 32)
+    assert scene.batcher.submit(["next"]).result(PATIENCE).shape == (1, 32)
 
 
 def is_poison(tokens: TokenIds) -> bool:

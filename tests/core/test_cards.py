@@ -326,6 +326,18 @@ def test_a_budget_that_was_shrunk_stays_shrunk_when_bookings_change() -> None:
     assert memory.token_budget == shrunk
 
 
+def test_a_booking_below_a_shrunk_budget_does_not_make_it_forgotten() -> None:
+    memory = T4MemoryManager(DeviceProfile.of_card("Tesla T4"), free_bytes=2 * GIB)
+    memory.plan_for(MINILM, "fp16")
+    shrunk = memory.shrink(memory.token_budget)
+    most = memory.usable_bytes
+    assert memory.book(most // 2, times=10)
+    assert memory.book(memory.usable_bytes * 9 // 10, times=10)
+    assert memory.token_budget < shrunk
+    memory.release(memory.booked_bytes)
+    assert memory.token_budget == shrunk
+
+
 def test_a_cpus_budget_does_not_know_bookings() -> None:
     memory = T4MemoryManager(DeviceProfile.cpu("x", 8 * GIB))
     memory.plan_for(MINILM, "fp32")

@@ -117,9 +117,22 @@ class Desk:
 
     async def embed(self, request: Request, queue: Callable[[], Future[Vectors]]) -> Vectors:
         """The vectors that `queue`, which tokenises in a thread, gets in line for. Waiting in that line takes no
-        thread; when the client leaves, its texts leave the line."""
-        queued = await self.run(queue, request)
-        return await _watched(asyncio.wrap_future(queued), request)
+        thread; when the client leaves, its texts leave the line, also when it left while they were tokenised."""
+        queued: list[Future[Vectors]] = []
+        left = False
+
+        def queue_if_wanted() -> Future[Vectors]:
+            queued.append(queue())
+            if left:
+                queued[0].cancel()
+            return queued[0]
+
+        try:
+            return await _watched(asyncio.wrap_future(await self.run(queue_if_wanted, request)), request)
+        finally:
+            left = True  # before looking: the thread looks after it has queued, so one of both sees the other
+            for future in queued:
+                future.cancel()  # nothing where it is done
 
 
 async def _watched(work: asyncio.Future[Result], request: Request) -> Result:

@@ -27,6 +27,8 @@ class DirectRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
+        if self.dependencies:  # of the route, of its router or of the application: nobody would resolve them
+            raise TypeError(f"{path} is a DirectRoute, which resolves no dependencies; check in a middleware")
         self._called = endpoint
         self._model: type[BaseModel] = inspect.signature(endpoint, eval_str=True).parameters["body"].annotation
 

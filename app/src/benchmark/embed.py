@@ -75,7 +75,7 @@ def measure(engine: EmbeddingEngine, wanted: EmbeddingSettings, options: EmbedOp
                 loaded = process.ask("load", **_wish(engine, wanted, process))
                 report.peers[name] = process.versions | loaded.get("about", {})
         for load in texts(options.scale):
-            report.figures += _Comparison(engine, processes, folder, load).figures(options, say)
+            report.figures += _Comparison(engine, processes, folder, load).figures(options, report, say)
     return report
 
 
@@ -109,11 +109,12 @@ class _Comparison:
         self._file.write_text(json.dumps(load.texts), encoding="utf-8")
         self._busy: dict[str, list[float]] = {name: [] for name in (OURS, *processes)}
 
-    def figures(self, options: EmbedOptions, say: Say) -> list[Figure]:
+    def figures(self, options: EmbedOptions, report: Report, say: Say) -> list[Figure]:
         tuned = {}
-        for name, process in self._processes.items():
+        for name, process in list(self._processes.items()):
             say(f"{self._load.name}: looking for the best setting of {name}")
-            tuned[name] = process.ask("tune", texts=str(self._file)).get("setting")
+            with left_out(report, self._processes, name):
+                tuned[name] = process.ask("tune", texts=str(self._file)).get("setting")
         works: dict[str, Work] = {OURS: self._ours} | {name: self._theirs(name) for name in self._processes}
         say(f"{self._load.name}: {options.rounds} rounds of {', '.join(works)}")
         rounds = interleaved(works, options.rounds, pause=PAUSE)

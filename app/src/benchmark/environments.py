@@ -167,8 +167,11 @@ def is_made(environment: str, folder: Path) -> bool:
 
 
 def make(environment: str, folder: Path, say: Callable[[str], None]) -> None:
-    """Make or renew an environment: minutes, from the package index. Raises PeerUnavailable with pip's words."""
+    """Make or renew an environment: minutes, from the package index. Raises PeerUnavailable with pip's words, and for a
+    folder of that name that is something else."""
     place = folder / environment
+    if place.exists() and not (place / "pyvenv.cfg").is_file():
+        raise PeerUnavailable(f"{place} is there and is no virtual environment: name another folder with --peers")
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     say(f"making {place}")

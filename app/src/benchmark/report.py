@@ -113,11 +113,16 @@ def main(
     console = console if console.is_terminal else Console(width=_WIDTH, highlight=False, emoji=False)
     options = {key: value for key, value in vars(given).items() if key not in ("parts", "out")}
     report = Report(name, options=options)
-    for part in given.parts or parts:
-        for figure in parts[part](given, report):
-            report.figures.append(figure)
-            console.print(escape(f"{figure.name}: {_short(figure.median)} {figure.unit}"))
-    report.show(console)
-    if given.out:
-        report.write(given.out)
+    try:
+        for part in given.parts or parts:
+            for figure in parts[part](given, report):
+                report.figures.append(figure)
+                console.print(escape(f"{figure.name}: {_short(figure.median)} {figure.unit}"))
+    except BaseException as error:
+        report.notes.append(f"not whole: {part} ended with {type(error).__name__}: {error}")
+        raise
+    finally:
+        report.show(console)
+        if given.out:
+            report.write(given.out)
     return report

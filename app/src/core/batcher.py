@@ -149,7 +149,15 @@ class Batcher:
             counted(self._engine.whole_lengths(unique, lengths)[rows].tolist())
         vectors = np.empty((len(unique), self._engine.dimension), dtype=np.float32)
         self._engine.count_texts(len(texts), len(unique))
-        return self._enqueue(tokens, lane or self._lane_of(tokens), vectors, partial(_result, rows, normalize)).future
+        request = Request(
+            tokens,
+            lane or self._lane_of(tokens),
+            vectors,
+            self._clock(),
+            finish=partial(_result, rows, normalize),
+            bounded=lane != "bulk",  # too large for the interactive lane it may be, but somebody waits
+        )
+        return self._enqueue(request).future
 
     def queued(self, lane: Lane) -> tuple[int, int]:
         """Texts and tokens that wait; not those being computed."""
@@ -191,7 +199,8 @@ class Batcher:
                 tokens = self._engine.tokenize(texts[start:end])
                 lengths[start:end] = [len(ids) for ids in tokens]
                 lane = lane or ("bulk" if len(parts) > 1 else self._lane_of(tokens))
-                pending.append(self._enqueue(tokens, lane, vectors[start:end]).future)
+                part = Request(tokens, lane, vectors[start:end], self._clock(), bounded=lane == "interactive")
+                pending.append(self._enqueue(part).future)
                 while len(pending) > AHEAD:
                     self._await(pending[0])
                     pending.popleft()
@@ -210,19 +219,14 @@ class Batcher:
             self._lose(lost)
         future.result()
 
-    def _enqueue(
-        self,
-        tokens: Sequence[TokenIds],
-        lane: Lane,
-        vectors: Vectors,
-        finish: Callable[[Vectors], Vectors] | None = None,
-    ) -> Request:
-        request, lost = Request(tokens, lane, vectors, self._clock(), finish=finish), []
+    def _enqueue(self, request: Request) -> Request:
+        lane, lost = request.lane, list[Request]()
         with self._changed:
             self._check_open()
             if lane == "interactive":
                 self._seen = request.arrived
-                self._refuse_if_crowded()
+            if request.bounded:
+                self._refuse_if_crowded(lane)
             if request.missing:
                 lost = self._ensure_thread()
                 self._lanes[lane].add(request)
@@ -235,10 +239,10 @@ class Batcher:
         request.future.add_done_callback(partial(self._cancelled, request))
         return request
 
-    def _refuse_if_crowded(self) -> None:
+    def _refuse_if_crowded(self, lane: Lane) -> None:
         if self._max_wait is None:
             return
-        seconds = self._pace.seconds_for("interactive", self._lanes["interactive"].tokens)
+        seconds = self._pace.wait(self._lanes[lane].bounded_tokens)
         if seconds > self._max_wait:
             self._watcher.refused()
             raise EngineOverloaded(
@@ -316,8 +320,11 @@ class Batcher:
             while not self._closed:
                 texts = {lane: queue.texts for lane, queue in self._lanes.items()}
                 lane = self._turns.choose(interactive=texts["interactive"] > 0, bulk=texts["bulk"] > 0)
-                if lane is not None and (batch := self._take(lane)):
-                    return lane, batch
+                if lane is not None:
+                    if batch := self._take(lane):
+                        return lane, batch
+                    if 0 < sum(queue.texts for queue in self._lanes.values()) < sum(texts.values()):
+                        continue  # who could not be planned for was told; others wait
                 if not waited:
                     break
                 waited = self._changed.wait(IDLE_SECONDS)
@@ -330,7 +337,12 @@ class Batcher:
         if lane == "bulk" and self._clock() - self._seen < LATELY_SECONDS:
             step = self._pace.tokens_in("bulk", STEP_SECONDS) * self._engine.steps
             most = int(min(budget, max(step, budget * LEAST_SHARE)))
-        batch = self._lanes[lane].take(self._engine.plan, budget, most)
+        try:
+            batch = self._lanes[lane].take(self._engine.plan, budget, most)
+        except Exception as error:  # memory; whoever waits here is told, or texts that nobody has would be waited for
+            for request in self._lanes[lane].drain():
+                self._fail(request, error)
+            return []
         if batch:
             self._in_hand.append(batch)
         return batch

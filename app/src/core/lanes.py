@@ -41,6 +41,8 @@ class Request:
     over: bool = False
     """Answered, failed or cancelled; what is left of it is not computed."""
     begun: bool = False
+    bounded: bool = False
+    """Somebody waits for it, whatever its lane: refused when it would queue too long."""
     missing: int = 0
     queued_texts: int = 0
     queued_tokens: int = 0
@@ -84,18 +86,20 @@ class Piece(NamedTuple):
 
 
 class LaneQueue:
-    """What waits in one lane. `texts` and `tokens`: how much that is."""
+    """What waits in one lane. `texts` and `tokens`: how much that is; `bounded_tokens`: of bounded requests."""
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()
         self._planned: deque[list[Piece]] = deque()
         self.texts = 0
         self.tokens = 0
+        self.bounded_tokens = 0
 
     def add(self, request: Request) -> None:
         self._requests.append(request)
         self.texts += request.queued_texts
         self.tokens += request.queued_tokens
+        self.bounded_tokens += request.queued_tokens if request.bounded else 0
 
     def forget(self, request: Request) -> None:
         """Of one that is over: what is left of it does not wait any more."""
@@ -132,6 +136,7 @@ class LaneQueue:
         request.queued_tokens -= tokens
         self.texts -= texts
         self.tokens -= tokens
+        self.bounded_tokens -= tokens if request.bounded else 0
 
     def _plan(self, plan: Plan, window: int) -> bool:
         """Whether there was anything to plan."""
@@ -147,7 +152,11 @@ class LaneQueue:
                 pieces += found
             if request.waits:
                 self._requests.append(request)
-        planned = [[pieces[place] for place in batch] for batch in plan([piece.length for piece in pieces])]
+        try:
+            planned = [[pieces[place] for place in batch] for batch in plan([piece.length for piece in pieces])]
+        except BaseException:
+            self._planned.append(pieces)  # where `drain` finds whose they are
+            raise
         if len(planned) > 1 and len(self._requests) == 1 and all(piece.request.waits for piece in planned[-1]):
             self._requests[0].put_back(planned.pop())  # to be filled up: more of the same is coming
         self._planned.extend(planned)
@@ -180,14 +189,22 @@ class Turns:
         self._run = self._run + seconds if lane == "interactive" and bulk else 0.0
 
 
+TELLING_TOKENS = 64
+"""Batches below it say nothing about speed under load, when batches are full."""
+
+
 class Pace:
     """Tokens a second, by lane, as the last batches showed it."""
 
     def __init__(self) -> None:
         self._tokens = dict.fromkeys(LANES, 0.0)
         self._seconds = dict.fromkeys(LANES, 0.0)
+        self._speed = 0.0
 
     def ran(self, lane: Lane, tokens: int, seconds: float) -> None:
+        if tokens >= TELLING_TOKENS and seconds > 0:
+            latest = tokens / seconds
+            self._speed = self._speed * _FADING + latest * (1 - _FADING) if self._speed else latest
         self._tokens[lane] = self._tokens[lane] * _FADING + tokens
         self._seconds[lane] = self._seconds[lane] * _FADING + seconds
 
@@ -195,6 +212,11 @@ class Pace:
         """By the other lane's speed where this one has none yet; 0 before the first batch."""
         known = lane if self._tokens[lane] else next((each for each in LANES if self._tokens[each]), lane)
         return tokens * self._seconds[known] / self._tokens[known] if self._tokens[known] else 0.0
+
+    def wait(self, tokens: int) -> float:
+        """How long so many tokens keep the device busy, in seconds; 0 before a batch was large enough to tell: what
+        small ones cost is hardly for their tokens."""
+        return tokens / self._speed if self._speed else 0.0
 
     def tokens_in(self, lane: Lane, seconds: float) -> float:
         """How many tokens take so long; without end before the first batch."""

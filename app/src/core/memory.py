@@ -65,6 +65,8 @@ class T4MemoryManager:
         self._lock = threading.RLock()  # `release` may be called by a finalizer, within anything
         self._most = CPU_TOKENS
         self._budget = CPU_TOKENS
+        self._shrunk: int | None = None
+        """The budget that memory running out has led to, until it has recovered."""
         self._good_batches = 0
         self._out_of_memory = 0
         self._booked = 0
@@ -107,9 +109,8 @@ class T4MemoryManager:
     def _plan_again(self) -> None:
         """A budget that memory running out has shrunk stays shrunk."""
         if self._token_bytes:
-            shrunk = self._budget < self._most
             self._most = self._affordable()
-            self._budget = min(self._budget, self._most) if shrunk else self._most
+            self._budget = self._most if self._shrunk is None else min(self._shrunk, self._most)
 
     def _affordable(self) -> int:
         return max(LEAST_TOKENS, min(MOST_TOKENS, self.usable_bytes // self._token_bytes))
@@ -128,6 +129,7 @@ class T4MemoryManager:
         with self._lock:
             self._token_bytes = shape.bytes_per_token(precision) if self._profile.kind == "cuda" else 0
             self._most = self._budget = self._affordable() if self._token_bytes else CPU_TOKENS
+            self._shrunk = None
             return self._budget
 
     def shrink(self, failed_tokens: int) -> int:
@@ -135,18 +137,19 @@ class T4MemoryManager:
         with self._lock:
             self._out_of_memory += 1
             self._good_batches = 0
-            self._budget = max(LEAST_TOKENS, min(self._budget, failed_tokens) // 2)
+            self._budget = self._shrunk = max(LEAST_TOKENS, min(self._budget, failed_tokens) // 2)
             return self._budget
 
     def succeeded(self) -> None:
         """A batch went well; after enough of them a shrunken budget recovers a little."""
         with self._lock:
             if self._budget >= self._most:
+                self._shrunk = None if self._shrunk is None or self._shrunk <= self._most else self._shrunk
                 return
             self._good_batches += 1
             if self._good_batches >= RECOVER_AFTER:
                 self._good_batches = 0
-                self._budget = min(self._most, self._budget + max(1, self._budget // 8))
+                self._budget = self._shrunk = min(self._most, self._budget + max(1, self._budget // 8))
 
     def calculate_optimal_batch_size(
         self,

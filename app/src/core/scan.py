@@ -24,6 +24,8 @@ FIRST_ROWS, MOST_ROWS = 1024, 65_536
 take little memory and growing copies nothing."""
 ELEMENT = 2
 """Bytes of a number in fp16."""
+ROWS_AT_ONCE = 8192
+"""Rows that are rounded together: what that needs beside the block is not booked."""
 KEPT_SHARE = 2.0
 """How far beyond the bookable share a copy of kept rows may go while the old one is still there: it is no larger."""
 _EPSILON = float(np.finfo(np.float32).eps)
@@ -162,10 +164,14 @@ class CardCopy:
             if block is None:
                 self._rest = self._elsewhere(self._dimension)
                 break
-            some = vectors[done : done + block.room]
-            with self._card.work():
-                rows, lost = self._card.halves(some)
-                self._write(block, rows)
+            some = vectors[done : done + min(block.room, ROWS_AT_ONCE)]
+            try:
+                with self._card.work():
+                    rows, lost = self._card.halves(some)
+                    self._write(block, rows)
+            except torch.OutOfMemoryError:  # as when there is no room for a block
+                self._rest = self._elsewhere(self._dimension)
+                break
             self._lost = max(self._lost, lost)
             done += len(some)
         if self._rest is not None and done < len(vectors):
@@ -215,7 +221,8 @@ class CardCopy:
         if not self._card.memory.book(rows * self._dimension * ELEMENT, share):
             return None
         try:
-            self._blocks.append(_Block(self._card, rows, self._dimension))
+            with self._card.work():  # of the stream that uses it: another one's memory may still be written to
+                self._blocks.append(_Block(self._card, rows, self._dimension))
         except torch.OutOfMemoryError:  # others have taken what was free; the booking went with the block
             return None
         return self._blocks[-1]

@@ -93,7 +93,7 @@ class EmbeddingSettings(_Section):
     max_wait: Duration = Field(
         default=10.0,
         gt=0,
-        description="seconds (or 30s, 1m) that a search or a small request may have to queue for the engine; beyond it "
+        description="seconds (or 30s, 1m) that a search or a REST request may have to queue for the engine; beyond it "
         "is refused (HTTP 429)",
     )
     query_cache_mb: int = Field(default=16, ge=0, description="MB for the vectors of search texts that came before")

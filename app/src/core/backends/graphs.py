@@ -170,18 +170,21 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
         """Warms up on a stream of its own, as torch's notes on CUDA graphs ask for: what cuBLAS and the kernels
         allocate on their first call must not fall into the recording."""
-        beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        beside = self._stream
         beside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(beside), torch.inference_mode():
             for _ in range(WARM_UP):
                 work()
         torch.cuda.current_stream(self._device).wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=self._pool):
+        # thread_local: a search on the card allocates in another thread meanwhile; "global" would make both fail.
+        recording = torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local")
+        with torch.inference_mode(), recording:
             found = work()
         return graph, found
 

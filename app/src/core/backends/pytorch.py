@@ -253,7 +253,10 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chos
     from .quantising import load_int8
 
     if target.precision == "int8":
-        return Chosen(*load_int8(folder, target.profile, target.dtype))
+        found = Chosen(*load_int8(folder, target.profile, target.dtype))
+        if folder.name not in PACKAGED:
+            _check_reader(folder, Target(target.profile, "fp32"))
+        return found
     why_not = refusal(folder) if packed else "padding was asked for"
     if why_not is not None:
         return Chosen(load_rectangular(folder, target), why_not)
@@ -292,6 +295,16 @@ def _compared(folder: Folder, target: Target, encoder: Encoder) -> Chosen:
     worst = min(least, rough)
     reason = f"packed, a self-test gave other vectors than transformers' own modules (least cosine {worst:.5f})"
     return Chosen(reference if target.precision == "fp32" else load_rectangular(folder, target), reason)
+
+
+def _check_reader(folder: Folder, exact: Target) -> None:
+    """INT8 is compared with the packed path in fp32; is that one right? Raises ModelUnsupported."""
+    least = least_cosine(folder, _plain_packed(folder, exact), load_rectangular(folder, exact))
+    if not least >= AGREEMENT:
+        raise ModelUnsupported(
+            f"model {folder.name!r} cannot be computed in int8: packed, a self-test gave other vectors than"
+            f" transformers' own modules (least cosine {least:.5f}); use precision auto"
+        )
 
 
 def _plain_packed(folder: Folder, target: Target) -> Encoder:
