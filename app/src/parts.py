@@ -42,9 +42,15 @@ class EnginesScan:
             return self._found.copy(dimension)
 
     def _find(self) -> VectorScan:
+        from app.src.core.backends import EngineError
         from connector.stores.int8_scan import best_scan
 
-        engine = self._engine()
+        try:
+            engine = self._engine()
+        except EngineError:
+            if self._wanted:
+                raise
+            return best_scan()  # vectors can be searched without the model
         if engine.profile.kind == "cuda":
             from app.src.core.scan import CardScan
 

@@ -452,7 +452,7 @@ def test_who_would_wait_too_long_for_a_thread_is_told_at_once(client: httpx.Clie
 def test_who_would_wait_too_long_for_the_engine_is_told_at_once(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "seconds_for", lambda *_: 60.0)
+    monkeypatch.setattr(Pace, "wait", lambda *_: 60.0)
     refused = client.post("/embed", json={"inputs": "steel"})
     assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
     assert "embedding.max_wait" in refused.json()["detail"]

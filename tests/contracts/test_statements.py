@@ -117,6 +117,7 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     sync(spec, ends, options)
     with store.lease(spec.name, "test", 5) as lease:
         store.apply(lease, ChangeSet(quarantined=[QuarantinedRow("[1]", "embed", "for the test")]))
+        store.apply(lease, ChangeSet(released=["[2]"]))
         store.apply(lease, ChangeSet(checkpoint=Checkpoint(mark={"at": 1}), partial=True))
     store.stored_of(spec.name, ['["0",2]', '["1",3]'])
     verify(spec, ends, repair=True)

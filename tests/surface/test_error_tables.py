@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.src.api import errors as api_errors
+from app.src.benchmark import environments, serve
 from app.src.cli import exits
 from app.src.core import backends
 from app.src.core.device import DeviceError
@@ -15,6 +16,8 @@ from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJ
 from app.src.settings import SettingsError
 from connector import errors
 
+ALSO_LOADED = (environments, serve)
+"""Nothing else that is imported here imports them, and their errors count."""
 CANARY = "canary-5358"
 
 # class -> exit code, HTTP status, retryable. One line for each class there is.
@@ -50,6 +53,8 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "GenerationRefused": (1, 409, False),
     "GenerationChanged": (3, 503, True),
     "SyncPaused": (1, 409, False),
+    "PeerUnavailable": (2, 500, False),
+    "RequestFailed": (2, 500, False),
     "EngineError": (4, 500, False),
     "ModelNotFound": (2, 500, False),
     "ModelUnsupported": (2, 500, False),

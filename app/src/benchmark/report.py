@@ -113,6 +113,7 @@ def main(
     console = console if console.is_terminal else Console(width=_WIDTH, highlight=False, emoji=False)
     options = {key: value for key, value in vars(given).items() if key not in ("parts", "out")}
     report = Report(name, options=options)
+    part = ""
     try:
         for part in given.parts or parts:
             for figure in parts[part](given, report):
