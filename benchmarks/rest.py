@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import selectors
 import socket
@@ -35,11 +34,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from app.src.benchmark.machine import machine  # noqa: E402
+
+PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
 SCATTER = 1.3
 """Largest over smallest of the rounds, above which something else was running."""
 CONNECTIONS = 8
@@ -248,39 +251,6 @@ def verdicts(results: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "python": platform.python_version(),
-        "commit": commit(),
-        **{
-            name: _version(name)
-            for name in ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
-        },
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    found = (
-        re.search(r"^model name\s*: (.+)$", info.read_text(encoding="utf-8"), re.MULTILINE) if info.exists() else None
-    )
-    return found[1] if found else platform.processor()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def commit() -> str | None:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def run(parts: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
     load_before = os.getloadavg()[0]
     results = {}
@@ -294,7 +264,7 @@ def run(parts: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
     met = verdicts(results)
     for key, verdict in met.items():
         print(f"{key}: {verdict} (target {TARGETS[key]:g})", file=sys.stderr)
-    about = machine() | {"load_average": [load_before, os.getloadavg()[0]]}
+    about = machine(PACKAGES) | {"load_average": [load_before, os.getloadavg()[0]]}
     return {"machine": about, "targets": TARGETS, "verdicts": met, "results": results}
 
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -38,7 +37,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +46,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.core.device import detect  # noqa: E402
+from app.src.benchmark.machine import machine  # noqa: E402
 from connector.model import ChangeSet, Chunk, Filter, Vectors  # noqa: E402
 from connector.ranking import fuse  # noqa: E402
 from connector.stores.int8_scan import best_scan  # noqa: E402
@@ -398,31 +396,6 @@ PARTS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 # --------------------------------------------------------------------------------------------------------- the report
 
 
-def machine() -> dict[str, Any]:
-    profile = detect("cpu")
-    return {
-        "cpu": profile.name,
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "memory_bytes": profile.memory_bytes,
-        "python": platform.python_version(),
-        "commit": commit(),
-        "blas": [f"{one['internal_api']} {one.get('architecture')}" for one in threadpool_info()],
-        **{name: _version(name) for name in ("numpy", "simsimd")},
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def commit() -> str | None:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def run(parts: Sequence[str], rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
     load_before, results = os.getloadavg()[0], {}
     with threadpool_limits(1, user_api="blas"), scenes(sizes):
@@ -440,7 +413,8 @@ def run(parts: Sequence[str], rounds: int, sizes: Sequence[int]) -> dict[str, An
                     brief = {key: value for key, value in one.items() if key != "rounds"}
                     print(rows, name, what, brief, verdict(name, what, one), file=sys.stderr)
             results[str(rows)] = found
-    about = machine() | {"load_average": [load_before, os.getloadavg()[0]]}
+    blas = [f"{one['internal_api']} {one.get('architecture')}" for one in threadpool_info()]
+    about = machine(("numpy", "simsimd")) | {"blas": blas, "load_average": [load_before, os.getloadavg()[0]]}
     return {"machine": about, "dimension": DIMENSION, "targets": TARGETS, "results": results}
 
 

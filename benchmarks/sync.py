@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import re
 import statistics
@@ -32,7 +31,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ from hdbcli import dbapi
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.core.device import detect  # noqa: E402
+from app.src.benchmark.machine import machine  # noqa: E402
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine  # noqa: E402
 from app.src.parts import EngineEmbedder  # noqa: E402
 from connector.hana import ConnectionOptions, HanaPool  # noqa: E402
@@ -376,24 +374,6 @@ PARTS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 # --------------------------------------------------------------------------------------------------------- the report
 
 
-def machine() -> dict[str, Any]:
-    profile = detect("cpu")
-    return {
-        "cpu": profile.name,
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "memory_bytes": profile.memory_bytes,
-        "python": platform.python_version(),
-        "commit": commit(),
-        "source": "the stand-in, a child process on the same cores",
-        **{name: version(name) for name in ("hdbcli", "numpy", "sqlglot", "torch")},
-    }
-
-
-def commit() -> str | None:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def run(parts: Sequence[str], rounds: int, rows: int) -> dict[str, Any]:
     load_before = os.getloadavg()[0]
     results = {}
@@ -403,7 +383,10 @@ def run(parts: Sequence[str], rounds: int, rows: int) -> dict[str, Any]:
             shown = {key: value for key, value in (found or {}).items() if key != "rounds"}
             print(name, what, shown, file=sys.stderr)
     options = {name: value for name, value in asdict(replace(OPTIONS)).items() if name in ("page_rows", "window")}
-    about = machine() | {"load_average": [load_before, os.getloadavg()[0]]}
+    about = machine(("hdbcli", "numpy", "sqlglot", "torch")) | {
+        "source": "the stand-in, a child process on the same cores",
+        "load_average": [load_before, os.getloadavg()[0]],
+    }
     return {"machine": about, "options": options, "targets": TARGETS, "results": results}
 
 

@@ -38,9 +38,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from app.src.benchmark.machine import machine  # noqa: E402
 from app.src.service import Service  # noqa: E402
 from app.src.settings import Settings  # noqa: E402
-from benchmarks.sync import SCATTER, commit, machine, material  # noqa: E402
+from benchmarks.sync import SCATTER, material  # noqa: E402
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
@@ -241,7 +242,7 @@ def run(parts: Sequence[str], rounds: int, rows: int, given: argparse.Namespace)
             precision = service.engine.precision
         finally:
             service.close()
-    about = machine() | {"source": "memory", "load_average": [load_before, os.getloadavg()[0]], "commit": commit()}
+    about = machine() | {"source": "memory", "load_average": [load_before, os.getloadavg()[0]]}
     options = {"rows": rows, "think seconds": given.think, "precision": precision, "model": MODEL}
     return {"machine": about, "options": options, "targets": TARGETS, "results": results}
 
