@@ -199,8 +199,11 @@ class Parts:
         """Told without loading a model, which a search by a vector does not need."""
         from app.src.core.device import torch_build
 
-        wanted, build = self.settings.embedding, torch_build()
-        return not wanted.hashing and wanted.device != "cpu" and build is not None and build.cuda is not None
+        wanted = self.settings.embedding
+        if wanted.hashing or wanted.device == "cpu":
+            return False
+        build = torch_build()
+        return build is not None and build.cuda is not None
 
     def _embedder_over(self, engine: EmbeddingEngine) -> EngineEmbedder:
         wanted = self.settings.embedding

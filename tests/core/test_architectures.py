@@ -68,7 +68,8 @@ def save(path: Path, tokenizer: Path, config: dict[str, Any], pooling: str = "me
 
     torch.manual_seed(7)
     settings = dict(config)
-    model = AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings)).eval()
+    make: Any = AutoModel.from_config
+    model = make(AutoConfig.for_model(settings.pop("model_type"), **settings)).eval()
     with torch.no_grad():
         for name, numbers in model.named_parameters():
             numbers.normal_(1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0, 0.25)
@@ -161,13 +162,13 @@ def test_the_engine_runs_it_packed_with_the_vectors_of_sentence_transformers(
         assert np.einsum("ij,ij->i", engine.embed(texts), theirs).min() >= 0.98
 
 
-def damaged(name: str) -> Callable[[Any], Any]:
+def damaged(name: str) -> Callable[[Any, Any], Any]:
     """A reader that misunderstands one thing."""
 
     def read(config: Any, tensors: Any) -> Any:
         weights = ARCHITECTURES[str(config["model_type"])].read(config, tensors)
         layers: Sequence[Any] = weights.layers
-        wrong = {
+        wrong: dict[str, dict[str, Any]] = {
             "positions": {"positions": None},
             "order of counting": {"padding_id": 5 if weights.padding_id is None else None},
             "a layer": {"layers": layers[:-1]},
@@ -255,7 +256,8 @@ def test_buckets_are_those_of_transformers() -> None:
     from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
     distances = torch.arange(-600, 601)
-    torch.testing.assert_close(relative_buckets(distances), MPNetEncoder.relative_position_bucket(distances))
+    theirs: Any = MPNetEncoder.relative_position_bucket
+    torch.testing.assert_close(relative_buckets(distances), theirs(distances))
 
 
 def test_a_bias_between_pairs_is_made_for_many_lengths_at_once() -> None:
@@ -271,6 +273,6 @@ def test_a_bias_between_pairs_is_made_for_many_lengths_at_once() -> None:
         found = bias(length)
         assert found is not None
         assert found.shape == (1, length, length)
-        assert (found[0, 0, -1], found[0, -1, 0]) == (length - 1, 1 - length)
+        assert (int(found[0, 0, -1]), int(found[0, -1, 0])) == (length - 1, 1 - length)
     assert bias(3) is None
     assert made == [128, 256, 1500]

@@ -102,9 +102,18 @@ def test_identical_texts_are_computed_once(engine: EmbeddingEngine, scripted: An
 
 def test_counting_tokenises_once_and_again_only_what_was_cut(engine: EmbeddingEngine, scripted: Any) -> None:
     seen: list[tuple[str, int]] = []
-    tokenize, count = scripted.tokenize, scripted.count
-    scripted.tokenize = lambda texts: (seen.append(("tokenize", len(texts))), tokenize(texts))[1]
-    scripted.count = lambda texts: (seen.append(("count", len(texts))), count(texts))[1]
+
+    def watched(name: str) -> None:
+        own = getattr(scripted, name)
+
+        def call(texts: Any) -> Any:
+            seen.append((name, len(texts)))
+            return own(texts)
+
+        setattr(scripted, name, call)
+
+    watched("tokenize")
+    watched("count")
     long = "pump " * 300
     texts = [*TEXTS, long, TEXTS[0], "", long]
     vectors, counts = engine.embed_counted(texts)

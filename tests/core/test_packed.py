@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +27,8 @@ def test_counted_positions_are_those_of_transformers(sequences: list[list[int]],
     from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
     ids = np.concatenate([np.array(sequence) for sequence in sequences])
-    wanted = [
-        RobertaEmbeddings.create_position_ids_from_input_ids(torch.tensor([sequence]), padding)[0].tolist()
-        for sequence in sequences
-    ]
+    theirs: Any = RobertaEmbeddings.create_position_ids_from_input_ids
+    wanted = [theirs(torch.tensor([sequence]), padding)[0].tolist() for sequence in sequences]
     found = counted_positions(ids, [len(sequence) for sequence in sequences], padding).tolist()
     assert found == [position for sequence in wanted for position in sequence]
 

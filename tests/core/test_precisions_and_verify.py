@@ -57,7 +57,7 @@ def test_bf16_is_far_nearer_than_verify_asks(embedders: dict[str, EngineEmbedder
 def test_rounding_is_no_damage_and_damage_is(
     embedders: dict[str, EngineEmbedder], tmp_path: Path, stored: str, checked: str
 ) -> None:
-    source = MemorySource()
+    source: Any = MemorySource()
     for number, text in enumerate(TEXTS):
         source.put("100", f"M{number:03}", MAKTX=text, MTART="FERT")
     store = LocalStore(tmp_path)

@@ -103,7 +103,13 @@ def test_a_torch_without_the_operators_gains_nothing(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("forgotten")
 def test_it_is_measured_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[float] = []
-    monkeypatch.setattr(probe, "_measured", lambda: (measured.append(1.0), time.sleep(0.02), 1.7)[-1])
+
+    def slowly() -> float:
+        measured.append(1.0)
+        time.sleep(0.02)
+        return 1.7
+
+    monkeypatch.setattr(probe, "_measured", slowly)
     found: list[float] = []
     threads = [threading.Thread(target=lambda: found.append(probe.bf16_gain())) for _ in range(8)]
     for thread in threads:

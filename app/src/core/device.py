@@ -299,7 +299,10 @@ class TorchBuild:
 def torch_build() -> TorchBuild | None:
     """The torch that is installed, read from its `version.py` without importing it, which takes seconds and fails where
     a CUDA library is missing. None when there is none."""
-    spec = importlib.util.find_spec("torch")
+    try:
+        spec = importlib.util.find_spec("torch")
+    except ImportError:
+        return None
     if spec is None or spec.origin is None:
         return None
     try:
