@@ -118,7 +118,7 @@ def pairs(count: int) -> list[tuple[str, int, str]]:
 def test_every_row_once_in_key_order(place, count, size):
     rows = pairs(count)
     asked = query(place, place.table(PAIR, rows), "X")
-    pages = list(place.source.pages(asked, size))
+    pages = list(itertools.islice(place.source.pages(asked, size), count + 1))  # pages without end are a failure, too
     assert [row.key for page in pages for row in page] == [row[:2] for row in rows]
     assert [row.values["X"] for page in pages for row in page] == [row[2] for row in rows]
     assert [len(page) for page in pages] == [size] * (count // size) + [count % size] * bool(count % size)
