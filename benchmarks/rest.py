@@ -41,10 +41,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark.machine import machine  # noqa: E402
+from app.src.benchmark.side_by_side import SCATTER  # noqa: E402
 
 PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
-SCATTER = 1.3
-"""Largest over smallest of the rounds, above which something else was running."""
 CONNECTIONS = 8
 TEXTS, DIMENSION = 256, 384
 MANY = 60

@@ -47,6 +47,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark.machine import machine  # noqa: E402
+from app.src.benchmark.side_by_side import SCATTER  # noqa: E402
 from connector.model import ChangeSet, Chunk, Filter, Vectors  # noqa: E402
 from connector.ranking import fuse  # noqa: E402
 from connector.stores.int8_scan import best_scan  # noqa: E402
@@ -56,8 +57,6 @@ from connector.stores.scan import exact_scores  # noqa: E402
 DIMENSION, TOP, QUERIES = 384, 10, 25
 KEYWORD_ROWS = 200_000
 """Larger stores get short texts: they would take minutes to build, and search by words is not measured on them."""
-SCATTER = 1.3
-"""Largest over smallest of the rounds, above which something else was running."""
 NAME = "bench"
 TARGETS = {"scan": 0.6, "store": 0.6, "filters 1 %": 0.1, "visible ms": 100}
 _KIND = ("FERT", "HALB", "ROH", "HIBE")

@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark.machine import machine  # noqa: E402
+from app.src.benchmark.side_by_side import SCATTER  # noqa: E402
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine  # noqa: E402
 from app.src.parts import EngineEmbedder  # noqa: E402
 from connector.hana import ConnectionOptions, HanaPool  # noqa: E402
@@ -52,8 +53,6 @@ from connector.sync import Ends, SyncOptions, SyncReport, sync  # noqa: E402
 
 HASHING, MODEL = "hash:384", "all-MiniLM-L6-v2"
 OVERLAP_ROWS = 20_000
-SCATTER = 1.3
-"""Largest over smallest of the rounds, above which something else was running."""
 KEY, COLUMNS = ("MANDT", "MATNR"), ("MANDT", "MATNR", "MAKTX", "LTEXT", "MTART", "MATKL")
 OPTIONS, FULL = SyncOptions(), ChangeSpec()
 TARGETS = {

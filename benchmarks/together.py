@@ -39,9 +39,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark.machine import machine  # noqa: E402
+from app.src.benchmark.side_by_side import SCATTER  # noqa: E402
 from app.src.service import Service  # noqa: E402
 from app.src.settings import Settings  # noqa: E402
-from benchmarks.sync import SCATTER, material  # noqa: E402
+from benchmarks.sync import material  # noqa: E402
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
