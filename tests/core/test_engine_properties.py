@@ -350,7 +350,8 @@ def test_threads_that_run_out_of_memory_still_get_their_rows() -> None:
     with ThreadPoolExecutor(6) as pool:
         for found in pool.map(lambda _: engine.embed(VARIED), range(12)):
             np.testing.assert_array_equal(found, wanted)
-    assert 64 <= engine.memory.token_budget <= 70 + 70 // 8
+    assert engine.memory.out_of_memory_count >= 1
+    assert 64 <= engine.memory.token_budget < 1024, "batches planned before it grew let it grow once more; never back"
 
 
 def test_closing_waits_for_the_batch_and_ends_the_call() -> None:
