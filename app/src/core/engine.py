@@ -25,6 +25,7 @@ from .backends.pausing import Interruptible
 from .device import DeviceProfile
 from .memory import MemoryLimits, T4MemoryManager
 from .planning import padded, plan_batches, windows_of
+from .ranges import show_to_nvtx
 from .splitting import piece_spans
 
 AHEAD = 2
@@ -39,7 +40,8 @@ class EngineOptions:
 
     `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `memory_fraction` and `reserve_mb`
     bound the GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's
-    CPU threads, for the whole process. `packed` False forces padded batches.
+    CPU threads, for the whole process. `packed` False forces padded batches. `profiling` shows what the engine does as
+    NVTX ranges (Nsight Systems), for the whole process; on a CPU there is nobody to show them to.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -51,6 +53,7 @@ class EngineOptions:
     revision: str | None = None
     threads: int | None = None
     packed: bool = True
+    profiling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,4 +483,6 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
             packed=options.packed,
         )
     )
+    if options.profiling and backend.profile.kind == "cuda":
+        show_to_nvtx()
     return EmbeddingEngine(backend, limits)

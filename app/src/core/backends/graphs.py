@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..ranges import ranged
 from . import TokenIds
 from .attention import Inputs, Layout
 
@@ -93,10 +94,18 @@ class GraphedEncoder:
         if rung is None:
             return self._computed(batch)
         self._rungs.move_to_end(tokens)
+        self._staged(rung, batch)
+        return self._replayed(rung)[: len(batch)].clone()  # the next replay writes over it
+
+    @ranged("copy")
+    def _staged(self, rung: _Rung, batch: Sequence[TokenIds]) -> None:
         fill(rung, self._encoder.staged(batch), [len(ids) for ids in batch], self._encoder.longest)
         rung.numbers.copy_(rung.host, non_blocking=True)
+
+    @ranged("forward")
+    def _replayed(self, rung: _Rung) -> torch.Tensor:
         rung.recording.replay()
-        return rung.found[: len(batch)].clone()  # the next replay writes over it
+        return rung.found
 
     def forget(self) -> None:
         """Give the memory of all recordings back."""

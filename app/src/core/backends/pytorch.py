@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..device import BF16_PAYS, DeviceError, DeviceProfile, Precision, allow_tf32, choose_precision, detect
+from ..ranges import ranged
 from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
 from .compute_thread import on_compute_thread
 from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
@@ -129,6 +130,7 @@ class TorchBackend:
             matryoshka=self._folder.matryoshka,
         )
 
+    @ranged("tokenise")
     def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
         return self._tokenizer.ids(texts)
 
@@ -356,6 +358,7 @@ class _Rectangular:
         self._longest = folder.max_length
         self._pad_id = int(folder.config.get("pad_token_id") or 0)
 
+    @ranged("copy")
     def _inputs(self, batch: Sequence[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
         longest = max(map(len, batch))
         width = min(-(-longest // self._multiple) * self._multiple, max(longest, self._longest))
@@ -374,8 +377,14 @@ class PaddedEncoder(_Rectangular):
         self._model = _load_transformer(folder, target)
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
-        ids, mask = self._inputs(batch)
-        hidden: torch.Tensor = self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        return self._computed(*self._inputs(batch))
+
+    @ranged("forward")
+    def _computed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self._pooled(self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float(), mask)
+
+    @ranged("pool")
+    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if not self._mean:
             return hidden[:, 0]
         weights = mask.unsqueeze(-1).float()
@@ -423,7 +432,10 @@ class StackEncoder(_Rectangular):
             ).eval()
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
-        ids, mask = self._inputs(batch)
+        return self._computed(*self._inputs(batch))
+
+    @ranged("forward")
+    def _computed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         vectors: torch.Tensor = self._model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
         return vectors.float()
 

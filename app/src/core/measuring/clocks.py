@@ -1,5 +1,5 @@
-"""Times work on a device: by CUDA events on a card, by the clock on the wall elsewhere; several pieces of work in turns,
-after warming up until the clocks have settled. Knows neither products nor models.
+"""Times work on a device: by CUDA events on a card, by the clock on the wall elsewhere; several pieces of work in
+turns, after warming up until the clocks have settled. Knows neither products nor models.
 """
 
 from __future__ import annotations

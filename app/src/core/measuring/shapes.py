@@ -4,7 +4,7 @@ them. Knows numbers, never torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..backends.folder import Folder, display_name, find_folder, read_folder
@@ -14,6 +14,9 @@ from ..memory import CPU_TOKENS
 CARD_TOKENS = 16_384
 """Rows of a model's products on a card: a batch that keeps it full. On a CPU they are those of its batches."""
 SQUARES_CPU, SQUARES_CARD = (512, 1024), (1024, 4096, 8192)
+MULTIPLES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 8, "bf16": 8, "int8": 16}
+"""Numbers in 16 bytes, whose multiples tensor cores and vector units like. Source: NVIDIA, Matrix Multiplication
+Background guide."""
 SQUARE = "square"
 WIDEST = "feed-forward in"
 
@@ -33,8 +36,7 @@ class Shape:
 
     def aligned(self, precision: Precision) -> bool:
         """Whether every edge is a multiple of 16 bytes, as tensor cores like it."""
-        multiple = {"fp16": 8, "bf16": 8, "int8": 16}.get(precision, 4)
-        return all(edge % multiple == 0 for edge in (self.m, self.n, self.k))
+        return all(edge % MULTIPLES[precision] == 0 for edge in (self.m, self.n, self.k))
 
 
 @dataclass(frozen=True, slots=True)
