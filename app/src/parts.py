@@ -227,6 +227,10 @@ class Parts:
             weights_sha256=wanted.weights_sha256,
             revision=wanted.revision,
             threads=wanted.threads,
+            preallocate=wanted.preallocate,
+            clear_cache=wanted.clear_cache,
+            cudnn_benchmark=wanted.cudnn_benchmark,
+            profiling=wanted.profiling,
         )
         try:
             return load_engine(options)
