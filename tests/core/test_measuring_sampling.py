@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from app.src.core.choices import Setting
 from app.src.core.device import DeviceProfile
@@ -20,6 +22,15 @@ from app.src.core.nvml import GpuSnapshot, GpuState
 CPU = DeviceProfile.cpu("Test CPU")
 T4 = DeviceProfile.of_card("Tesla T4")
 SHAPE = Shape(1000, 1000, 1000)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Several wait for each other at every product when tests take turns on few cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def state(**told: Any) -> GpuState:
@@ -81,7 +92,7 @@ def test_conditions_are_ranges_and_shares_of_samples() -> None:
 def test_what_a_card_does_not_tell_is_null() -> None:
     found = sampled(state(sm_clock_mhz=585), None, state(sm_clock_mhz=585)).conditions
     assert (found.samples, found.sm_clock_mhz) == (2, Range(585, 585, 585))
-    assert found.power_watts is found.temperature_celsius is found.throttle_reasons is None
+    assert [found.power_watts, found.temperature_celsius, found.throttle_reasons] == [None] * 3
 
 
 def test_sampling_ends_with_its_block() -> None:
@@ -200,8 +211,6 @@ def test_a_product_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_a_card_tells_its_clocks_while_it_works() -> None:
-    import torch
-
     profile = DeviceProfile.cuda(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
     (row,) = measure_sustained(profile, Shape(4096, 4096, 4096), ["fp16"], 3.0)
     assert isinstance(row, Sustained)

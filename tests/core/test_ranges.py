@@ -101,7 +101,9 @@ def test_profiling_is_for_cards(monkeypatch: pytest.MonkeyPatch, profile: str, a
 
 def test_a_trace_holds_every_range(minilm: EmbeddingEngine, tmp_path: Path) -> None:
     trace = write_trace(minilm, tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    written = (tmp_path / "trace.json").read_text(encoding="utf-8")
+    assert "pump motor" not in written, "texts have no place in a trace"
+    events = json.loads(written)["traceEvents"]
     named = {name: [each for each in events if each.get("name") == name and "dur" in each] for name in RANGES}
     assert all(named.values()), {name: len(found) for name, found in named.items()}
     (whole,) = named["embed"]
@@ -114,11 +116,6 @@ def test_a_trace_holds_every_range(minilm: EmbeddingEngine, tmp_path: Path) -> N
     assert summed["pool"] < summed["forward"] < summed["embed"]
     assert all(each.device_milliseconds is None for each in trace.ranges)
     assert not ranges._openers
-
-
-def test_texts_are_not_in_a_trace(minilm: EmbeddingEngine, tmp_path: Path) -> None:
-    write_trace(minilm, tmp_path / "trace.json")
-    assert "pump motor" not in (tmp_path / "trace.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.gpu

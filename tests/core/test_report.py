@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from app.src.core import t4_gpu_optimizer as optimizer
@@ -37,6 +39,15 @@ from app.src.core.measuring.tables import as_text, show
 CPU = DeviceProfile.cpu("Test CPU")
 T4 = DeviceProfile.of_card("Tesla T4")
 A100 = DeviceProfile.of_card("NVIDIA A100")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Several wait for each other at every product when tests take turns on few cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -310,8 +321,6 @@ class Switches:
     """torch's settings of a process, recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, allocator: str = "") -> None:
-        import torch
-
         self.set: list[str] = []
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
         monkeypatch.setattr(torch, "set_float32_matmul_precision", self.set.append)
@@ -321,8 +330,6 @@ class Switches:
 
     @property
     def cudnn(self) -> bool:
-        import torch
-
         return bool(torch.backends.cudnn.benchmark)
 
 
@@ -332,7 +339,7 @@ def by_name(found: list[Change]) -> dict[str, tuple[Any, Any, bool]]:
 
 def test_without_apply_nothing_is_set_and_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     switches = Switches(monkeypatch)
-    assert by_name(changes(A100, apply=False)) == {
+    assert by_name(changes(A100, "tf32", apply=False)) == {
         "float32_matmul_precision": ("highest", "high", False),
         "cudnn.benchmark": (True, False, False),
         "allocator": (None, EXPANDABLE, False),
@@ -341,37 +348,53 @@ def test_without_apply_nothing_is_set_and_all_is_told(monkeypatch: pytest.Monkey
     assert switches.cudnn
 
 
-def test_apply_sets_what_the_card_has(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("precision", "tf32"), [("tf32", "high"), ("fp16", "highest"), ("fp32", "highest")])
+def test_apply_sets_what_the_precision_wants(monkeypatch: pytest.MonkeyPatch, precision: Precision, tf32: str) -> None:
     switches = Switches(monkeypatch)
-    assert all(applied for _, _, applied in by_name(changes(A100, apply=True)).values())
-    assert switches.set == ["high", EXPANDABLE]
+    found = by_name(changes(A100, precision, apply=True))
+    assert found["float32_matmul_precision"] == ("highest", tf32, True)
+    assert all(applied for _, _, applied in found.values())
+    assert switches.set == [tf32, EXPANDABLE]
     assert not switches.cudnn
 
 
 def test_a_t4_has_no_tf32_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     switches = Switches(monkeypatch)
-    assert by_name(changes(T4, apply=True))["float32_matmul_precision"] == ("highest", "highest", False)
+    assert by_name(changes(T4, "fp16", apply=True))["float32_matmul_precision"] == ("highest", "highest", False)
     assert switches.set == [EXPANDABLE]
 
 
 def test_a_cpu_has_nothing_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     switches = Switches(monkeypatch)
-    assert not any(applied for _, _, applied in by_name(changes(CPU, apply=True)).values())
+    assert not any(applied for _, _, applied in by_name(changes(CPU, "bf16", apply=True)).values())
     assert switches.set == []
     assert switches.cudnn
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "applied", "on"),
+    [
+        ("high", "highest", False, True),
+        ("high", "highest", True, False),
+        ("highest", "high", True, True),
+        (None, "high", False, False),
+    ],
+)
+def test_measuring_leaves_tf32_as_it_was_or_as_it_was_applied(
+    old: str | None, new: str, applied: bool, on: bool
+) -> None:
+    assert reports._tf32_wanted([Change("float32_matmul_precision", old, new, applied, "why")]) is on
+
+
 def test_an_allocator_that_was_set_from_outside_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     switches = Switches(monkeypatch, "max_split_size_mb:512")
-    found = next(each for each in changes(T4, apply=True) if each.name == "allocator")
+    found = next(each for each in changes(T4, "fp16", apply=True) if each.name == "allocator")
     assert (found.old, found.applied) == ("max_split_size_mb:512", False)
     assert "PYTORCH_ALLOC_CONF" in found.reason
     assert switches.set == []
 
 
 def test_what_torch_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     Switches(monkeypatch)
 
     def refuse(_value: str = "") -> str:
@@ -379,9 +402,9 @@ def test_what_torch_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse, raising=False)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
-    found = by_name(changes(A100, apply=True))
+    found = by_name(changes(A100, "tf32", apply=True))
     assert found["float32_matmul_precision"] == (None, "high", True)
-    reason = next(each.reason for each in changes(A100, apply=True) if each.name == "allocator")
+    reason = next(each.reason for each in changes(A100, "tf32", apply=True) if each.name == "allocator")
     assert reason == "torch refuses: expandable_segments not supported on this platform"
     assert applying._asked(refuse) is None
 

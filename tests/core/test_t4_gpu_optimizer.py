@@ -4,10 +4,12 @@ are refused before minutes are spent."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,8 +24,10 @@ MODULE = "app.src.core.t4_gpu_optimizer"
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """On one thread: several wait for each other at every product when tests take turns on few cores."""
     whole = [sys.executable, "-W", "error::RuntimeWarning", "-m", MODULE, *arguments]
-    return subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(whole, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +191,21 @@ def test_what_the_device_is_without_measuring() -> None:
     found = optimizer.get_gpu_info("cpu")
     assert found["kind"] == "cpu"
     assert {"compute_capability", "memory_bytes", "tensor_cores", "torch", "driver"} <= set(found)
+
+
+def test_the_names_of_the_guides(monkeypatch: pytest.MonkeyPatch) -> None:
+    from app.src.core.memory import T4MemoryManager
+    from app.src.core.t4_config import T4GPUConfig
+
+    assert optimizer.T4GPUConfig is T4GPUConfig
+    assert optimizer.T4MemoryManager is T4MemoryManager
+    calibrating: Any = ModuleType("optimizer")
+    calibrating.T4TensorRTOptimizer = type("T4TensorRTOptimizer", (), {})
+    monkeypatch.setitem(sys.modules, "app.src.core.onnx_export", ModuleType("onnx_export"))
+    monkeypatch.setitem(sys.modules, "app.src.core.onnx_export.optimizer", calibrating)
+    assert optimizer.T4TensorRTOptimizer is calibrating.T4TensorRTOptimizer
+    with pytest.raises(AttributeError, match="no attribute 'T4Nothing'"):
+        _ = optimizer.T4Nothing
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ The command alone, and the names that the guides know; `measuring/` does the wor
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import sys
@@ -22,6 +23,7 @@ from .measuring.products import Matmul
 from .measuring.report import Plan, Ratio, Report, as_json, describe, make_report
 from .measuring.shapes import Shape
 from .memory import T4MemoryManager
+from .t4_config import T4GPUConfig
 
 __all__ = [
     "DeviceProfile",
@@ -32,7 +34,9 @@ __all__ = [
     "Report",
     "Setting",
     "Shape",
+    "T4GPUConfig",
     "T4MemoryManager",
+    "T4TensorRTOptimizer",  # noqa: F822  (by __getattr__)
     "describe",
     "get_gpu_info",
     "main",
@@ -41,6 +45,13 @@ __all__ = [
 ]
 
 LONGEST_RUN = 3600.0
+
+
+def __getattr__(name: str) -> object:
+    """`T4TensorRTOptimizer` when somebody asks for it: measuring needs nothing of ONNX."""
+    if name == "T4TensorRTOptimizer":
+        return importlib.import_module("app.src.core.onnx_export.optimizer").T4TensorRTOptimizer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def get_gpu_info(device: str = "auto") -> dict[str, object]:

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..device import DeviceProfile
+from ..device import DeviceProfile, Precision
+from .products import set_tf32
 
+MATMUL = "float32_matmul_precision"
+TF32_ON, TF32_OFF = "high", "highest"
 EXPANDABLE = "expandable_segments:True"
 """Segments that grow instead of being many of fixed size: batches of ever other sizes fragment memory less. Source:
 PyTorch, CUDA semantics, PYTORCH_ALLOC_CONF."""
@@ -26,26 +29,25 @@ class Change:
     reason: str
 
 
-def changes(profile: DeviceProfile, *, apply: bool) -> list[Change]:
-    """What this process has, what it should have; set, where `apply`. To be called before anything else has set TF32
-    or used the card: torch raises when its old and new TF32 switches are mixed, and memory that the allocator has got
-    already stays as it is."""
-    return [*_tf32(profile, apply), *_cudnn(profile, apply), *_allocator(profile, apply)]
+def changes(profile: DeviceProfile, precision: Precision, *, apply: bool) -> list[Change]:
+    """What this process has, and what it should have for an engine of this precision; set, where `apply`. To be called
+    before anything else has set TF32 or used the card: torch raises when its old and new TF32 switches are mixed, and
+    memory that the allocator has got already stays as it is."""
+    return [*_tf32(profile, precision, apply), *_cudnn(profile, apply), *_allocator(profile, apply)]
 
 
-def _tf32(profile: DeviceProfile, apply: bool) -> Iterator[Change]:
+def _tf32(profile: DeviceProfile, precision: Precision, apply: bool) -> Iterator[Change]:
     import torch
 
-    name = "float32_matmul_precision"
     old = _asked(torch.get_float32_matmul_precision)
     if not profile.tf32:
-        yield Change(name, old, old, False, "this device has no TF32: the switch would change nothing")
+        yield Change(MATMUL, old, old, False, "this device has no TF32: the switch would change nothing")
         return
+    wanted = precision == "tf32"
     if apply:
-        torch.set_float32_matmul_precision("high")
-    yield Change(
-        name, old, "high", apply, "products of fp32 run on tensor cores, inputs rounded to 10 bits of mantissa (TF32)"
-    )
+        set_tf32(profile, wanted)
+    reason = "products of fp32 numbers round them to 10 bits, as was asked for" if wanted else "fp32 is what it says"
+    yield Change(MATMUL, old, TF32_ON if wanted else TF32_OFF, apply, reason)
 
 
 def _cudnn(profile: DeviceProfile, apply: bool) -> Iterator[Change]:

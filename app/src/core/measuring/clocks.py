@@ -14,9 +14,11 @@ from typing import Any, Protocol
 from ..device import DeviceProfile
 
 LEAST_SAMPLES, MOST_SAMPLES = 5, 200
-LEAST_SAMPLE = 2e-3
-"""Seconds of a sample at least: so many launches stand back to back between two events, that starting the first one
-and the grain of the events (half a microsecond) do not count."""
+LEAST_SAMPLE = {"cuda": 2e-3, "cpu": 2e-4}
+"""Seconds of a sample at least: so many launches stand back to back, that starting the first one and the grain of the
+clock (half a microsecond of events) do not count."""
+OVERTIME = 2.0
+"""Seconds beyond its time that sampling may take where others have the device; then two samples must do."""
 MOST_LAUNCHES = 1000
 WARM_UP_SECONDS = 0.025
 SETTLED = 0.02
@@ -26,7 +28,7 @@ SETTLED = 0.02
 class Clock(Protocol):
     """Times calls on a device."""
 
-    def __call__(self, work: Callable[[], object], launches: int = 1) -> float:
+    def __call__(self, work: Callable[[], object], launches: int = 1, /) -> float:
         """Seconds that one of `launches` calls, made back to back, took on the device."""
         ...
 
@@ -79,18 +81,18 @@ def sample(work: Work, clock: Clock, launches: int) -> float:
     return clock(work.run, launches)
 
 
-def launches_of(work: Work, clock: Clock, least: float = LEAST_SAMPLE) -> int:
+def launches_of(work: Work, clock: Clock, least: float) -> int:
     """How many launches fill `least` seconds. The first call, which makes handles and plans, does not count."""
     sample(work, clock, 1)
     once = sample(work, clock, 1)
     return max(1, min(MOST_LAUNCHES, math.ceil(least / max(once, 1e-9))))
 
 
-def in_turns(works: Sequence[Work], clock: Clock, seconds: float) -> list[list[float]]:
+def in_turns(works: Sequence[Work], clock: Clock, seconds: float, least: float = 0.0) -> list[list[float]]:
     """Samples of each piece of work, seconds per launch. In turns: clocks drift with heat and with what others do, and
     so all of them drift alike. `seconds` are for all samples together; warming up comes before them, at most half as
-    long again."""
-    launches = [launches_of(work, clock) for work in works]
+    long again. `least`: seconds of a sample."""
+    launches = [launches_of(work, clock, least) for work in works]
 
     def one_round() -> list[float]:
         return [sample(work, clock, times) for work, times in zip(works, launches, strict=True)]
@@ -98,9 +100,15 @@ def in_turns(works: Sequence[Work], clock: Clock, seconds: float) -> list[list[f
     _settle(one_round, min(seconds / 2, 1.0))
     samples: list[list[float]] = []
     until = time.perf_counter() + seconds
-    while len(samples) < LEAST_SAMPLES or (time.perf_counter() < until and len(samples) < MOST_SAMPLES):
+    while _wanted(len(samples), time.perf_counter() - until):
         samples.append(one_round())
     return [list(times) for times in zip(*samples, strict=True)]
+
+
+def _wanted(samples: int, late: float) -> bool:
+    if samples < LEAST_SAMPLES:
+        return samples < 2 or late < OVERTIME
+    return samples < MOST_SAMPLES and late < 0
 
 
 def _settle(one_round: Callable[[], list[float]], most: float) -> None:

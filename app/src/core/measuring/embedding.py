@@ -52,7 +52,7 @@ def measure_embedding(
 ) -> Iterator[Embedding | Setting]:
     """Equal lengths, then mixed ones, in each precision. `share`: of the tokens that are worth measuring."""
     for precision in precisions:
-        set_tf32(profile, precision == "tf32")  # the engine switches it on, never off
+        set_tf32(profile, False)  # an engine switches it on where it wants it, and supposes it off
         try:
             options = EngineOptions(model=model, precision=precision, device=profile.torch_name)
             with load_engine(options) as engine:

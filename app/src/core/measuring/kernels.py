@@ -44,6 +44,6 @@ def kernel_of(profile: DeviceProfile, run: Callable[[], object]) -> str | None:
     kernels = [
         (float(event.device_time), str(event.name))
         for event in recorded.events() or ()
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+        if event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
     ]
     return max(kernels)[1] if kernels else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..choices import Setting
 from ..device import PRECISIONS, DeviceProfile, Precision
-from .clocks import Work, clock_of, figure, in_turns, spread
+from .clocks import LEAST_SAMPLE, Work, clock_of, figure, in_turns, spread
 from .kernels import kernel_of, on_tensor_cores
 from .shapes import Group, Shape
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SLOWEST = 0.5
 """A precision slower than this share of fp32 on a small probe is not measured further: it runs in emulation (fp16 on
 most CPUs), or on units that are few (fp16 on a P4)."""
-PROBE = Shape(192, 192, 192)
+PROBE = Shape(256, 1536, 384)
 ERROR_ROWS = 64
 """The relative error is taken over the first rows of the product, which need little fp64 work."""
 CACHES = 3
@@ -146,7 +146,8 @@ def cache_bytes_of(profile: DeviceProfile) -> int:
 
 
 def set_tf32(profile: DeviceProfile, on: bool) -> None:
-    """The one switch that all of torch agrees on; written, never read."""
+    """The one switch that all of torch agrees on; written, never read. Beside that of the engines (`switches`): off
+    again before one is loaded."""
     if profile.tf32:
         import torch
 
@@ -172,9 +173,13 @@ class Bench:
         products: dict[tuple[Precision, Shape], Product] = {}
         for shape in group:
             for precision, made in self._made(shape, precisions):
-                (products if isinstance(made, Product) else refusals)[precision, shape] = made  # type: ignore[index]
+                if isinstance(made, Product):
+                    products[precision, shape] = made
+                else:
+                    refusals[precision, shape] = made
         works = [self.work(product, precision) for (precision, _), product in products.items()]
-        samples = in_turns(works, clock_of(self.profile), self.seconds * len(works)) if works else []
+        least = LEAST_SAMPLE[self.profile.kind]
+        samples = in_turns(works, clock_of(self.profile), self.seconds * len(works), least) if works else []
         timed = dict(zip(products, samples, strict=True))
         for precision, shape in itertools.product(precisions, group):
             if (reason := refusals.get((precision, shape))) is not None:

@@ -12,10 +12,10 @@ from typing import Any
 
 from ..backends import EngineError
 from ..choices import Setting, settings_of
-from ..device import DeviceProfile, Precision, detect
+from ..device import PRECISIONS, DeviceProfile, Precision, detect
 from ..engine import EngineOptions, load_engine
 from ..nvml import snapshot
-from .applying import Change, changes
+from .applying import MATMUL, TF32_ON, Change, changes
 from .clocks import figure
 from .embedding import Embedding, measure_embedding, usable_precisions, with_shares
 from .products import Matmul, first_line, measure_products, set_tf32
@@ -81,6 +81,8 @@ def describe(profile: DeviceProfile) -> dict[str, Any]:
         "compute_capability": ".".join(map(str, profile.capability)) if profile.capability else None,
         "memory_bytes": profile.memory_bytes or None,
         "bandwidth_gb_per_s": profile.bandwidth,
+        "multiprocessors": profile.multiprocessors or None,
+        "instructions": list(profile.instructions) or None,
         "tensor_cores": sorted(profile.tensor_cores),
         "attention": profile.attention,
         "peak_tflops": dict(profile.peaks) or None,
@@ -102,7 +104,7 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
 
     profile = detect(plan.device)
     report = Report(describe(profile), settings_of(profile, bf16_gain), model=plan.model)
-    report.applied = changes(profile, apply=plan.apply)
+    report.applied = changes(profile, _chosen(report), apply=plan.apply)
     try:
         model = _model_products(plan, report)
         _measure_products(profile, plan, model, report, tell)
@@ -119,9 +121,20 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
             tell("tracing one call of the engine")
             _trace(plan, plan.trace, report)
     finally:
-        set_tf32(profile, plan.apply)
+        set_tf32(profile, _tf32_wanted(report.applied))
     report.ratios = list(ratios_of(profile, report))
     return report
+
+
+def _chosen(report: Report) -> Precision:
+    """What the engine computes in by itself."""
+    value = next(each.value for each in report.settings if each.name == "precision")
+    return next(each for each in PRECISIONS if each == value)
+
+
+def _tf32_wanted(applied: Sequence[Change]) -> bool:
+    """As it was before, or as it was applied."""
+    return any(each.name == MATMUL and (each.new if each.applied else each.old) == TF32_ON for each in applied)
 
 
 def _model_products(plan: Plan, report: Report) -> ModelProducts | None:
@@ -162,11 +175,10 @@ def _disturbed(rows: Sequence[Matmul]) -> list[Setting]:
 def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell: Callable[[str], None]) -> None:
     """In the precision that the engine takes, and in fp32, so that both ends of the ratio were under the same cap."""
     seconds = plan.seconds or SUSTAINED[profile.kind]
-    chosen = next((each.value for each in report.settings if each.name == "precision"), "fp32")
+    chosen = _chosen(report)
     wanted: list[Precision] = ["fp32"]
-    for row in report.matmul:
-        if row.dtype == chosen and row.tflops is not None and row.dtype not in wanted:
-            wanted.append(row.dtype)
+    if chosen != "fp32" and any(row.dtype == chosen and row.tflops is not None for row in report.matmul):
+        wanted.append(chosen)
     tell(f"measuring {' and '.join(wanted)} sustained, {seconds:g} s each")
     for found in measure_sustained(profile, sustained_shape(profile, plan.sizes), wanted, seconds):
         if isinstance(found, Setting):
