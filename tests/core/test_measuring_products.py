@@ -383,13 +383,17 @@ def test_kernels_are_told_by_their_names(kernel: str, on: bool | None) -> None:
     assert on_tensor_cores(kernel) is on
 
 
+def lasting(microseconds: float) -> SimpleNamespace:
+    return SimpleNamespace(elapsed_us=lambda: microseconds)
+
+
 def test_the_kernel_that_took_longest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     on_card, on_host = SimpleNamespace(name="CUDA"), SimpleNamespace(name="CPU")
     events = [
-        SimpleNamespace(name="aten::mm", device_type=on_host, device_time=99.0),
-        SimpleNamespace(name="Memset (Device)", device_type=on_card, device_time=50.0),
-        SimpleNamespace(name="splitKreduce_kernel", device_type=on_card, device_time=2.0),
-        SimpleNamespace(name="turing_sgemm_128x64_tn", device_type=on_card, device_time=9.0),
+        SimpleNamespace(name="aten::mm", device_type=on_host, time_range=lasting(99.0)),
+        SimpleNamespace(name="Memset (Device)", device_type=on_card, time_range=lasting(50.0)),
+        SimpleNamespace(name="splitKreduce_kernel", device_type=on_card, time_range=lasting(2.0)),
+        SimpleNamespace(name="turing_sgemm_128x64_tn", device_type=on_card, time_range=lasting(9.0)),
     ]
     ran: list[str] = []
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from app.src.core import engine as engines
 from app.src.core import ranges
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
-from app.src.core.measuring.tracing import RANGES, write_trace
+from app.src.core.measuring.tracing import RANGES, TracedRange, _summed, write_trace
 
 
 class Seen:
@@ -116,6 +117,17 @@ def test_a_trace_holds_every_range(minilm: EmbeddingEngine, tmp_path: Path) -> N
     assert summed["pool"] < summed["forward"] < summed["embed"]
     assert all(each.device_milliseconds is None for each in trace.ranges)
     assert not ranges._openers
+
+
+def test_a_cards_own_rows_of_a_range_do_not_count_as_the_hosts() -> None:
+    def row(device: str, calls: int, host: float, device_time: float) -> SimpleNamespace:
+        kind = SimpleNamespace(name=device)
+        return SimpleNamespace(
+            key="forward", device_type=kind, count=calls, cpu_time_total=host, device_time_total=device_time
+        )
+
+    recorded = SimpleNamespace(key_averages=lambda: [row("CPU", 3, 2000.0, 9000.0), row("CUDA", 7, 0.0, 8000.0)])
+    assert _summed(recorded, on_card=True) == [TracedRange("forward", 3, 2.0, 9.0)]
 
 
 @pytest.mark.gpu

@@ -145,6 +145,7 @@ def test_numbers_in_json_are_finite(measured: Report) -> None:
 def test_a_gpu_row_shows_tensor_cores_peak_and_kernel() -> None:
     text = as_text(on_t4())
     assert "Tesla T4 (cuda, compute capability 7.5)" in text
+    assert "16.0 GiB; 320 GB/s; peaks in TFLOP/s (int8: TOPS): fp32 8.1, fp16 65, int8 130" in text
     line = next(line for line in text.splitlines() if line.startswith("fp16 tensor cores") and "4096 x 4096" in line)
     assert cells(line)[-7:] == ["yes", "45.500", "2%", "70%", "3.2e-04", "ran", on_t4().matmul[1].kernel]
     fp32 = next(line for line in text.splitlines() if line.startswith("fp32") and "square" in line)

@@ -42,7 +42,7 @@ def kernel_of(profile: DeviceProfile, run: Callable[[], object]) -> str | None:
         except RuntimeError:  # CUPTI is not there, or another profiler holds it
             return None
     kernels = [
-        (float(event.device_time), str(event.name))
+        (float(event.time_range.elapsed_us()), str(event.name))
         for event in recorded.events() or ()
         if event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
     ]

@@ -109,6 +109,7 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
         model = _model_products(plan, report)
         _measure_products(profile, plan, model, report, tell)
         _measure_sustained(profile, plan, report, tell)
+        _give_back(profile)
         precisions = usable_precisions(profile, report.matmul)
         share = max(LEAST_SHARE, min(1.0, plan.seconds or 1.0))
         tell(f"measuring the embedding model in {', '.join(precisions)}")
@@ -135,6 +136,14 @@ def _chosen(report: Report) -> Precision:
 def _tf32_wanted(applied: Sequence[Change]) -> bool:
     """As it was before, or as it was applied."""
     return any(each.name == MATMUL and (each.new if each.applied else each.old) == TF32_ON for each in applied)
+
+
+def _give_back(profile: DeviceProfile) -> None:
+    """What torch keeps of the card's memory after products: an engine plans its batches for what the driver has."""
+    if profile.kind == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def _model_products(plan: Plan, report: Report) -> ModelProducts | None:

@@ -37,6 +37,8 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield Text(f"{device['name']} ({device['kind']}{capability}), torch {device['torch']}{driver}", style="bold")
     if device["kind"] == "cpu":
         yield Text("measured on the CPU: no GPU is used")
+    if profile := _profile(device):
+        yield Text(profile)
     yield Text()
     yield _settings(report)
     if report.applied:
@@ -55,6 +57,20 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield Text()
     for ratio in report.ratios:
         yield Text(ratio.text, style="bold" if ratio.name.endswith("over fp32") else "")
+
+
+def _profile(device: dict[str, Any]) -> str:
+    """What is known of the device, in a line."""
+    known = [
+        f"{device['memory_bytes'] / 2**30:.1f} GiB" if device.get("memory_bytes") else None,
+        f"{device['bandwidth_gb_per_s']:g} GB/s" if device.get("bandwidth_gb_per_s") else None,
+        f"{device['multiprocessors']} multiprocessors" if device.get("multiprocessors") else None,
+        " ".join(device.get("instructions") or ()) or None,
+        f"{device['threads']} threads" if device["kind"] == "cpu" and device.get("threads") else None,
+    ]
+    peaks = ", ".join(f"{name} {rate:g}" for name, rate in (device.get("peak_tflops") or {}).items())
+    known.append(f"peaks in TFLOP/s (int8: TOPS): {peaks}" if peaks else None)
+    return "; ".join(each for each in known if each)
 
 
 def _table(*columns: str, text: tuple[str, ...] = ()) -> Table:
