@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
 DISTRIBUTION = "owl-sap-connector"
 _AS_USUAL = SearchOptions()
+GPU_WITHIN = 2.0
+"""Seconds that NVIDIA's driver has to tell of its cards: 50 ms each, but one whose card has died may never answer."""
 
 
 def version() -> str:
@@ -72,6 +74,7 @@ class Service:
         self.file = file
         self.metrics = metrics or Metrics()
         self.parts = Parts(settings, self.metrics, source=source, store=store)
+        self.metrics.watch_gpus(self.gpu)
         self.background = Background(settings, file, self, self.parts.expected_errors)
         self.jobs = self.background.jobs
         self.probes = Probes(self.parts)
@@ -449,10 +452,10 @@ class Service:
         }
 
     def gpu(self) -> dict[str, Any]:
-        """What NVIDIA's driver says now; loads no engine."""
-        from app.src.core.nvml import snapshot
+        """What NVIDIA's driver says now; loads no engine, and takes no longer than GPU_WITHIN."""
+        from app.src.core.nvml import snapshot_within
 
-        return snapshot().as_dict()
+        return snapshot_within(GPU_WITHIN).as_dict()
 
     def ready(self) -> Readiness:
         """Does the engine answer a probe, and is the store usable?"""
