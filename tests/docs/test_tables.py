@@ -78,8 +78,10 @@ def metrics_table() -> str:
             lines.append(f"| `{name}` | {', '.join(metric._labelnames)} | {metric._documentation} |")
     name, documentation = DRIVER_ANSWERS
     lines.append(f"| `{name}` |  | {documentation} |")
-    for figure in GPU_METRICS:
-        lines.append(f"| `{figure.name}` | {', '.join((*GPU_LABELS, *figure.more))} | {figure.documentation} |")
+    lines += [
+        f"| `{figure.name}` | {', '.join((*GPU_LABELS, *figure.more))} | {figure.documentation} |"
+        for figure in GPU_METRICS
+    ]
     return "\n".join(lines)
 
 

@@ -15,8 +15,8 @@ DRIVER_FLOORS: tuple[tuple[int, int], ...] = ((13, 580), (12, 525), (11, 450))
 minor version compatibility."""
 
 NOTE = (
-    "utilisation is the share of time in which any kernel ran, not what the tensor cores did: their activity comes only "
-    "from DCGM (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, compute capability 7.0 and up), not from NVML"
+    "utilisation is the share of time in which any kernel ran, not what the tensor cores did: their activity comes "
+    "only from DCGM (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, compute capability 7.0 and up), not from NVML"
 )
 
 
