@@ -272,9 +272,48 @@ class DropResponse(BaseModel):
     dropped: int
 
 
+class DeviceBody(BaseModel):
+    kind: Literal["cpu", "cuda"]
+    name: str
+    precision: str
+    precision_reason: str
+    path: str = Field(description="how vectors are computed: packed, padded, sentence-transformers or hashing")
+    path_reason: str
+
+
+class SettingBody(BaseModel):
+    name: str = Field(examples=["padding_multiple"])
+    value: str | int | float | bool | None = Field(description="null: it cannot be had here")
+    reason: str
+
+
+class LimitsBody(BaseModel):
+    max_body_bytes: int
+    max_inputs: int
+    max_text_chars: int
+    max_k: int
+
+
+class InfoBody(BaseModel):
+    version: str
+    model: str
+    dimension: int
+    max_tokens: int
+    fingerprint: str
+    device: DeviceBody
+    settings: list[SettingBody] = Field(description="what is chosen on this device, and why")
+    store: str
+    collections: list[str]
+    limits: LimitsBody
+
+
 class HealthBody(BaseModel):
     status: str
-    checks: dict[str, bool]
+    checks: dict[str, bool] = Field(
+        description="`gpu` is there where one is asked for (USE_GPU=true); it alone does not make the service unready"
+    )
+    detail: str | None = Field(default=None, description="why it is not ready")
+    note: str | None = Field(default=None, description="why the GPU that is asked for is not used, and what to do")
 
 
 class GpuProcessBody(BaseModel):
