@@ -136,7 +136,8 @@ class _Gpus(Collector):
         return [metric.family() for metric in GPU_METRICS]
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        found = self.read() if self.read is not None else {"devices": (), "answered": True}
+        nothing: Mapping[str, Any] = {"devices": (), "answered": True}
+        found = nothing if self.read is None else self.read()
         if found["devices"] or not found["answered"]:
             yield GaugeMetricFamily(*DRIVER_ANSWERS, value=float(found["answered"]))
         for metric in GPU_METRICS:

@@ -65,7 +65,8 @@ def test_a_card_in_metrics(client: Client, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot((STATE,), "580.95", "13.0"))
     found = of_gpus(client)
     card = {"index": "0", "uuid": "GPU-1", "name": "Tesla T4"}
-    assert found["owl_sap_gpu_utilization_ratio"] == (card, pytest.approx(0.37))
+    labels, busy = found["owl_sap_gpu_utilization_ratio"]
+    assert (labels, round(busy, 6)) == (card, 0.37)
     assert found["owl_sap_gpu_sm_clock_hertz"] == (card, 1.35e9)
     assert found["owl_sap_gpu_energy_joules_total"] == (card, 12.5)
     assert found["owl_sap_gpu_throttled_abnormally"] == (card, 0)
