@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.src.core import nvml
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class NVMLError(Exception):
@@ -387,3 +392,23 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_drivers_and_cuda_builds(driver_version: str, cuda: str, floor: int | None) -> None:
     assert nvml.driver_too_old(driver_version, cuda) == floor
+
+
+@pytest.mark.gpu
+def test_a_real_card_tells_what_torch_and_nvidia_smi_tell() -> None:
+    import torch
+
+    found = nvml.snapshot_within(10)
+    assert found.reason is None
+    device = next(each for each in found.devices if each.name == torch.cuda.get_device_name(0))
+    assert device.compute_capability == ".".join(map(str, torch.cuda.get_device_capability(0)))
+    told = (device.memory_total_bytes, device.temperature_celsius, device.power_watts, device.sm_clock_max_mhz)
+    assert None not in (*told, device.throttle, device.pcie_sent_bytes_per_second, device.performance_state)
+    reading = subprocess.run(
+        ["bash", str(ROOT / "scripts/monitor_gpu.sh"), "--once", "--json"], capture_output=True, text=True, check=True
+    )
+    other = next(each for each in json.loads(reading.stdout)["devices"] if each["uuid"] == device.uuid)
+    fixed = ("name", "compute_capability", "sm_clock_max_mhz", "memory_clock_max_mhz", "pcie_width_max", "ecc_enabled")
+    assert {name: other[name] for name in fixed} == {name: getattr(device, name) for name in fixed}
+    assert abs(other["power_limit_watts"] - (device.power_limit_watts or 0)) < 1
+    assert other["throttle"] is not None
