@@ -127,7 +127,7 @@ def cards(*uuids: str | None) -> GpuSnapshot:
 def test_the_driver_is_asked_about_the_very_card(
     monkeypatch: pytest.MonkeyPatch, known: GpuSnapshot, own: str | None, index: int | None
 ) -> None:
-    monkeypatch.setattr(sampling, "snapshot", lambda: known)
+    monkeypatch.setattr(sampling, "snapshot", lambda **_: known)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _index: SimpleNamespace(uuid=own))
     ask, reason = driver_of(T4)
     if index is None:
@@ -141,7 +141,9 @@ def test_the_driver_is_asked_about_the_very_card(
 
 
 def test_no_driver_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "snapshot", lambda: GpuSnapshot(reason="the package nvidia-ml-py is not installed"))
+    monkeypatch.setattr(
+        sampling, "snapshot", lambda **_: GpuSnapshot(reason="the package nvidia-ml-py is not installed")
+    )
     assert driver_of(T4) == (None, "the package nvidia-ml-py is not installed")
 
 

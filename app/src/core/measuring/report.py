@@ -87,7 +87,7 @@ def describe(profile: DeviceProfile) -> dict[str, Any]:
         "attention": profile.attention,
         "peak_tflops": dict(profile.peaks) or None,
         **_software(),
-        "driver": snapshot().driver_version,
+        "driver": snapshot(throughput=False).driver_version,
     }
 
 
