@@ -16,7 +16,7 @@ from .clocks import figure
 from .embedding import mixed_lengths, texts_of
 
 RANGES = ("embed", "tokenise", "copy", "forward", "pool")
-TOKENS = {"cuda": 16_384, "cpu": 2048}
+TOKENS = {"cuda": 16_384, "cpu": 1024}
 
 
 @dataclass(frozen=True, slots=True)
