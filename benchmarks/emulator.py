@@ -1,6 +1,12 @@
-"""How fast is the stand-in for HANA through the real hdbcli? Rows out, rows in, vectors in, exact search.
+"""How fast is the stand-in for HANA through the real hdbcli?
 
-`python benchmarks/emulator.py [--out FILE]` prints one JSON document. The server runs as a child process of its own.
+    python benchmarks/emulator.py [PART ...] [--rounds 5] [--queries 20] [--out benchmarks/results/emulator.json]
+
+    rows       100,000 rows of a number and 200 characters     >= 50,000 a second in, >= 100,000 a second out
+    vectors    100,000 vectors of 384 numbers                  >= 50,000 a second in
+               exact search of the ten best, checked           p50 <= 60 ms
+
+The server is a child process of its own for each part. What hdbcli itself costs is in every figure.
 """
 
 from __future__ import annotations
@@ -8,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sqlite3
 import statistics
 import subprocess
@@ -17,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +29,15 @@ import numpy as np
 from hdbcli import dbapi
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from app.src.benchmark.machine import machine  # noqa: E402
+from app.src.benchmark.report import Part, Report, main  # noqa: E402
+from app.src.benchmark.side_by_side import Figure, at_least, at_most  # noqa: E402
+
 ROWS = 100_000
 DIMENSION = 384
 BATCH = 10_000
-TARGETS = {
-    "fetch_rows_per_second": 100_000,
-    "insert_rows_per_second": 50_000,
-    "insert_vectors_per_second": 50_000,
-    "search_p50_ms": 60,
-}
 
 
 @contextmanager
@@ -55,9 +59,9 @@ def emulator() -> Iterator[Any]:
 
 
 def per_second(
-    action: Callable[[], object], repeats: int, prepare: Callable[[], object] | None = None
-) -> dict[str, int]:
-    """Median and extremes of ROWS things per second over `repeats` runs; `prepare` runs before each, untimed."""
+    name: str, target: float, action: Callable[[], object], repeats: int, prepare: Callable[[], object] | None = None
+) -> Figure:
+    """ROWS things a second over `repeats` runs; `prepare` runs before each, untimed."""
     rates = []
     for _ in range(repeats):
         if prepare is not None:
@@ -65,7 +69,7 @@ def per_second(
         began = time.perf_counter()
         action()
         rates.append(ROWS / (time.perf_counter() - began))
-    return {"median": round(statistics.median(rates)), "min": round(min(rates)), "max": round(max(rates))}
+    return Figure(name, rates, "rows/s", at_least(target))
 
 
 def insert(connection: Any, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -81,19 +85,22 @@ def emptied(connection: Any, sql: str) -> None:
     connection.commit()
 
 
-def measure_rows(connection: Any, repeats: int) -> dict[str, Any]:
+def rows_in_and_out(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     """(BIGINT, NVARCHAR of 200 characters), in and out."""
-    cursor = connection.cursor()
-    cursor.execute('CREATE COLUMN TABLE "R" (ID BIGINT PRIMARY KEY, S NVARCHAR(200))')
-    rows = [(n, f"{n:08}" * 25) for n in range(ROWS)]
+    with emulator() as connection:
+        cursor = connection.cursor()
+        cursor.execute('CREATE COLUMN TABLE "R" (ID BIGINT PRIMARY KEY, S NVARCHAR(200))')
+        rows = [(n, f"{n:08}" * 25) for n in range(ROWS)]
 
-    def read() -> None:
-        cursor.execute('SELECT ID, S FROM "R"')
-        assert len(cursor.fetchall()) == ROWS
+        def read() -> None:
+            cursor.execute('SELECT ID, S FROM "R"')
+            assert len(cursor.fetchall()) == ROWS
 
-    sql = 'INSERT INTO "R" VALUES (?, ?)'
-    inserts = per_second(lambda: insert(connection, sql, rows), repeats, lambda: emptied(connection, 'DELETE FROM "R"'))
-    return {"insert_rows_per_second": inserts, "fetch_rows_per_second": per_second(read, repeats)}
+        def write() -> None:
+            insert(connection, 'INSERT INTO "R" VALUES (?, ?)', rows)
+
+        yield per_second("rows in", 50_000, write, given.rounds, lambda: emptied(connection, 'DELETE FROM "R"'))
+        yield per_second("rows out", 100_000, read, given.rounds)
 
 
 def unit_vectors() -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -103,20 +110,24 @@ def unit_vectors() -> np.ndarray[Any, np.dtype[np.float32]]:
     return matrix
 
 
-def measure_vectors(connection: Any, repeats: int, queries: int) -> dict[str, Any]:
+def vectors_in_and_searched(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     """REAL_VECTOR(384) as fvecs in; exact top 10 with a bound query vector."""
     matrix = unit_vectors()
     prefix = DIMENSION.to_bytes(4, "little")
     rows = [(n, prefix + vector.tobytes()) for n, vector in enumerate(matrix)]
-    connection.cursor().execute(f'CREATE COLUMN TABLE "V" (ID BIGINT PRIMARY KEY, V REAL_VECTOR({DIMENSION}))')
-    sql = 'INSERT INTO "V" VALUES (?, ?)'
-    rates = per_second(lambda: insert(connection, sql, rows), repeats, lambda: emptied(connection, 'DELETE FROM "V"'))
-    return {"insert_vectors_per_second": rates, "search": measure_search(connection, matrix, prefix, queries)}
+    with emulator() as connection:
+        connection.cursor().execute(f'CREATE COLUMN TABLE "V" (ID BIGINT PRIMARY KEY, V REAL_VECTOR({DIMENSION}))')
+
+        def write() -> None:
+            insert(connection, 'INSERT INTO "V" VALUES (?, ?)', rows)
+
+        yield per_second("vectors in", 50_000, write, given.rounds, lambda: emptied(connection, 'DELETE FROM "V"'))
+        yield measure_search(connection, matrix, prefix, given.queries)
 
 
 def measure_search(
     connection: Any, matrix: np.ndarray[Any, np.dtype[np.float32]], prefix: bytes, queries: int
-) -> dict[str, Any]:
+) -> Figure:
     """Times of the first query (it fills the cache) and of `queries` more; every result is checked."""
     cursor = connection.cursor()
     sql = 'SELECT TOP ? ID, COSINE_SIMILARITY(V, TO_REAL_VECTOR(?)) AS SCORE FROM "V" ORDER BY SCORE DESC'
@@ -127,60 +138,34 @@ def measure_search(
         found = {row[0] for row in cursor.fetchall()}
         times.append(1000 * (time.perf_counter() - began))
         right += found == set(np.argsort(-(matrix @ matrix[wanted]))[:10].tolist())
-    return {
+    more = {
         "rows": ROWS,
         "dimension": DIMENSION,
         "k": 10,
         "queries": queries,
         "first_ms": round(times[0], 1),
-        "p50_ms": round(statistics.median(times[1:]), 1),
         "max_ms": round(max(times[1:]), 1),
         "exact_results": right == queries + 1,
     }
+    return Figure("search, p50", [statistics.median(times[1:])], "ms", at_most(60), more=more)
 
 
-def commit() -> str | None:
-    """The commit measured, None outside git."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    return done.stdout.strip() or None if done.returncode == 0 else None
+def on_this(part: Part) -> Part:
+    """Says what the stand-in was made of."""
+
+    def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+        report.machine |= machine(("hdbcli", "numpy", "sqlglot")) | {"sqlite": sqlite3.sqlite_version}
+        yield from part(given, report)
+
+    return run
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        **{name: version(name) for name in ("hdbcli", "numpy", "sqlglot")},
-    }
+PARTS = {"rows": on_this(rows_in_and_out), "vectors": on_this(vectors_in_and_searched)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the document to this file too")
-    parser.add_argument("--repeats", type=int, default=5)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", type=int, default=20)
-    options = parser.parse_args()
-    with emulator() as connection:
-        figures = measure_rows(connection, options.repeats) | measure_vectors(
-            connection, options.repeats, options.queries
-        )
-    document = {
-        "what": "the stand-in through hdbcli",
-        "commit": commit(),
-        "targets": TARGETS,
-        **figures,
-        "machine": machine(),
-    }
-    text = json.dumps(document, indent=2)
-    print(text)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main("emulator", __doc__ or "", PARTS, add_options)

@@ -2,7 +2,8 @@
 
     python benchmarks/plots.py [NAME ...]        needs matplotlib: pip install 'owl-sap-connector[benchmark]'
 
-One bar a figure, its rounds as points, its target as a line; what was disturbed is grey. tests/docs/test_benchmarks.py
+One bar a figure, its rounds as points, its target as a line; what was disturbed is grey, what missed its target red.
+tests/docs/test_benchmarks.py
 compares the digests, so that no drawing outlives its figures.
 """
 
@@ -35,6 +36,12 @@ def results() -> dict[str, dict[str, Any]]:
     return {name: document for name, document in found.items() if "figures" in document}
 
 
+def measured_on(machine: Mapping[str, Any]) -> str:
+    """The card, where one was measured, the processor and its cores: what of them is known."""
+    cores = machine.get("cores")
+    return ", ".join(filter(None, (machine.get("card"), machine.get("cpu"), cores and f"{cores} cores")))
+
+
 def draw(name: str, document: Mapping[str, Any], target: Path) -> None:
     """Figures of one unit share an axis."""
     import matplotlib
@@ -54,10 +61,7 @@ def draw(name: str, document: Mapping[str, Any], target: Path) -> None:
     )
     for axis, unit in zip(axes[:, 0], units, strict=True):
         _bars(axis, [figure for figure in figures if figure["unit"] == unit], unit)
-    about = document["machine"]
-    axes[0, 0].set_title(
-        f"{document['benchmark']}: {about.get('cpu')}, {about.get('cores')} cores", loc="left", size=10
-    )
+    axes[0, 0].set_title(f"{document['benchmark']}: {measured_on(document['machine'])}", loc="left", size=10)
     drawing.tight_layout()
     drawing.savefig(target, format="svg", metadata=metadata)
     plt.close(drawing)
@@ -66,12 +70,13 @@ def draw(name: str, document: Mapping[str, Any], target: Path) -> None:
 def _bars(axis: Any, figures: Sequence[Mapping[str, Any]], unit: str) -> None:
     for place, figure in enumerate(figures):
         colour = _DISTURBED if figure["disturbed"] else _BAR if figure["verdict"] in (None, "met") else _MISSED
-        axis.barh(place, figure["median"], color=colour, height=0.62)
+        axis.barh(place, figure["median"] or 0.0, color=colour, height=0.62)
         axis.plot(figure["rounds"], [place] * len(figure["rounds"]), ".", color=_TARGET, markersize=3)
         if figure["target"] is not None:
             goal = float(figure["target"].split()[-1])
             axis.plot([goal, goal], [place - 0.42, place + 0.42], color=_TARGET, linewidth=1.6)
-        axis.annotate(f" {figure['median']:g}", (figure["median"], place), va="center", size=8)
+        said = "failed" if figure["median"] is None else f"{figure['median']:g}"
+        axis.annotate(f" {said}", (figure["median"] or 0.0, place), va="center", size=8)
     axis.set_yticks(range(len(figures)), [figure["name"] for figure in figures], size=8)
     axis.invert_yaxis()
     axis.margins(x=0.12)

@@ -8,7 +8,8 @@ seconds are those of the whole server process, all threads, by the kernel's cloc
 shared machine too, requests a second on a quiet one only. Rounds take turns; the median counts; `disturbed` says that
 the rounds scatter because something else was running.
 
-    small   requests a second for one short text, and CPU microseconds of each          >= 1,500 requests a second
+    small   requests a second for one short text, and CPU microseconds of each
+            >= 1,500 requests a second over /embed and over OpenAI's route
             beside it uvicorn alone on the same bytes (`bare`), hash:384 behind the engine's queue (`hashed`), and a
             search that takes no time
     forms   CPU milliseconds of a request for 256 texts x 384 floats    base64 <= 1.7, JSON floats <= 4.5, raw <= 0.6
@@ -23,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import selectors
 import socket
@@ -31,7 +31,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.side_by_side import SCATTER  # noqa: E402
+from app.src.benchmark.report import Report, main  # noqa: E402
+from app.src.benchmark.side_by_side import Figure, at_least, at_most  # noqa: E402
 
 PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
 CONNECTIONS = 8
@@ -49,10 +50,11 @@ TEXTS, DIMENSION = 256, 384
 MANY = 60
 """Requests of a round with many texts."""
 TARGETS = {
-    "small requests/s": 1500.0,
-    "forms base64 ms": 1.7,
-    "forms floats ms": 4.5,
-    "forms raw ms": 0.6,
+    "small, embed": at_least(1500),
+    "small, openai": at_least(1500),
+    "forms, base64, CPU of each": at_most(1.7),
+    "forms, floats, CPU of each": at_most(4.5),
+    "forms, raw, CPU of each": at_most(0.6),
 }
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 
@@ -187,102 +189,44 @@ def for_seconds(seconds: float) -> Callable[[int], bool]:
 # ---------------------------------------------------------------------------------------------------------- the parts
 
 
-def figure(rounds: Sequence[float], **more: Any) -> dict[str, Any]:
-    return {
-        "median": round(statistics.median(rounds), 3),
-        "rounds": [round(one, 3) for one in rounds],
-        "disturbed": max(rounds) > SCATTER * min(rounds),
-        **more,
-    }
-
-
-def small(rounds: int, seconds: float) -> dict[str, Any]:
+def small(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    report.machine |= machine(PACKAGES)
     rates: dict[str, list[float]] = {name: [] for name in SMALL}
     costs: dict[str, list[float]] = {name: [] for name in SMALL}
     with ExitStack() as held:
         servers = {kind: held.enter_context(serving(kind)) for kind in ("full", "bare", "hashed")}
-        for turn in range(rounds + 1):
+        for turn in range(given.rounds + 1):
             for name, request in SMALL.items():
                 server = servers.get(name, servers["full"])
-                rate, cost = server.measure(request, CONNECTIONS, for_seconds(seconds if turn else 0.5))
+                rate, cost = server.measure(request, CONNECTIONS, for_seconds(given.seconds if turn else 0.5))
                 if turn:  # the first warms up
                     rates[name].append(rate)
                     costs[name].append(cost * 1e6)
     least = statistics.median(costs["bare"])
-    return {
-        name: figure(
-            rates[name],
-            cpu_us=figure(costs[name]),
-            cpu_over_bare=round(statistics.median(costs[name]) / least, 2),
-            connections=CONNECTIONS,
-        )
-        for name in SMALL
-    }
+    for name in SMALL:
+        yield Figure(f"small, {name}", rates[name], "requests/s", TARGETS.get(f"small, {name}"))
+        more = {"over_bare": round(statistics.median(costs[name]) / least, 2)}
+        yield Figure(f"small, {name}, CPU of each", costs[name], "µs", more=more)
 
 
-def forms(rounds: int, seconds: float) -> dict[str, Any]:
+def forms(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    report.machine |= machine(PACKAGES)
     costs: dict[str, list[float]] = {name: [] for name in FORMS}
     with serving("full") as product:
-        for turn in range(rounds + 1):
+        for turn in range(given.rounds + 1):
             for name, request in FORMS.items():
                 _, cost = product.measure(request, 1, lambda answers: answers >= MANY)
                 if turn:
                     costs[name].append(cost * 1e3)
-    return {name: figure(spent, texts=TEXTS, dimension=DIMENSION) for name, spent in costs.items()}
+    for name, spent in costs.items():
+        label = f"forms, {name}, CPU of each"
+        yield Figure(label, spent, "ms", TARGETS.get(label), more={"texts": TEXTS, "dimension": DIMENSION})
 
 
-PARTS: dict[str, Callable[[int, float], dict[str, Any]]] = {part.__name__: part for part in (small, forms)}
-
-
-# --------------------------------------------------------------------------------------------------------- the report
-
-
-def verdicts(results: dict[str, Any]) -> dict[str, str]:
-    """Of each target whose part ran."""
-    found: dict[str, str] = {}
-    if "small" in results:
-        worst = min(results["small"][name]["median"] for name in ("embed", "openai"))
-        found["small requests/s"] = "met" if worst >= TARGETS["small requests/s"] else "missed"
-    for name in ("base64", "floats", "raw"):
-        if "forms" in results:
-            key = f"forms {name} ms"
-            found[key] = "met" if results["forms"][name]["median"] <= TARGETS[key] else "missed"
-    return found
-
-
-def run(parts: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
-    load_before = os.getloadavg()[0]
-    results = {}
-    for name in parts:
-        results[name] = PARTS[name](rounds, seconds)
-        for what, found in results[name].items():
-            shown = {key: value for key, value in found.items() if key not in ("rounds", "cpu_us")}
-            if "cpu_us" in found:
-                shown["cpu_us"] = found["cpu_us"]["median"]
-            print(name, what, shown, file=sys.stderr)
-    met = verdicts(results)
-    for key, verdict in met.items():
-        print(f"{key}: {verdict} (target {TARGETS[key]:g})", file=sys.stderr)
-    about = machine(PACKAGES) | {"load_average": [load_before, os.getloadavg()[0]]}
-    return {"machine": about, "targets": TARGETS, "verdicts": met, "results": results}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
-    parser.add_argument("--rounds", type=int, default=7)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(rounds=7)
     parser.add_argument("--seconds", type=float, default=1.5, help="of a round with small requests")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    given = parser.parse_args()
-    if unknown := set(given.parts) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
-    report = run(given.parts or list(PARTS), given.rounds, given.seconds)
-    text = json.dumps(report, indent=2)
-    print(text)
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main("rest", __doc__ or "", {"small": small, "forms": forms}, add_options)

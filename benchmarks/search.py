@@ -35,10 +35,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -47,7 +46,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.side_by_side import SCATTER  # noqa: E402
+from app.src.benchmark.report import Part, Report, main  # noqa: E402
+from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
 from connector.model import ChangeSet, Chunk, Filter, Vectors  # noqa: E402
 from connector.ranking import fuse  # noqa: E402
 from connector.stores.int8_scan import best_scan  # noqa: E402
@@ -58,7 +58,7 @@ DIMENSION, TOP, QUERIES = 384, 10, 25
 KEYWORD_ROWS = 200_000
 """Larger stores get short texts: they would take minutes to build, and search by words is not measured on them."""
 NAME = "bench"
-TARGETS = {"scan": 0.6, "store": 0.6, "filters 1 %": 0.1, "visible ms": 100}
+TARGETS = {"scan": at_most(0.6), "store": at_most(0.6), "filters, 1 %": at_most(0.1), "visible, worst": at_most(100)}
 _KIND = ("FERT", "HALB", "ROH", "HIBE")
 _FREQUENT = ("the", "for", "with", "of", "and", "steel", "plant", "material", "order", "delivered")
 _REST = ("stainless", "M8x20", "leaks", "flange", "replaced", "bar", "export", "galvanised", "released", "blocked")
@@ -173,22 +173,28 @@ class Scene:
 
 
 _scenes: dict[int, Scene] = {}
+_held = ExitStack()
+"""The stores in use, and their folder."""
 
 
 @contextmanager
-def scenes(sizes: Sequence[int]) -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as folder:
+def scenes() -> Iterator[None]:
+    """Stores are made when first needed, and gone when this ends."""
+    with _held:
         try:
-            for rows in sizes:
-                made = _scenes[rows] = Scene(Path(folder) / str(rows), rows)
-                made.check()
-                about = f"built in {made.build_seconds:.1f} s, first search {made.first_seconds:.1f} s"
-                print(f"{rows} rows: {about}; cosines {cosines(made)}", file=sys.stderr)
             yield
         finally:
-            for made in _scenes.values():
-                made.store.close()
             _scenes.clear()
+
+
+def made(rows: int) -> Scene:
+    folder = _held.enter_context(tempfile.TemporaryDirectory())
+    scene = _scenes[rows] = Scene(Path(folder), rows)
+    _held.callback(scene.store.close)
+    scene.check()
+    about = f"built in {scene.build_seconds:.1f} s, first search {scene.first_seconds:.1f} s"
+    print(f"{rows} rows: {about}; cosines {cosines(scene)}", file=sys.stderr)
+    return scene
 
 
 def cosines(scene: Scene) -> list[float]:
@@ -206,16 +212,7 @@ def milliseconds(work: Callable[[], object]) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def figure(rounds: Sequence[float], **more: Any) -> dict[str, Any]:
-    return {
-        "median": round(statistics.median(rounds), 4),
-        "rounds": [round(one, 4) for one in rounds],
-        "disturbed": max(rounds) > SCATTER * min(rounds),
-        **more,
-    }
-
-
-def against_product(scene: Scene, ways: dict[str, Callable[[int], object]], rounds: int) -> dict[str, dict[str, Any]]:
+def against_product(scene: Scene, ways: dict[str, Callable[[int], object]], rounds: int) -> dict[str, Figure]:
     """The median time of each way over that of the product before and after it."""
     times: dict[str, list[float]] = {name: [] for name in ("product", *ways)}
     busy: dict[str, list[float]] = {name: [] for name in times}
@@ -238,11 +235,15 @@ def against_product(scene: Scene, ways: dict[str, Callable[[int], object]], roun
             earlier = later
     product = statistics.median(busy["product"])
     return {
-        name: figure(
+        name: Figure(
+            name,
             ratios[name],
-            cpu_ratio=round(statistics.median(busy[name]) / product, 4),
-            **shown(times[name]),
-            product_ms=shown(times["product"]),
+            target=TARGETS.get(name),
+            more={
+                "cpu_ratio": round(statistics.median(busy[name]) / product, 4),
+                **shown(times[name]),
+                "product_ms": shown(times["product"]),
+            },
         )
         for name in ways
     }
@@ -255,10 +256,9 @@ def shown(times: Sequence[float]) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------------------------- the parts
 
 
-def scan(rounds: int, rows: int) -> dict[str, Any]:
-    scene = _scenes[rows]
+def scan(scene: Scene, rounds: int) -> Iterator[Figure]:
     copy = best_scan().copy(DIMENSION)
-    for start in range(0, rows, 8192):
+    for start in range(0, scene.rows, 8192):
         copy.append(scene.matrix[start : start + 8192])
     view = copy.view()
 
@@ -267,22 +267,22 @@ def scan(rounds: int, rows: int) -> dict[str, Any]:
         return ranking.best(2 * TOP + 16)
 
     listed = [len(one(query)[0]) for query in range(QUERIES)]  # type: ignore[index]
-    found = against_product(scene, {"scan": one}, rounds)
-    return {"scan": found["scan"] | {"named_rows": statistics.median(listed), "by": type(best_scan()).__name__}}
+    found = against_product(scene, {"scan": one}, rounds)["scan"]
+    by = {"named_rows": statistics.median(listed), "by": type(best_scan()).__name__}
+    yield replace(found, more=dict(found.more) | by)
 
 
-def store(rounds: int, rows: int) -> dict[str, Any]:
-    return against_product(_scenes[rows], {"store": _scenes[rows].search}, rounds)
+def store(scene: Scene, rounds: int) -> Iterator[Figure]:
+    yield from against_product(scene, {"store": scene.search}, rounds).values()
 
 
-def filters(rounds: int, rows: int) -> dict[str, Any]:
-    scene = _scenes[rows]
+def filters(scene: Scene, rounds: int) -> Iterator[Figure]:
     own, other = scene.asked, (scene.asked + 32) % 64
     ways: dict[str, Callable[[int], Filter]] = {
-        "1 %": lambda query: {"TENANT": 7},
-        "50 %": lambda query: {"NUMBER": {"$lt": 50}},
-        "near": lambda query: {"TOPIC": int(own[query])},
-        "far": lambda query: {"TOPIC": int(other[query])},
+        "filters, 1 %": lambda query: {"TENANT": 7},
+        "filters, 50 %": lambda query: {"NUMBER": {"$lt": 50}},
+        "filters, near": lambda query: {"TOPIC": int(own[query])},
+        "filters, far": lambda query: {"TOPIC": int(other[query])},
     }
     cold = {name: milliseconds(lambda: scene.search(1, where(1))) for name, where in ways.items()}  # noqa: B023
     found = against_product(
@@ -291,24 +291,22 @@ def filters(rounds: int, rows: int) -> dict[str, Any]:
         {name: lambda query, where=where: scene.search(query % 4, where(query % 4)) for name, where in ways.items()},  # type: ignore[misc]
         rounds,
     )
-    return {name: one | {"cold_ms": round(cold[name], 1)} for name, one in found.items()}
+    for name, each in found.items():
+        yield replace(each, more=dict(each.more) | {"cold_ms": round(cold[name], 1)})
 
 
-def together(rounds: int, rows: int) -> dict[str, Any]:
-    scene = _scenes[rows]
-    seconds = 1.0 if rows <= 200_000 else 3.0
+def together(scene: Scene, rounds: int) -> Iterator[Figure]:
+    seconds = 1.0 if scene.rows <= 200_000 else 3.0
     rates: dict[int, list[float]] = {threads: [] for threads in (1, 2, 4, 8)}
     for _ in range(rounds):
         for threads, found in rates.items():
             found.append(_rate(scene, threads, seconds))
-    alone = rates[1]
-    return {
-        f"{threads} threads": figure(
-            [rate / one for rate, one in zip(found, alone, strict=True)], per_second=round(statistics.median(found), 1)
-        )
-        for threads, found in rates.items()
-        if threads > 1
-    } | {"1 thread": {"per_second": round(statistics.median(alone), 1)}}
+    alone = rates.pop(1)
+    yield Figure("together, 1 thread", alone, "searches/s")
+    for threads, found in rates.items():
+        ratios = [rate / one for rate, one in zip(found, alone, strict=True)]
+        more = {"per_second": round(statistics.median(found), 1)}
+        yield Figure(f"together, {threads} threads", ratios, more=more)
 
 
 def _rate(scene: Scene, threads: int, seconds: float) -> float:
@@ -330,9 +328,9 @@ def _rate(scene: Scene, threads: int, seconds: float) -> float:
     return sum(done) / (time.perf_counter() - started)
 
 
-def visible(rounds: int, rows: int) -> dict[str, Any]:
+def visible(scene: Scene, rounds: int) -> Iterator[Figure]:
     """The writer is another process. Its clock is ours: the system's monotonic one."""
-    scene, took, alone = _scenes[rows], [], []
+    took, alone = [], []
     command = [sys.executable, __file__, "--writer", str(scene.folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -349,10 +347,8 @@ def visible(rounds: int, rows: int) -> dict[str, Any]:
             alone.append(milliseconds(lambda: scene.search(0)))
         process.stdin.close()
         process.wait(30)
-    worst = round(max(took), 1)
-    return {
-        "visible": {"median": round(statistics.median(took), 2), "worst_ms": worst, "without_a_write": shown(alone)}
-    }
+    more = {"p50_ms": round(statistics.median(took), 2), "without_a_write": shown(alone)}
+    yield Figure("visible, worst", [max(took)], "ms", TARGETS["visible, worst"], more=more)
 
 
 def writer(folder: str) -> None:
@@ -366,11 +362,12 @@ def writer(folder: str) -> None:
             print(time.monotonic(), flush=True)
 
 
-def keyword(rounds: int, rows: int) -> dict[str, Any]:
-    scene = _scenes[rows]
+def keyword(scene: Scene, rounds: int) -> Iterator[Figure]:
+    if scene.rows > KEYWORD_ROWS:
+        return
     rng = np.random.default_rng(5)
     asked = [f"{rng.choice(_NOUN)} {rng.choice(_REST)} {rng.choice(_FREQUENT)}" for _ in range(QUERIES)]
-    exact = [f"M-{rng.integers(0, rows):06}" for _ in range(QUERIES)]
+    exact = [f"M-{rng.integers(0, scene.rows):06}" for _ in range(QUERIES)]
 
     def words(query: int) -> object:
         return scene.store.keyword(NAME, asked[query], TOP, None)
@@ -384,72 +381,44 @@ def keyword(rounds: int, rows: int) -> dict[str, Any]:
         near = scene.store.search(NAME, scene.queries[query], 50, None)
         return fuse([near, scene.store.keyword(NAME, asked[query], 50, None)])
 
-    return against_product(scene, {"three words": words, "a number": number, "hybrid": hybrid}, rounds)
+    ways = {"keyword, three words": words, "keyword, a number": number, "keyword, hybrid": hybrid}
+    yield from against_product(scene, ways, rounds).values()
 
 
-PARTS: dict[str, Callable[[int, int], dict[str, Any]]] = {
-    part.__name__: part for part in (scan, store, filters, together, visible, keyword)
-}
+def over_sizes(part: Callable[[Scene, int], Iterator[Figure]]) -> Part:
+    """The part over every store that was asked for."""
 
-
-# --------------------------------------------------------------------------------------------------------- the report
-
-
-def run(parts: Sequence[str], rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
-    load_before, results = os.getloadavg()[0], {}
-    with threadpool_limits(1, user_api="blas"), scenes(sizes):
-        for rows, scene in _scenes.items():
-            found: dict[str, Any] = {
+    def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+        for rows in given.sizes:
+            label, scene = f"{rows:,} rows", _scenes.get(rows) or made(rows)
+            report.details[label] = {
                 "cosines": cosines(scene),
                 "build_seconds": round(scene.build_seconds, 1),
                 "first_search_seconds": round(scene.first_seconds, 2),
             }
-            for name in parts:
-                if name == "keyword" and rows > KEYWORD_ROWS:
-                    continue
-                found[name] = PARTS[name](rounds, rows)
-                for what, one in found[name].items():
-                    brief = {key: value for key, value in one.items() if key != "rounds"}
-                    print(rows, name, what, brief, verdict(name, what, one), file=sys.stderr)
-            results[str(rows)] = found
-    blas = [f"{one['internal_api']} {one.get('architecture')}" for one in threadpool_info()]
-    about = machine(("numpy", "simsimd")) | {"blas": blas, "load_average": [load_before, os.getloadavg()[0]]}
-    return {"machine": about, "dimension": DIMENSION, "targets": TARGETS, "results": results}
+            for each in part(scene, given.rounds):
+                yield replace(each, name=f"{label}, {each.name}")
+        blas = [f"{one['internal_api']} {one.get('architecture')}" for one in threadpool_info()]
+        report.machine |= machine(("numpy", "simsimd")) | {"blas": blas}
+        report.options["dimension"] = DIMENSION
+
+    return run
 
 
-def verdict(part: str, what: str, found: dict[str, Any]) -> str:
-    if part == "visible":
-        return "met" if found["worst_ms"] <= TARGETS["visible ms"] else "MISSED"
-    target = TARGETS.get(part if part == what else f"{part} {what}")
-    if target is None:
-        return ""
-    return "met" if found["median"] <= target else "MISSED"
+PARTS = {part.__name__: over_sizes(part) for part in (scan, store, filters, together, visible, keyword)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
-    parser.add_argument("--rounds", type=int, default=5)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000])
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--writer", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.writer:
-        writer(given.writer)
-        return
-    if unknown := set(given.parts) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
-    slowing = {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"}
-    if slowing & set(os.environ):
-        kept = {name: value for name, value in os.environ.items() if name not in slowing}
-        os.execve(sys.executable, [sys.executable, *sys.argv], kept)
-    report = run(given.parts or list(PARTS), given.rounds, given.sizes)
-    output = json.dumps(report, indent=2)
-    print(output)
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(output + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    if "--writer" in sys.argv:
+        writer(sys.argv[-1])
+    else:
+        slowing = {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"}
+        if slowing & set(os.environ):
+            kept = {name: value for name, value in os.environ.items() if name not in slowing}
+            os.execve(sys.executable, [sys.executable, *sys.argv], kept)
+        with threadpool_limits(1, user_api="blas"), scenes():
+            main("search", __doc__ or "", PARTS, add_options)

@@ -11,6 +11,14 @@ import pytest
 from tests.emulator.process import REPOSITORY
 
 
+FORMS = ("base64", "floats", "raw")
+
+
+def read(out):
+    report = json.loads(out.read_text())
+    return report, {figure["name"]: figure for figure in report["figures"]}
+
+
 @pytest.mark.slow
 def test_the_benchmark_of_syncs_runs(tmp_path):
     parts = ["rate", "unchanged", "memory", "one", "methods"]
@@ -18,14 +26,15 @@ def test_the_benchmark_of_syncs_runs(tmp_path):
     out = tmp_path / "sync.json"
     done = subprocess.run([*command, "--out", str(out)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    report = json.loads(out.read_text())
-    assert json.loads(done.stdout) == report
-    assert list(report["results"]) == parts
+    report, found = read(out)
+    assert list(dict.fromkeys(name.split(",")[0] for name in found)) == parts
     for kind in ("local", "hana"):
-        assert report["results"]["rate"][kind]["median"] > 0
-        assert len(report["results"]["unchanged"][kind]["rounds"]) == 2
-        assert report["results"]["memory"][kind]["few"][0] > 10
+        assert found[f"rate, {kind}"]["median"] > 0
+        assert found[f"rate, {kind}"]["verdict"] in ("met", "missed")
+        assert len(found[f"unchanged, {kind}"]["rounds"]) == 2
+        assert found[f"memory, {kind}"]["few"][0] > 10
     assert report["machine"]["commit"]
+    assert "stand-in" in report["machine"]["source"]
 
 
 @pytest.mark.slow
@@ -42,10 +51,53 @@ def test_the_benchmark_of_rest_runs(tmp_path):
     command = [sys.executable, "benchmarks/rest.py", "--rounds", "2", "--seconds", "0.2", "--out", str(out)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    report = json.loads(out.read_text())
-    assert json.loads(done.stdout) == report
-    assert set(report["verdicts"]) == set(report["targets"])
-    assert (
-        report["results"]["small"]["embed"]["cpu_us"]["median"] > report["results"]["small"]["bare"]["cpu_us"]["median"]
-    )
-    assert report["results"]["forms"]["floats"]["median"] > report["results"]["forms"]["raw"]["median"]
+    report, found = read(out)
+    judged = {name for name, figure in found.items() if figure["target"]}
+    assert judged == {"small, embed", "small, openai", *(f"forms, {form}, CPU of each" for form in FORMS)}
+    assert found["small, embed, CPU of each"]["median"] > found["small, bare, CPU of each"]["median"]
+    assert found["forms, floats, CPU of each"]["median"] > found["forms, raw, CPU of each"]["median"]
+    assert report["machine"]["uvicorn"]
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_searches_runs(tmp_path):
+    out = tmp_path / "search.json"
+    sizes = ["--sizes", "1000", "2000"]
+    command = [sys.executable, "benchmarks/search.py", "scan", "filters", "visible", "keyword", "--rounds", "2", *sizes]
+    done = subprocess.run([*command, "--out", str(out)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report, found = read(out)
+    for rows in ("1,000 rows", "2,000 rows"):
+        assert found[f"{rows}, scan"]["target"] == "<= 0.6"
+        assert found[f"{rows}, visible, worst"]["verdict"] in ("met", "missed")
+        assert len(found[f"{rows}, keyword, hybrid"]["rounds"]) == 2
+        assert report["details"][rows]["build_seconds"] >= 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_searches_beside_loads_runs(tmp_path):
+    """The part over HTTP brings the whole product: a service, its jobs, the stand-in."""
+    out = tmp_path / "together.json"
+    parts = ["embedding", "rest"]
+    command = [sys.executable, "benchmarks/together.py", *parts, "--rounds", "1", "--rows", "300", "--think", "0.01"]
+    done = subprocess.run([*command, "--out", str(out)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report, found = read(out)
+    for part in parts:
+        ratio = found[f"{part}, p95 beside the load / idle"]
+        assert ratio["idle_ms"]["searches"] == 60
+        assert ratio["beside_ms"]["searches"] > 0
+        assert (ratio["target"] is None) == (part == "rest")
+        assert found[f"{part}, load alone"]["median"] > 0
+    assert report["details"]["rest"]["source"] == "the stand-in"
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_stand_in_runs(tmp_path):
+    out = tmp_path / "emulator.json"
+    command = [sys.executable, "benchmarks/emulator.py", "--rounds", "1", "--queries", "2", "--out", str(out)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    _, found = read(out)
+    assert list(found) == ["rows in", "rows out", "vectors in", "search, p50"]
+    assert found["search, p50"]["exact_results"] is True

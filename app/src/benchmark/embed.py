@@ -17,7 +17,7 @@ import numpy as np
 
 from app.src.benchmark.environments import DEFAULT_FOLDER, PeerUnavailable, peer, python_of
 from app.src.benchmark.machine import cores, machine
-from app.src.benchmark.peers import PeerProcess, left_out
+from app.src.benchmark.peers import PeerProcess, in_rounds, left_out
 from app.src.benchmark.report import Report
 from app.src.benchmark.side_by_side import Figure, Rounds, Target, Work, interleaved, significant
 from app.src.benchmark.workloads import Workload, overlap, texts
@@ -61,8 +61,8 @@ def threads_of(wanted: EmbeddingSettings) -> int:
 
 
 def measure(engine: EmbeddingEngine, wanted: EmbeddingSettings, options: EmbedOptions, say: Say) -> Report:
-    """`wanted`: what `engine` was loaded by, with `threads_of` its threads. A peer that does not work is left out and
-    noted; raises PeerUnavailable when none is left."""
+    """`wanted`: what `engine` was loaded by, with `threads_of` its threads. A peer that does not start is left out and
+    noted; raises PeerUnavailable when none is left. One that fails later gets a figure that says so."""
     report = Report("embed", machine(), _options(engine, wanted, options))
     peers = [peer(name, "embed") for name in dict.fromkeys(options.peers)]
     with ExitStack() as held:
@@ -115,27 +115,38 @@ class _Comparison:
             say(f"{self._load.name}: looking for the best setting of {name}")
             with left_out(report, self._processes, name):
                 tuned[name] = process.ask("tune", texts=str(self._file)).get("setting")
+        if not tuned:
+            return []
         works: dict[str, Work] = {OURS: self._ours} | {name: self._theirs(name) for name in self._processes}
         say(f"{self._load.name}: {options.rounds} rounds of {', '.join(works)}")
         rounds = interleaved(works, options.rounds, pause=PAUSE)
         tokens = sum(self._engine.count_tokens(self._load.texts))
         ours = self._engine.embed(self._load.texts)
-        return [
-            rounds.ratio(
-                f"{self._load.name}: {name} / {OURS}",
-                name,
-                OURS,
-                options.targets.get((self._load.name, name)),
-                cpu_ratio=self._cpu_ratio(name, options.rounds),
-                setting=tuned[name],
-                texts=len(self._load.texts),
-                tokens=tokens,
-                tokens_per_second=_rate(tokens, rounds, OURS),
-                their_tokens_per_second=_rate(tokens, rounds, name),
-                **agreement(ours, self._vectors(name)),
+        failed = dict(rounds.failed)
+        theirs = {name: found for name in tuned if (found := self._vectors(name, failed)) is not None}
+        figures = []
+        for name in tuned:
+            label, target = f"{self._load.name}: {name} / {OURS}", options.targets.get((self._load.name, name))
+            if name in failed:
+                del self._processes[name]
+                figures.append(Figure(label, (), target=target, error=failed[name]))
+                continue
+            figures.append(
+                rounds.ratio(
+                    label,
+                    name,
+                    OURS,
+                    target,
+                    cpu_ratio=self._cpu_ratio(name, options.rounds),
+                    setting=tuned[name],
+                    texts=len(self._load.texts),
+                    tokens=tokens,
+                    tokens_per_second=_rate(tokens, rounds, OURS),
+                    their_tokens_per_second=_rate(tokens, rounds, name),
+                    **agreement(ours, theirs[name]),
+                )
             )
-            for name in self._processes
-        ]
+        return figures
 
     def _ours(self) -> float:
         start, busy = time.perf_counter(), time.process_time()
@@ -150,16 +161,23 @@ class _Comparison:
             self._busy[name].append(float(took["cpu_seconds"]))
             return float(took["seconds"])
 
-        return run
+        return in_rounds(run)
 
     def _cpu_ratio(self, name: str, rounds: int) -> float:
         """As the ratio, of CPU seconds: what is left of it where others compute on the same machine."""
         theirs, ours = self._busy[name][-rounds:], self._busy[OURS][-rounds:]
         return significant(float(np.median(np.array(theirs) / np.maximum(ours, 1e-9))))
 
-    def _vectors(self, name: str) -> Vectors:
+    def _vectors(self, name: str, failed: dict[str, str]) -> Vectors | None:
+        """None for one that failed, before or now."""
+        if name in failed:
+            return None
         out = self._folder / "vectors.npy"
-        self._processes[name].ask("embed", texts=str(self._file), out=str(out))
+        try:
+            self._processes[name].ask("embed", texts=str(self._file), out=str(out))
+        except PeerUnavailable as error:
+            failed[name] = str(error)
+            return None
         found: Vectors = np.load(out)
         return found
 

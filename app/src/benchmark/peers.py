@@ -17,6 +17,7 @@ from typing import Any
 
 from app.src.benchmark.environments import WORKERS, Peer, PeerUnavailable, python_of
 from app.src.benchmark.report import Report
+from app.src.benchmark.side_by_side import Work, WorkFailed
 
 _RUN = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 _START_SECONDS = 120.0
@@ -26,14 +27,27 @@ _STOP_SECONDS = 10.0
 
 @contextlib.contextmanager
 def left_out(report: Report, processes: dict[str, PeerProcess], name: str) -> Iterator[None]:
-    """One that does not work is dropped from `processes` and noted; the last of them raises PeerUnavailable."""
+    """One that does not work is dropped from `processes` and noted; the last of them raises PeerUnavailable, unless
+    there are figures already."""
     try:
         yield
     except PeerUnavailable as error:
         del processes[name]
-        if not processes:
+        if not processes and not report.figures:
             raise
         report.notes.append(f"left out: {error}")
+
+
+def in_rounds(work: Work) -> Work:
+    """A peer's work that may fail without ending the rounds of the others."""
+
+    def run() -> float:
+        try:
+            return work()
+        except PeerUnavailable as error:
+            raise WorkFailed(str(error)) from error
+
+    return run
 
 
 class PeerProcess:

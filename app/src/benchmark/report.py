@@ -32,11 +32,17 @@ class Report:
     notes: list[str] = field(default_factory=list)
     peers: dict[str, Any] = field(default_factory=dict)
     """By name: its versions and what it says of itself."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What figures were made of, or what is to be read beside them."""
     load_before: float = field(default_factory=load_average)
 
     @property
     def missed(self) -> list[Figure]:
         return [figure for figure in self.figures if figure.verdict not in (None, "met")]
+
+    @property
+    def failed(self) -> list[Figure]:
+        return [figure for figure in self.figures if figure.error is not None]
 
     @property
     def disturbed(self) -> bool:
@@ -50,6 +56,7 @@ class Report:
             "peers": self.peers,
             "figures": [figure.as_dict() for figure in self.figures],
             "notes": self.notes,
+            **({"details": self.details} if self.details else {}),
         }
 
     def write(self, file: Path) -> None:
@@ -73,9 +80,9 @@ class Report:
             drawn.add_column(name, justify="right" if name == "median" else "left", overflow="fold")
         for figure in self.figures:
             marks = [figure.verdict or "", "DISTURBED" if figure.disturbed else ""]
-            rounds = ", ".join(_short(one) for one in figure.rounds)
+            rounds = ", ".join(_short(one) for one in figure.rounds) if figure.error is None else figure.error
             target = "" if figure.target is None else str(figure.target)
-            median = f"{_short(figure.median)} {figure.unit}"
+            median = "" if figure.error is not None else f"{_short(figure.median)} {figure.unit}"
             drawn.add_row(*map(escape, (figure.name, median, target, " ".join(filter(None, marks)), rounds)))
         return drawn
 
@@ -98,8 +105,8 @@ def main(
 ) -> Report:
     """Run the parts that the command line names, all by default; print the table, and write JSON where --out says.
 
-    Every program gets [PART ...] --rounds N --out FILE; `add_options` may add to them. A figure is printed as soon as
-    it is there.
+    Every program gets [PART ...] --rounds N --out FILE; `add_options` may add to them. A figure is printed, and
+    written, as soon as it is there: whatever ends the program later leaves it.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; default: all")
@@ -118,7 +125,10 @@ def main(
         for part in given.parts or parts:
             for figure in parts[part](given, report):
                 report.figures.append(figure)
-                console.print(escape(f"{figure.name}: {_short(figure.median)} {figure.unit}"))
+                found = figure.error or f"{_short(figure.median)} {figure.unit}"
+                console.print(escape(f"{figure.name}: {found}"))
+                if given.out:
+                    report.write(given.out)
     except BaseException as error:
         report.notes.append(f"not whole: {part} ended with {type(error).__name__}: {error}")
         raise

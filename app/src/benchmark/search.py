@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from app.src.benchmark.environments import DEFAULT_FOLDER, peer
 from app.src.benchmark.machine import machine
-from app.src.benchmark.peers import PeerProcess, left_out
+from app.src.benchmark.peers import PeerProcess, in_rounds, left_out
 from app.src.benchmark.report import Report
 from app.src.benchmark.side_by_side import Figure, Target, Work, interleaved, significant
 from app.src.benchmark.workloads import Clusters, exact_best, overlap
@@ -45,7 +45,8 @@ class SearchOptions:
 
 
 def measure(options: SearchOptions, say: Say) -> Report:
-    """A peer that does not work is left out and noted; raises PeerUnavailable when none is left."""
+    """A peer that does not start is left out and noted; raises PeerUnavailable when none is left. One that fails later
+    gets a figure that says so."""
     wanted = {"rows": options.rows, "dimension": options.dimension, "k": K, "rounds": options.rounds}
     report = Report("search", machine(("numpy",)), wanted | {"queries": options.queries})
     peers = [peer(name, "search") for name in dict.fromkeys(options.peers)]
@@ -77,13 +78,17 @@ def measure(options: SearchOptions, say: Say) -> Report:
         exact = overlap(ours.rows(), wanted_rows)
         report.figures.append(_own(ours, options.rounds * options.queries, exact))
         for name in processes:
+            label, target = f"{OURS} / {name}", options.target if name == "numpy" else None
+            if name in rounds.failed:
+                report.figures.append(rounds.ratio(label, OURS, name, target))
+                continue
             recall = overlap(np.load(folder / f"{name}.npy"), wanted_rows)
             report.figures.append(
                 rounds.ratio(
-                    f"{OURS} / {name}",
+                    label,
                     OURS,
                     name,
-                    options.target if name == "numpy" else None,
+                    target,
                     cpu_ratio=_cpu_ratio(ours.busy, busy[name], options.rounds),
                     milliseconds=significant(1000 * rounds.median(OURS)),
                     their_milliseconds=significant(1000 * rounds.median(name)),
@@ -139,7 +144,7 @@ def _theirs(process: PeerProcess, folder: Path, busy: list[float]) -> Work:
         busy.append(float(np.median(found["cpu_milliseconds"])) / 1000)
         return float(np.median(found["milliseconds"])) / 1000
 
-    return run
+    return in_rounds(run)
 
 
 class _Model:

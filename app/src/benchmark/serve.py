@@ -24,11 +24,11 @@ import numpy as np
 
 from app.src.benchmark.machine import machine
 from app.src.benchmark.report import Report
-from app.src.benchmark.side_by_side import Figure, Work, interleaved, significant
+from app.src.benchmark.side_by_side import Figure, Work, WorkFailed, interleaved, significant
 from app.src.benchmark.workloads import texts
 from connector.errors import ConfigurationError, Unavailable
 
-OURS = "ours"
+OURS, THEIRS = "ours", "theirs"
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 60.0
 Say = Callable[[str], None]
@@ -52,7 +52,8 @@ class RequestFailed(ConfigurationError):
 
 
 def measure(options: ServeBenchmark, config: Path | None, say: Say) -> Report:
-    """`config`: the settings file of a service to be started. Raises RequestFailed, Unavailable."""
+    """`config`: the settings file of a service to be started. Raises RequestFailed, Unavailable. Another server that
+    fails under load gets figures that say so."""
     report = Report(
         "serve", machine(), {"rounds": options.rounds, "seconds": options.seconds, "request": "one short text"}
     )
@@ -61,10 +62,11 @@ def measure(options: ServeBenchmark, config: Path | None, say: Say) -> Report:
         places = {OURS: Place(url, None)}
         if options.against is not None:
             report.options["against"] = options.against
-            places["theirs"] = Place(options.against, options.model)
+            places[THEIRS] = Place(options.against, options.model)
         for clients in options.clients:
             say(f"{clients} clients: {options.rounds} rounds of {options.seconds} s")
             report.figures += _under_load(places, clients, options)
+            places = {name: place for name, place in places.items() if name == OURS or not report.failed}
     return report
 
 
@@ -112,19 +114,36 @@ class Place:
 
 def _under_load(places: dict[str, Place], clients: int, options: ServeBenchmark) -> list[Figure]:
     works = {name: _load(place, clients, options.seconds) for name, place in places.items()}
+    if THEIRS in works:
+        works[THEIRS] = _may_fail(works[THEIRS])
     for place in places.values():
         place.milliseconds.clear()
     rounds = interleaved(works, options.rounds, pause=0.1)
     figures = []
     for name, place in places.items():
+        if name in rounds.failed:
+            figures.append(rounds.figure(f"{name}, {clients} clients", name, "requests/s"))
+            continue
         took = place.milliseconds
         p50, p95 = (significant(float(np.percentile(took, share))) for share in (50, 95))
         rates = [1 / seconds for seconds in rounds.took[name]]
         more = {"p50_ms": p50, "p95_ms": p95, "requests": len(took)}
         figures.append(Figure(f"{name}, {clients} clients", rates, "requests/s", more=more))
     if len(places) > 1:
-        figures.append(rounds.ratio(f"{clients} clients: requests/s, {OURS} / theirs", "theirs", OURS))
+        figures.append(rounds.ratio(f"{clients} clients: requests/s, {OURS} / {THEIRS}", THEIRS, OURS))
     return figures
+
+
+def _may_fail(work: Work) -> Work:
+    """The other server's, which shall not end what is measured of ours."""
+
+    def run() -> float:
+        try:
+            return work()
+        except RequestFailed as error:
+            raise WorkFailed(str(error)) from error
+
+    return run
 
 
 def _load(place: Place, clients: int, seconds: float) -> Work:

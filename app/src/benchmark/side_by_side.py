@@ -5,6 +5,7 @@ alike. Knows no engine, no store and no file.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,11 @@ OFF = 1.15
 
 Work = Callable[[], float]
 """Does one round of something and returns what it took: seconds, as a rule."""
-Verdict = Literal["met", "missed", "floor missed"]
+Verdict = Literal["met", "missed", "floor missed", "failed"]
+
+
+class WorkFailed(Exception):
+    """Somebody else's work could not be done, in so many words: it is left out from then on, and the others go on."""
 
 
 def wall(work: Callable[[], object]) -> Work:
@@ -74,43 +79,57 @@ def at_most(goal: float, floor: float | None = None) -> Target:
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One number with the rounds it is the median of. `unit`: "x" for a ratio. `scatter`: as SCATTER, where a figure
-    may rightly scatter more. `more`: whatever else is worth keeping."""
+    may rightly scatter more. `steady`: what ought to be the same in every round, where the rounds themselves ought not:
+    it says whether something else was running. `more`: whatever else is worth keeping. `error`: why there are no
+    rounds."""
 
     name: str
     rounds: Sequence[float]
     unit: str = "x"
     target: Target | None = None
     scatter: float = SCATTER
+    steady: Sequence[float] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.rounds:
-            raise ValueError(f"figure {self.name!r} was never measured")
+        if bool(self.rounds) == (self.error is not None):
+            raise ValueError(f"figure {self.name!r} was never measured, and nothing says why")
 
     @property
     def median(self) -> float:
-        return statistics.median(self.rounds)
+        """Not a number where it failed."""
+        return statistics.median(self.rounds) if self.rounds else math.nan
 
     @property
     def disturbed(self) -> bool:
         """Did the rounds scatter so much that something else must have been running?"""
-        return max(self.rounds) > self.scatter * min(self.rounds)
+        seen = self._seen
+        return bool(seen) and max(seen) > self.scatter * min(seen)
 
     @property
     def disturbed_rounds(self) -> list[int]:
         """Rounds far from the median, counted from 1."""
-        middle = self.median
-        return [at for at, one in enumerate(self.rounds, 1) if one > OFF * middle or one * OFF < middle]
+        if not self._seen:
+            return []
+        middle = statistics.median(self._seen)
+        return [at for at, one in enumerate(self._seen, 1) if one > OFF * middle or one * OFF < middle]
+
+    @property
+    def _seen(self) -> Sequence[float]:
+        return self.rounds if self.steady is None else self.steady
 
     @property
     def verdict(self) -> Verdict | None:
+        if self.error is not None:
+            return "failed"
         return None if self.target is None else self.target.verdict(self.median)
 
     def as_dict(self) -> dict[str, Any]:
         target = self.target
         return {
             "name": self.name,
-            "median": significant(self.median),
+            "median": significant(self.median) if self.rounds else None,
             "unit": self.unit,
             "rounds": [significant(one) for one in self.rounds],
             "disturbed": self.disturbed,
@@ -118,6 +137,7 @@ class Figure:
             "target": None if target is None else str(target),
             "floor": None if target is None else target.floor,
             "verdict": self.verdict,
+            **({} if self.error is None else {"error": self.error}),
             **self.more,
         }
 
@@ -131,9 +151,10 @@ def significant(number: float, digits: int = 4) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What every work took, round by round."""
+    """What every work took, round by round. `failed`: those that did not go through all of them, and why."""
 
     took: Mapping[str, Sequence[float]]
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     def median(self, name: str) -> float:
         return statistics.median(self.took[name])
@@ -143,11 +164,16 @@ class Rounds:
         return [above / below for above, below in zip(self.took[over], self.took[under], strict=True)]
 
     def ratio(self, name: str, over: str, under: str, target: Target | None = None, **more: Any) -> Figure:
-        """The figure `name`: `over` divided by `under`; both medians are kept beside it."""
+        """The figure `name`: `over` divided by `under`; both medians are kept beside it. Without numbers, where one of
+        them failed."""
+        if error := self.failed.get(over, self.failed.get(under)):
+            return Figure(name, (), target=target, error=error)
         kept = {f"{work} seconds": significant(self.median(work)) for work in (over, under)}
         return Figure(name, self.ratios(over, under), target=target, more={**kept, **more})
 
     def figure(self, name: str, work: str, unit: str = "s", target: Target | None = None, **more: Any) -> Figure:
+        if error := self.failed.get(work):
+            return Figure(name, (), unit, target, error=error)
         return Figure(name, self.took[work], unit, target, more=more)
 
 
@@ -162,18 +188,24 @@ def interleaved(
     """Every work once a round, every second round in the opposite order, so that none profits from its place.
 
     `warm` rounds come first and do not count. `look` is told what comes next: turn 0 is warm. `pause`: seconds before
-    each work, in which threads of the one before stop spinning. Garbage is collected between works.
+    each work, in which threads of the one before stop spinning. Garbage is collected between works. A work that raises
+    WorkFailed gets no more turns.
     """
     if rounds < 1:
         raise ValueError("at least one round is wanted")
     took: dict[str, list[float]] = {name: [] for name in works}
+    failed: dict[str, str] = {}
     for turn in range(1 - warm, rounds + 1):
         names = list(works) if turn % 2 else list(works)[::-1]
-        for name in names:
+        for name in (name for name in names if name not in failed):
             look(max(turn, 0), name)
             gc.collect()
             time.sleep(pause)
-            one = works[name]()
+            try:
+                one = works[name]()
+            except WorkFailed as error:
+                failed[name] = str(error)
+                continue
             if turn > 0:
                 took[name].append(one)
-    return Rounds(took)
+    return Rounds({name: seconds for name, seconds in took.items() if name not in failed}, failed)

@@ -158,10 +158,12 @@ def peers(
 
 
 def _print(report: Report, json: bool) -> int:
+    """Exit 1 where something that was compared with failed; the other figures stand."""
     document = report.as_dict()
+    code = FAILED if report.failed else OK
     if json:
         output.write_json(document)
-        return OK
+        return code
     rows = [figure | {"figure": figure["name"]} for figure in document["figures"]]
     output.table(f"Benchmark: {report.benchmark}", rows, _COLUMNS, records=document["figures"])
     for figure in document["figures"]:
@@ -172,7 +174,7 @@ def _print(report: Report, json: bool) -> int:
     output.say(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; with --json versions and options")
     if report.disturbed:
         output.say("DISTURBED: where the rounds scatter something else was running, and the figure says nothing")
-    return OK
+    return code
 
 
 def _details(figure: Mapping[str, Any]) -> str:

@@ -1,0 +1,161 @@
+"""A peer that fails while it is measured costs its own figures, never those of the others."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from app.src.benchmark import embed, search
+from app.src.benchmark.environments import PeerUnavailable
+from app.src.benchmark.report import Report
+from app.src.benchmark.side_by_side import Figure, Rounds, WorkFailed, at_least, interleaved
+from app.src.core.engine import EngineOptions, load_engine
+from app.src.settings import EmbeddingSettings
+
+GOOD = str(Path(__file__).with_name("fake_embedder.py"))
+WANTED = EmbeddingSettings(model="hash:16")
+
+
+def failing_embedder(folder: Path, calls: int, how: str) -> str:
+    """Embeds so many times, tuning included, and then no more."""
+    file = folder / "failing.py"
+    file.write_text(
+        textwrap.dedent(f"""
+            import os
+            import numpy as np
+            from embedding import Loaded, serve
+
+            left = [{calls}]
+
+            def load(wish):
+                def encode(texts, setting):
+                    left[0] -= 1
+                    if left[0] < 0:
+                        {how}
+                    return np.eye(len(texts), 16, dtype=np.float32) + 1
+                return Loaded(encode, ("only",), {{}})
+
+            serve((), load)
+        """),
+        encoding="utf-8",
+    )
+    return str(file)
+
+
+def measured(*peers: str, rounds: int = 2) -> Report:
+    with load_engine(EngineOptions("hash:16")) as engine:
+        return embed.measure(engine, WANTED, embed.EmbedOptions(peers, rounds, 0.02), lambda text: None)
+
+
+def by_name(report: Report) -> dict[str, Figure]:
+    return {figure.name: figure for figure in report.figures}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("raise RuntimeError('no more memory')", "RuntimeError: no more memory"), ("os._exit(3)", "failing: it ended")],
+)
+@pytest.mark.parametrize("calls", [3, 5], ids=["in a round", "asked for its vectors"])
+def test_its_figure_says_why_and_the_others_are_there(tmp_path: Path, calls: int, how: str, words: str) -> None:
+    """Two calls of tuning, one that warms up, two rounds, and then the vectors."""
+    report = measured(failing_embedder(tmp_path, calls, how), GOOD)
+    found = by_name(report)
+    assert list(found) == ["short: failing / ours", "short: fake_embedder / ours", "skewed: fake_embedder / ours"]
+    broken = report.figures[0]
+    assert (broken.verdict, broken.error is not None and words in broken.error) == ("failed", True)
+    assert [figure.name for figure in report.failed] == [broken.name]
+    for figure in report.figures[1:]:
+        assert (len(figure.rounds), figure.error) == (2, None)
+        assert "least_cosine" in figure.more
+
+
+def test_the_last_one_that_fails_leaves_a_figure_too(tmp_path: Path) -> None:
+    (figure,) = measured(failing_embedder(tmp_path, 3, "raise RuntimeError('no')")).figures
+    assert figure.error == "failing: RuntimeError: no"
+
+
+def test_one_that_fails_before_anything_was_measured_ends_it(tmp_path: Path) -> None:
+    with pytest.raises(PeerUnavailable, match="RuntimeError: no"):
+        measured(failing_embedder(tmp_path, 0, "raise RuntimeError('no')"))
+
+
+def test_one_that_cannot_be_tuned_later_keeps_what_was_measured(tmp_path: Path) -> None:
+    """Six calls are all of the first workload."""
+    report = measured(failing_embedder(tmp_path, 6, "raise RuntimeError('no')"))
+    assert [(figure.name, len(figure.rounds)) for figure in report.figures] == [("short: failing / ours", 2)]
+    assert report.notes == ["left out: failing: RuntimeError: no"]
+
+
+def test_a_search_that_fails(tmp_path: Path) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(
+        textwrap.dedent("""
+            from answering import answer
+
+            def search(**_):
+                raise RuntimeError("index lost")
+
+            answer((), build=lambda **_: {"build_seconds": 0.1}, search=search)
+        """),
+        encoding="utf-8",
+    )
+    options = search.SearchOptions((str(file), "numpy"), 2, rows=300, queries=3, dimension=16)
+    found = by_name(search.measure(options, lambda text: None))
+    assert list(found) == ["ours", "ours / failing", "ours / numpy"]
+    assert found["ours / failing"].error == "failing: RuntimeError: index lost"
+    assert found["ours / numpy"].more["their_recall"] == 1.0
+
+
+# ------------------------------------------------------------------------------------------------------------ the parts
+
+
+def test_a_failed_work_gets_no_more_turns() -> None:
+    turns: list[str] = []
+
+    def broken() -> float:
+        turns.append("broken")
+        if len([turn for turn in turns if turn == "broken"]) == 2:
+            raise WorkFailed("no disk")
+        return 1.0
+
+    def sound() -> float:
+        turns.append("sound")
+        return 2.0
+
+    rounds = interleaved({"broken": broken, "sound": sound}, 3)
+    assert turns == ["sound", "broken", "broken", "sound", "sound", "sound"]
+    assert rounds == Rounds({"sound": [2.0, 2.0, 2.0]}, {"broken": "no disk"})
+    ratio = rounds.ratio("speed", "broken", "sound", at_least(2))
+    assert (ratio.error, ratio.verdict, ratio.rounds) == ("no disk", "failed", ())
+    assert rounds.figure("seconds", "broken").error == "no disk"
+    assert rounds.figure("seconds", "sound").median == 2.0
+
+
+def test_any_other_error_ends_the_rounds() -> None:
+    def wrong() -> float:
+        raise RuntimeError("ours")
+
+    with pytest.raises(RuntimeError, match="ours"):
+        interleaved({"wrong": wrong}, 1)
+
+
+def test_a_failed_figure_is_written_as_null() -> None:
+    written = Figure("f", (), "x", at_least(2), error="gone").as_dict()
+    assert json.loads(json.dumps(written))["median"] is None
+    assert (written["verdict"], written["error"], written["disturbed"]) == ("failed", "gone", False)
+    assert "error" not in Figure("f", [1.0]).as_dict()
+    with pytest.raises(ValueError, match="nothing says why"):
+        Figure("f", ())
+
+
+def test_what_ought_to_be_steady_says_whether_a_figure_was_disturbed() -> None:
+    """Rounds that rightly differ, such as losses about zero."""
+    losses = [-0.01, 0.15, 0.03]
+    assert Figure("loss", losses).disturbed
+    quiet = Figure("loss", losses, steady=[1.0, 1.1, 1.05])
+    assert (quiet.disturbed, quiet.disturbed_rounds, quiet.median) == (False, [], 0.03)
+    loud = Figure("loss", losses, steady=[1.0, 1.5, 1.0])
+    assert (loud.disturbed, loud.disturbed_rounds) == (True, [2])
