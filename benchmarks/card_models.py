@@ -57,9 +57,9 @@ SHAPES = {
     "bert-large": Shape(24, 1024, 16, 4096),
 }
 TINY = {
-    "minilm": Shape(2, 64, 4, 256),
-    "bert-base": Shape(2, 128, 4, 512),
-    "bert-large": Shape(3, 256, 4, 1024),
+    "minilm": Shape(1, 64, 4, 256),
+    "bert-base": Shape(2, 64, 4, 256),
+    "bert-large": Shape(2, 128, 4, 512),
 }
 """For --quick."""
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -52,8 +52,9 @@ class Peer:
 
     def __init__(self, folder: Path, profile: DeviceProfile) -> None:
         self._folder, self._profile = folder, profile
-        on_card = [name for name in DTYPES if name in profile.tensor_cores]
-        self.precisions = on_card or (["fp32"] if profile.kind == "cpu" or "fp16" not in profile.peaks else ["fp16"])
+        self.precisions = [name for name in DTYPES if name in profile.tensor_cores] or ["fp32"]
+        if profile.kind == "cuda" and self.precisions == ["fp32"] and profile.capability != (6, 1):
+            self.precisions.append("fp16")  # a P100's is fast without tensor cores, a P4's is not
         self._models: dict[str, Any] = {}
 
     def encode(self, texts: Sequence[str], setting: Setting) -> Any:
@@ -75,18 +76,24 @@ class Peer:
         return vectors
 
     def best(self, texts: Sequence[str], sizes: Sequence[int] = BATCH_SIZES) -> tuple[Setting, dict[str, float]]:
-        """The fastest setting for them, and the seconds of each that the memory held."""
+        """The fastest setting for them, and the seconds of each that the memory held: all sizes in the first precision,
+        the best of them in the others."""
         took: dict[Setting, float] = {}
+        wanted = list(sizes)
         for precision in self.precisions:
             self.encode(texts[: sizes[0]], Setting(precision, sizes[0]))
-            for size in sizes:
+            for size in wanted:
                 setting = Setting(precision, size)
                 seconds = self._seconds(texts, setting)
                 if seconds is not None:
                     took[setting] = seconds
-        return min(took, key=lambda one: took[one]), {
-            f"{one.precision}, batch {one.batch_size}": round(seconds, 4) for one, seconds in took.items()
-        }
+            wanted = [self._fastest(took).batch_size]
+        tried = {f"{one.precision}, batch {one.batch_size}": round(seconds, 4) for one, seconds in took.items()}
+        return self._fastest(took), tried
+
+    @staticmethod
+    def _fastest(took: Mapping[Setting, float]) -> Setting:
+        return min(took, key=lambda one: took[one])
 
     def _seconds(self, texts: Sequence[str], setting: Setting) -> float | None:
         import torch
@@ -177,7 +184,7 @@ class Watch:
         self._name: tuple[str, str] | None = None
         self._seen: dict[tuple[str, str], list[GpuState]] = defaultdict(list)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="card-watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="card-watch", daemon=True)
         self.reason: str | None = None
         """Why nothing is seen."""
 
@@ -201,6 +208,10 @@ class Watch:
         """`work` of `what` comes next; None: nothing that counts."""
         self._name = None if work is None else (what, work)
 
+    def looking(self, what: str) -> Callable[[int, str], None]:
+        """For `interleaved`: names what comes next; what only warms up does not count."""
+        return lambda turn, work: self.now(what, work if turn else None)
+
     def summary(self, what: str, work: str) -> dict[str, Any] | None:
         """Medians of clock and power, the highest temperature, and everything that held the clock back."""
         seen = self._seen.get((what, work))
@@ -216,11 +227,15 @@ class Watch:
             "looks": len(seen),
         }
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         while not self._over.wait(_SAMPLE_SECONDS):
-            name, state = self._name, self._state()
-            if state is not None and name is not None and name == self._name:
-                self._seen[name].append(state)
+            self.look()
+
+    def look(self) -> None:
+        """Once. What is seen while one work follows another belongs to neither."""
+        name, state = self._name, self._state()
+        if state is not None and name is not None and name == self._name:
+            self._seen[name].append(state)
 
     def _state(self) -> GpuState | None:
         found = snapshot()

@@ -34,7 +34,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -212,7 +212,7 @@ def milliseconds(work: Callable[[], object]) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def against_product(scene: Scene, ways: dict[str, Callable[[int], object]], rounds: int) -> dict[str, Figure]:
+def against_product(scene: Scene, ways: Mapping[str, Callable[[int], object]], rounds: int) -> dict[str, Figure]:
     """The median time of each way over that of the product before and after it."""
     times: dict[str, list[float]] = {name: [] for name in ("product", *ways)}
     busy: dict[str, list[float]] = {name: [] for name in times}

@@ -10,7 +10,6 @@ import pytest
 
 from tests.emulator.process import REPOSITORY
 
-
 FORMS = ("base64", "floats", "raw")
 
 
