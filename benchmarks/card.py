@@ -257,7 +257,7 @@ def reference(peer: Peer, words: Words, given: argparse.Namespace) -> Reference:
 
 def sized(engine: EmbeddingEngine, words: Words, kind: str, size: Scale, seconds: float) -> Workload:
     """As many texts as our engine computes in so many seconds."""
-    count, took = size.probe, 0.0
+    tried, count, took = 1, size.probe, 0.0
     while took < seconds / 4 and count < MOST_TEXTS:
         probe = words.texts(lengths_of(kind, count), seed=1)
         took = min(wall(lambda: engine.embed(probe))() for _ in range(2))  # noqa: B023
@@ -346,7 +346,9 @@ def switches(bench: Bench, given: argparse.Namespace, report: Report) -> Iterato
         if bench.late(f"switches, {name}", given, report):
             return
         model = bench.model(name, given, report)
-        ways = {"as it comes": {}} | {switch: {switch: value} for switch, value in off.items()}
+        ways: dict[str, dict[str, Any]] = {"as it comes": {}} | {
+            switch: {switch: value} for switch, value in off.items()
+        }
         if len(off) > 1:
             ways["any of them"] = off
         with contextlib.ExitStack() as held:
@@ -358,7 +360,7 @@ def switches(bench: Bench, given: argparse.Namespace, report: Report) -> Iterato
             rounds = interleaved(works, given.rounds, look=watch.looking(f"switches, {name}"))
             for way in list(ways)[1:]:
                 card = watch.summary(f"switches, {name}", way)
-                more = {"texts": len(load.texts), "path_reason": engines[way].path_reason, "card": card}
+                more: dict[str, Any] = {"texts": len(load.texts), "path_reason": engines[way].path_reason, "card": card}
                 yield rounds.ratio(f"switches, {name}: without {way} / with", way, "as it comes", **more)
 
 
