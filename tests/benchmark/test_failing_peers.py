@@ -19,6 +19,13 @@ GOOD = str(Path(__file__).with_name("fake_embedder.py"))
 WANTED = EmbeddingSettings(model="hash:16")
 
 
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed here."""
+    monkeypatch.setattr(embed, "PAUSE", 0.0)
+    monkeypatch.setattr(search, "PAUSE", 0.0)
+
+
 def failing_embedder(folder: Path, calls: int, how: str) -> str:
     """Embeds so many times, tuning included, and then no more."""
     file = folder / "failing.py"
@@ -55,10 +62,13 @@ def by_name(report: Report) -> dict[str, Figure]:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
-    [("raise RuntimeError('no more memory')", "RuntimeError: no more memory"), ("os._exit(3)", "failing: it ended")],
+    ("calls", "how", "words"),
+    [
+        pytest.param(3, "raise RuntimeError('no more memory')", "RuntimeError: no more memory", id="error in a round"),
+        pytest.param(3, "os._exit(3)", "failing: it ended", id="end in a round"),
+        pytest.param(5, "os._exit(3)", "failing: it ended", id="end when asked for its vectors"),
+    ],
 )
-@pytest.mark.parametrize("calls", [3, 5], ids=["in a round", "asked for its vectors"])
 def test_its_figure_says_why_and_the_others_are_there(tmp_path: Path, calls: int, how: str, words: str) -> None:
     """Two calls of tuning, one that warms up, two rounds, and then the vectors."""
     report = measured(failing_embedder(tmp_path, calls, how), GOOD)

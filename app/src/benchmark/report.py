@@ -118,7 +118,10 @@ def main(
         parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(parts)}")
     console = Console(highlight=False, emoji=False)
     console = console if console.is_terminal else Console(width=_WIDTH, highlight=False, emoji=False)
-    options = {key: value for key, value in vars(given).items() if key not in ("parts", "out")}
+    said = {key: value for key, value in vars(given).items() if key not in ("parts", "out")}
+    options = {
+        key: value for key, value in said.items() if not isinstance(value, Path)
+    }  # folders are nobody's business
     report = Report(name, options=options)
     part = ""
     try:
