@@ -238,7 +238,7 @@ class Watch:
             self._seen[name].append(state)
 
     def _state(self) -> GpuState | None:
-        found = snapshot()
+        found = snapshot(throughput=False)
         self.reason = found.reason
         uuid = self._uuid()
         for state in found.devices:

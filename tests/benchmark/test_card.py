@@ -230,7 +230,7 @@ def state(**more: Any) -> GpuState:
 
 
 def watching(monkeypatch: pytest.MonkeyPatch, states: Sequence[GpuState], uuid: str | None = None) -> Watch:
-    monkeypatch.setattr(card_sides, "snapshot", lambda: GpuSnapshot(tuple(states)))
+    monkeypatch.setattr(card_sides, "snapshot", lambda **_: GpuSnapshot(tuple(states)))
     monkeypatch.setattr(Watch, "_uuid", lambda self: uuid)
     return Watch(T4)
 
@@ -243,7 +243,7 @@ def test_looks_at_the_card_belong_to_what_runs(monkeypatch: pytest.MonkeyPatch) 
 
     def work(name: str) -> float:
         for each in (hot, replace(hot, sm_clock_mhz=1100), hot) if name == "ours" else (cold,):
-            monkeypatch.setattr(card_sides, "snapshot", lambda each=each: GpuSnapshot((each,)))
+            monkeypatch.setattr(card_sides, "snapshot", lambda each=each, **_: GpuSnapshot((each,)))
             watch.look()
         return 1.0
 
