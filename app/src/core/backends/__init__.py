@@ -70,9 +70,10 @@ class ModelInfo:
     precision: Precision
     precision_reason: str
     shape: ModelShape
-    path: str  # how it is computed: packed, padded, sentence-transformers, hashing
+    path: str  # how it is computed: packed, padded, sentence-transformers, onnx-runtime, hashing
     path_reason: str
     matryoshka: Sequence[int] = ()  # shorter lengths that it was trained to be cut to
+    variant: str = ""  # family of its vectors, where it is not that of its precision
 
 
 class Backend(Protocol):
