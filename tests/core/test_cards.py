@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core import t4_gpu_optimizer as optimizer
+from app.src.core.choices import settings_of
 from app.src.core.device import (
     CARDS,
     ELEMENT_BYTES,
@@ -91,7 +91,7 @@ def test_each_refusal_names_what_to_ask_for_instead(
 def test_the_optimizer_gives_the_same_advice(
     capability: tuple[int, int], chosen: str, padding: int, possible: str, reason: str
 ) -> None:
-    settings = {each.name: each for each in optimizer.settings_of(sm(*capability))}
+    settings = {each.name: each for each in settings_of(sm(*capability))}
     assert (settings["precision"].value, settings["padding_multiple"].value) == (chosen, padding)
     refused = {name.removeprefix("embedding ") for name in settings if name.startswith("embedding ")}
     assert refused == set(PRECISIONS) - set(possible.split())
