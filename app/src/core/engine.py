@@ -511,8 +511,9 @@ def _int8_on_card(options: EngineOptions) -> bool:
 
 
 def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits) -> Backend:
-    """The model as a graph; on torch in its float precision, saying why, where only int8 was wanted and cannot be."""
-    from .onnx_export.serving import Int8Refused, Wanted, load_backend
+    """The model as a graph; where that cannot be, on torch in its float precision (on a CPU in the one asked for), and
+    the log and `path_reason` say why."""
+    from .onnx_export.serving import NotAsGraph, Wanted, load_backend
 
     wanted = Wanted(
         model=options.model,
@@ -525,8 +526,8 @@ def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits
     )
     try:
         return load_backend(wanted, graphs)
-    except Int8Refused as refused:
-        log.warning("%s is not computed in int8: %s", options.model, refused)
-        backend = _in_torch(replace(options, precision="auto"))
-        backend.info = replace(backend.info, path_reason=f"not in int8: {refused}; {backend.info.path_reason}")
+    except NotAsGraph as refused:
+        log.warning("%s is not computed as a graph in ONNX Runtime: %s", options.model, refused)
+        backend = _in_torch(replace(options, precision="auto") if _int8_on_card(options) else options)
+        backend.info = replace(backend.info, path_reason=f"no graph, {refused}; {backend.info.path_reason}")
         return backend

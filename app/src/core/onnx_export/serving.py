@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..backends import DeviceUnavailable
+from ..backends import DeviceUnavailable, ModelUnsupported
 from ..backends.onnx_runtime import Loaded, OnnxRuntimeBackend, Session, Sessions
 from ..device import Precision
 from ..memory import MemoryLimits
@@ -17,7 +17,7 @@ from .engines import Engines
 from .gate import Verdict
 from .models import GRAPH, Model, float_graph
 from .providers import BuildOptions
-from .sites import Site, find_site
+from .sites import Found, Site, find_site
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,12 @@ QUANTISED, JUDGED = "quantised", "verdict"
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """Whether and how models run as graphs. `enabled`: always; else only for int8 on a card. `algorithm` is that of the
-    calibration to serve."""
+    """Whether and how models run as graphs. `enabled`: wherever they can; else only for int8 on a card. `algorithm` is
+    that of the calibration to serve."""
 
     cache: Path
     enabled: bool = False
-    algorithm: str = "entropy"
+    algorithm: str = "minmax"
     build: BuildOptions = field(default_factory=BuildOptions)
 
 
@@ -49,29 +49,38 @@ class Wanted:
     limits: MemoryLimits = field(default_factory=MemoryLimits)
 
 
-class Int8Refused(DeviceUnavailable):
-    """There is no 8-bit graph that may serve here; the message says why and what to do."""
+class NotAsGraph(DeviceUnavailable):
+    """No graph of this model may or can serve here; the message says why and what to do."""
 
 
 def load_backend(wanted: Wanted, options: GraphOptions) -> OnnxRuntimeBackend:
-    """Where int8 is asked for and cannot serve: with `enabled` the float graph, its `path_reason` says why; else raises
-    Int8Refused. Raises the errors of loading a model, and DeviceUnavailable where this ONNX Runtime cannot use the card
-    that is asked for."""
+    """On a card: the calibrated graph where `precision` is int8, or auto with `enabled`, and the gate let it pass; else,
+    with `enabled`, the float graph, and its `path_reason` says why. On a CPU only the calibrated graph: in float the
+    packed path is better. Raises NotAsGraph where neither can be, and the errors of loading a model."""
     model = Model.find(wanted.model, wanted.revision, wanted.weights_sha256)
-    found = find_site(wanted.device, options.build, wanted.limits, wanted.threads)
-    site = found.site
-    if site.profile.kind == "cuda" and site.runtime == "cpu":
-        raise (DeviceUnavailable if options.enabled else Int8Refused)(found.reason)
-    serving = GraphServing(site, model, ArtifactCache(options.cache), wanted.limits)
-    if wanted.precision != "int8":
-        return serving.float_backend(wanted.precision, found.reason)
     try:
-        return serving.int8_backend(options.algorithm, found.reason)
-    except Int8Refused as refused:
-        if not options.enabled:
-            raise
-        log.warning("%s: not computed in int8: %s", model.folder.name, refused)
-        return serving.float_backend("auto", f"{found.reason}; not in int8: {refused}")
+        found = find_site(wanted.device, options.build, wanted.limits, wanted.threads)
+        _check_runtime(found)
+        serving = GraphServing(found.site, model, ArtifactCache(options.cache), wanted.limits)
+        refusal = "" if wanted.precision in ("auto", "int8") else f"precision {wanted.precision} was asked for"
+        if not refusal:
+            try:
+                return serving.int8_backend(options.algorithm, found.reason)
+            except NotAsGraph as refused:
+                refusal = f"not in int8: {refused}"
+        if found.site.runtime == "cpu" or not options.enabled:
+            raise NotAsGraph(refusal)
+        log.info("%s runs as a float graph; %s", model.folder.name, refusal)
+        return serving.float_backend(wanted.precision, f"{found.reason}; {refusal}")
+    except NotAsGraph:
+        raise
+    except (DeviceUnavailable, ModelUnsupported) as error:
+        raise NotAsGraph(str(error)) from error
+
+
+def _check_runtime(found: Found) -> None:
+    if found.site.profile.kind == "cuda" and found.site.runtime == "cpu":
+        raise NotAsGraph(found.reason)
 
 
 class GraphServing:
@@ -90,9 +99,9 @@ class GraphServing:
         return OnnxRuntimeBackend(loaded, self._sessions(graph, precision, reason))
 
     def int8_backend(self, algorithm: str, reason: str) -> OnnxRuntimeBackend:
-        """The calibrated graph whose newest verdict here let it pass. Raises Int8Refused."""
+        """The calibrated graph whose newest verdict here let it pass. Raises NotAsGraph."""
         if self._site.runtime == "cuda":
-            raise Int8Refused(f"8-bit graphs gain nothing on CUDA alone; {reason}")
+            raise NotAsGraph(f"8-bit graphs gain nothing on CUDA alone; {reason}")
         return self.quantised_backend(self._accepted(algorithm), f"{reason}; calibrated by {algorithm}")
 
     def quantised_backend(self, graph: Entry, reason: str) -> OnnxRuntimeBackend:
@@ -106,13 +115,13 @@ class GraphServing:
         judged = self._cache.newest(JUDGED, verdict_dependencies(self._site, self._model, algorithm))
         if judged.entry is None:
             other = f" (one for something else is there: {judged.note})" if judged.note else ""
-            raise Int8Refused(f"this machine has no calibration of this model by {algorithm}{other}: owl-sap calibrate")
+            raise NotAsGraph(f"this machine has no calibration of this model by {algorithm}{other}: owl-sap calibrate")
         verdict = Verdict.from_dict(dict(judged.entry.facts["verdict"]))
         if not verdict.accepted:
-            raise Int8Refused(f"the accuracy gate {verdict.reason}")
+            raise NotAsGraph(f"the accuracy gate {verdict.reason}")
         graph = self._cache.find(QUANTISED, judged.entry.facts["graph"])
         if graph.entry is None:
-            raise Int8Refused(f"the calibrated graph is gone; {graph.note or 'owl-sap calibrate NAME makes it again'}")
+            raise NotAsGraph(f"the calibrated graph is gone; {graph.note or 'owl-sap calibrate NAME makes it again'}")
         return graph.entry
 
     def _float(self, precision: Precision) -> Entry:
