@@ -5,7 +5,6 @@ the engine looks for it. Knows the parts; no HTTP and no terminal.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.src.parts import Parts
@@ -30,9 +29,8 @@ class CalibrationRequest:
 
 
 class Calibration:
-    def __init__(self, parts: Parts, cache: Path) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._cache = cache
 
     def calibrate(self, spec: CollectionSpec, request: CalibrationRequest) -> dict[str, Any]:
         """Figures of the calibration, `accepted` by the gate or not. Raises the connector's and the engine's errors."""
@@ -41,10 +39,15 @@ class Calibration:
         wanted = self._parts.settings.tensorrt
         notes = []
         if done.accepted and not wanted.enabled:
-            notes.append("it serves with [tensorrt] enabled = true (on a card, precision = \"int8\" is enough)")
+            notes.append('it serves with [tensorrt] enabled = true (on a card, precision = "int8" is enough)')
         if done.accepted and done.algorithm != wanted.algorithm:
             notes.append(f'it serves with [tensorrt] algorithm = "{done.algorithm}"; now it is "{wanted.algorithm}"')
-        return {"collection": spec.name, "model": self._parts.settings.embedding.model, **done.as_dict(), "notes": notes}
+        return {
+            "collection": spec.name,
+            "model": self._parts.settings.embedding.model,
+            **done.as_dict(),
+            "notes": notes,
+        }
 
     def _texts(self, spec: CollectionSpec, request: CalibrationRequest) -> list[str]:
         from connector.generations import sample_texts as stored_texts
@@ -64,7 +67,7 @@ class Calibration:
             from app.src.core.onnx_export.providers import BuildOptions
 
             options = OptimizerOptions(
-                cache=self._cache,
+                cache=self._parts.graphs_folder,
                 device=wanted.device,
                 build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
                 limits=MemoryLimits(wanted.memory_fraction, wanted.reserve_mb << 20),

@@ -73,9 +73,12 @@ class Parts:
         *,
         source: Source | None = None,
         store: VectorStore | None = None,
+        file: Path | None = None,
     ) -> None:
-        """`source` and `store` replace what the settings describe; they are closed all the same."""
+        """`source` and `store` replace what the settings describe; they are closed all the same. `file`: where the
+        settings were read, beside which calibrations are kept."""
         self.settings = settings
+        self.graphs_folder = settings.tensorrt_cache(file)
         self._metrics = metrics or Metrics()
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
@@ -213,8 +216,9 @@ class Parts:
     def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
         """The configured model; or another, on the same device within the same limits."""
         from app.src.core.engine import EngineOptions, load_engine
+        from app.src.core.onnx_export.serving import BuildOptions, GraphOptions
 
-        wanted = self.settings.embedding
+        wanted, tensorrt = self.settings.embedding, self.settings.tensorrt
         if model is not None:
             pinned = {"revision": model.revision, "weights_sha256": model.weights_sha256}
             wanted = wanted.model_copy(update={"model": model.name, "precision": model.precision, **pinned})
@@ -227,6 +231,12 @@ class Parts:
             weights_sha256=wanted.weights_sha256,
             revision=wanted.revision,
             threads=wanted.threads,
+            graphs=GraphOptions(
+                cache=self.graphs_folder,
+                enabled=tensorrt.enabled,
+                algorithm=tensorrt.algorithm,
+                build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+            ),
         )
         try:
             return load_engine(options)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from app.src import doctor
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
+from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
 from app.src.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
@@ -71,12 +72,13 @@ class Service:
         self.settings = settings
         self.file = file
         self.metrics = metrics or Metrics()
-        self.parts = Parts(settings, self.metrics, source=source, store=store)
+        self.parts = Parts(settings, self.metrics, source=source, store=store, file=file)
         self.background = Background(settings, file, self, self.parts.expected_errors)
         self.jobs = self.background.jobs
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
         self.changes = Changes(self.parts)
+        self._calibration = Calibration(self.parts)
         self._generations = Generations(self.parts, self._block)
         self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
 
@@ -215,6 +217,10 @@ class Service:
         if not estimate:
             options = replace(options, measure_seconds=None)
         return self.discovery.plan(self.spec(name), options, observer)
+
+    def calibrate(self, name: str, request: CalibrationRequest | None = None) -> dict[str, Any]:
+        """As `Calibration.calibrate`. Raises UnknownCollection beside that."""
+        return self._calibration.calibrate(self.spec(name), request or CalibrationRequest())
 
     def verify(
         self,

@@ -11,7 +11,16 @@ from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
 from app.src.cli.exits import FAILED, OK
 
-_COLUMNS = ("accepted", "algorithm", "calibrated_on", "judged_on", "mean_cosine", "worst_cosine", "overlap", "int8_share")
+_COLUMNS = (
+    "accepted",
+    "algorithm",
+    "calibrated_on",
+    "judged_on",
+    "mean_cosine",
+    "worst_cosine",
+    "overlap",
+    "int8_share",
+)
 
 
 class Algorithm(StrEnum):

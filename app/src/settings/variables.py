@@ -176,9 +176,7 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     *_nothing("WORKER_MAX_TASKS_PER_CHILD", _ONE_PROCESS),
     *_nothing("CUDA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING", _LIBRARY.format("CUDA")),
     *_nothing("CUDA_MODULE_LOADING", "read by CUDA itself, not out of .env; LAZY has been its default since 12.2"),
-    *_nothing(
-        "PYTORCH_CUDA_ALLOC_CONF", "read by torch itself, not out of .env; its name is PYTORCH_ALLOC_CONF now"
-    ),
+    *_nothing("PYTORCH_CUDA_ALLOC_CONF", "read by torch itself, not out of .env; its name is PYTORCH_ALLOC_CONF now"),
     *_nothing("PYTORCH_JIT", "does nothing: no TorchScript is used"),
 )
 """In this order HANA_*, T4_GPU_* beat these, and OWL_SAP_* beats both."""

@@ -16,7 +16,7 @@ from .cache import ArtifactCache, Dependencies, Entry
 from .engines import Engines
 from .gate import Verdict
 from .models import GRAPH, Model, float_graph
-from .providers import BuildOptions
+from .providers import BuildOptions as BuildOptions
 from .sites import Found, Site, find_site
 
 log = logging.getLogger(__name__)
