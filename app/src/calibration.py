@@ -20,8 +20,8 @@ HELD_BACK_TOO = 1.25
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRequest:
-    """`texts`: to calibrate on, about; others are held back to judge by. `algorithm` None: as configured. `stored`: take
-    the texts from the store instead of the source."""
+    """`texts`: to calibrate on, about; others are held back to judge by. `algorithm` None: as configured. `stored`:
+    take the texts from the store instead of the source."""
 
     texts: int = 1000
     algorithm: str | None = None
@@ -62,6 +62,7 @@ class Calibration:
         wanted, tensorrt = self._parts.settings.embedding, self._parts.settings.tensorrt
         try:
             from app.src.core.memory import MemoryLimits
+            from app.src.core.onnx_export.gate import Bar
             from app.src.core.onnx_export.models import Model
             from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer
             from app.src.core.onnx_export.providers import BuildOptions
@@ -70,6 +71,7 @@ class Calibration:
                 cache=self._parts.graphs_folder,
                 device=wanted.device,
                 build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+                bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
                 limits=MemoryLimits(wanted.memory_fraction, wanted.reserve_mb << 20),
                 threads=wanted.threads,
             )

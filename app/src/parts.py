@@ -216,7 +216,7 @@ class Parts:
     def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
         """The configured model; or another, on the same device within the same limits."""
         from app.src.core.engine import EngineOptions, load_engine
-        from app.src.core.onnx_export.serving import BuildOptions, GraphOptions
+        from app.src.core.onnx_export.serving import Bar, BuildOptions, GraphOptions
 
         wanted, tensorrt = self.settings.embedding, self.settings.tensorrt
         if model is not None:
@@ -236,6 +236,7 @@ class Parts:
                 enabled=tensorrt.enabled,
                 algorithm=tensorrt.algorithm,
                 build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+                bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
             ),
         )
         try:

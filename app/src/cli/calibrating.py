@@ -11,22 +11,18 @@ from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
 from app.src.cli.exits import FAILED, OK
 
-_COLUMNS = (
-    "accepted",
-    "algorithm",
-    "calibrated_on",
-    "judged_on",
-    "mean_cosine",
-    "worst_cosine",
-    "overlap",
-    "int8_share",
-)
+_FIGURES = ("mean_cosine", "worst_cosine", "overlap", "int8_share")
+_COLUMNS = ("accepted", "algorithm", "calibrated_on", "judged_on", *_FIGURES)
 
 
 class Algorithm(StrEnum):
     MINMAX = "minmax"
     ENTROPY = "entropy"
     PERCENTILE = "percentile"
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 4)
 
 
 @verb(app, "calibrate")
@@ -54,8 +50,9 @@ def calibrate(
         output.write_json(found)
     else:
         verdict = found["verdict"]
-        shown = {**found, **{key: verdict[key] for key in _COLUMNS if key in verdict}, "judged_on": verdict["texts"]}
-        output.counts(f"{name}: INT8 {'accepted' if found['accepted'] else 'REFUSED'}", [shown], _COLUMNS)
+        shown = {**found, "judged_on": verdict["texts"], **{key: _rounded(verdict[key]) for key in _FIGURES}}
+        outcome = "accepted" if found["accepted"] else "REFUSED"
+        output.counts(f"{name}: INT8 {outcome}", [shown], _COLUMNS, records=[found])
         output.say(f"{name}: {found['reason']}")
         if not found["accepted"]:
             output.say(f"{name}: the engine stays on its float precision")

@@ -19,7 +19,7 @@ from .tokenizing import RustTokenizer
 
 PATH = "onnx-runtime"
 OUTPUT = "sentence_embedding"
-_NO_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "allocate memory", "not enough memory")
+_NO_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "bad allocation", "not enough memory")
 
 Feeds = Mapping[str, NDArray[np.int64]]
 
@@ -126,10 +126,8 @@ class OnnxRuntimeBackend:
     def _computed(self, session: Session, batch: Sequence[TokenIds]) -> Vectors:
         try:
             (vectors,) = session.run([OUTPUT], self._rectangle(batch))
-        except MemoryError as error:
-            raise OutOfMemory("memory does not hold this batch") from error
-        except RuntimeError as error:  # all of ONNX Runtime's own errors are
-            if any(words in str(error).lower() for words in _NO_MEMORY):
+        except Exception as error:  # ONNX Runtime's own have no other class in common
+            if _no_memory(error):
                 raise OutOfMemory("the device's memory does not hold this batch") from error
             raise
         return np.asarray(vectors, dtype=np.float32)
@@ -157,17 +155,19 @@ def make_session(
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; what is missing is told below
+    options.log_severity_level = 4  # what is an error is raised, and what is missing is told below
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
         session: Session = onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph), options, providers=[(n, dict(o)) for n, o in providers]
         )
-    except RuntimeError as error:
-        if any(words in str(error).lower() for words in _NO_MEMORY):
+    except Exception as error:
+        if _no_memory(error):
             raise OutOfMemory("the device's memory does not hold this graph") from error
-        raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {_first_line(error)}") from error
+        if type(error).__module__.startswith("onnxruntime."):
+            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {_first_line(error)}") from error
+        raise
     missing = [name for name, _ in providers if name not in session.get_providers()]
     if missing:
         raise DeviceUnavailable(
@@ -175,6 +175,10 @@ def make_session(
             " or of another version (docs/gpu.md)"
         )
     return session
+
+
+def _no_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 def _first_line(error: Exception) -> str:

@@ -5,7 +5,7 @@ vectors and bars; neither texts nor models.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,18 @@ class Verdict:
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
+    def by(self, bar: Bar) -> Verdict:
+        """The same figures by another bar. What had none stays refused."""
+        if self.mean_cosine is None or self.worst_cosine is None or self.overlap is None:
+            return self
+        missed = list(_missed(self.mean_cosine, self.overlap, self.int8_share, bar))
+        figures = (
+            f"cosine to fp32 {self.mean_cosine:.4f} on average, {self.worst_cosine:.4f} at the least,"
+            f" {self.overlap:.3f} of the first {self.neighbours}"
+        )
+        reason = f"accepted: {figures}" if not missed else f"refused: {'; '.join(missed)} ({figures})"
+        return replace(self, accepted=not missed, reason=reason, bar=bar)
+
     @classmethod
     def from_dict(cls, given: dict[str, object]) -> Verdict:
         """Raises TypeError for what `as_dict` cannot have made."""
@@ -81,10 +93,7 @@ def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None, b
     cosines = np.einsum("ij,ij->i", exact, candidate)
     mean, worst = float(cosines.mean()), float(cosines.min())
     found = float(np.mean(list(_shares(exact, candidate, neighbours))))
-    missed = list(_missed(mean, found, int8_share, bar))
-    figures = f"cosine to fp32 {mean:.4f} on average, {worst:.4f} at the least, {found:.3f} of the first {neighbours}"
-    reason = f"accepted: {figures}" if not missed else f"refused: {'; '.join(missed)} ({figures})"
-    return Verdict(not missed, reason, len(exact), mean, worst, found, int8_share, neighbours, bar)
+    return Verdict(False, "", len(exact), mean, worst, found, int8_share, neighbours, bar).by(bar)
 
 
 def _missed(mean: float, found: float, share: float | None, bar: Bar) -> Iterator[str]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from .models import GRAPH, Model, embedded
 from .providers import BuildOptions
 from .serving import JUDGED, QUANTISED, GraphServing, verdict_dependencies
 from .sites import Site, find_site
+
+if TYPE_CHECKING:
+    import onnx
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +82,17 @@ class Optimized:
         return values | {"report": dict(self.report)}
 
 
+Quantiser = Callable[[Folder, Sequence[str], str], "tuple[onnx.ModelProto, Mapping[str, Any]]"]
+"""Model, texts, algorithm -> the 8-bit graph, and figures with `int8_share` among them."""
+
+
 class T4TensorRTOptimizer:
     """Calibrates models. Made once, used for any number of them."""
 
-    def __init__(self, options: OptimizerOptions | None = None) -> None:
+    def __init__(self, options: OptimizerOptions | None = None, *, quantiser: Quantiser | None = None) -> None:
         self._options = options or OptimizerOptions()
         self._cache = ArtifactCache(self._options.cache)
+        self._quantiser = quantiser or quantised_graph
 
     def optimize_model_with_calibration(
         self,
@@ -103,7 +111,8 @@ class T4TensorRTOptimizer:
             raise ValueError(f"calibration algorithm {calibration_algorithm!r} is not one of {', '.join(ALGORITHMS)}")
         learnt, judges = divided(data)
         with readable(model) as found:
-            return _Run(self._options, self._cache, found, name).calibrate(learnt, judges, calibration_algorithm)
+            run = _Run(self._options, self._cache, found, name)
+            return run.calibrate(learnt, judges, calibration_algorithm, self._quantiser)
 
 
 def divided(texts: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -155,13 +164,21 @@ class _Run:
             found = find_site("cpu", options.build, options.limits, options.threads)
         self._site, self._runs_on = found.site, found.reason
 
-    def calibrate(self, learnt: Sequence[str], judges: Sequence[str], algorithm: str) -> Optimized:
+    def calibrate(
+        self, learnt: Sequence[str], judges: Sequence[str], algorithm: str, quantiser: Quantiser
+    ) -> Optimized:
         started = time.perf_counter()
         site, model = self._site, self._model
         depends = quantised_dependencies(site, model, learnt, judges, algorithm)
-        graph, cached, note = self._cache.obtain(
-            QUANTISED, depends, lambda building: self._quantise(building, learnt, algorithm)
-        )
+
+        def quantise(building: Building) -> None:
+            import onnx
+
+            made, report = quantiser(model.folder, learnt, algorithm)
+            onnx.save(made, str(building.path / GRAPH))
+            building.facts["report"] = dict(report)
+
+        graph, cached, note = self._cache.obtain(QUANTISED, depends, quantise)
         serving = GraphServing(site, model, self._cache, self._options.limits)
         backend = serving.quantised_backend(graph, self._runs_on)
         try:
@@ -189,17 +206,6 @@ class _Run:
             seconds=round(time.perf_counter() - started, 2),
         )
 
-    def _quantise(self, building: Building, learnt: Sequence[str], algorithm: str) -> None:
-        import onnx
-
-        from .graph import build_graph
-        from .quantise import quantise
-
-        tokens = RustTokenizer.load(self._model.folder).ids(learnt)
-        graph, report = quantise(build_graph(self._model.folder, precision="fp32"), tokens, algorithm)
-        onnx.save(graph, str(building.path / GRAPH))
-        building.facts["report"] = report.to_dict()
-
     def _exact(self, texts: Sequence[str]) -> Vectors:
         """By our own engine in fp32, not by a graph: what graphs get wrong must be seen."""
         folder, site = self._model.folder, self._site
@@ -217,6 +223,16 @@ class _Run:
         with self._cache.build(JUDGED, judged) as building:
             building.facts["verdict"] = verdict.as_dict()
             building.facts["graph"] = dict(depends)
+
+
+def quantised_graph(folder: Folder, texts: Sequence[str], algorithm: str) -> tuple[onnx.ModelProto, Mapping[str, Any]]:
+    """Our own quantiser."""
+    from .graph import build_graph
+    from .quantise import quantise
+
+    tokens = RustTokenizer.load(folder).ids(texts)
+    graph, report = quantise(build_graph(folder), tokens, algorithm)
+    return graph, report.to_dict()
 
 
 def quantised_dependencies(

@@ -14,6 +14,7 @@ from ..device import Precision
 from ..memory import MemoryLimits
 from .cache import ArtifactCache, Dependencies, Entry
 from .engines import Engines
+from .gate import Bar as Bar
 from .gate import Verdict
 from .models import GRAPH, Model, float_graph
 from .providers import BuildOptions as BuildOptions
@@ -28,12 +29,13 @@ QUANTISED, JUDGED = "quantised", "verdict"
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
     """Whether and how models run as graphs. `enabled`: wherever they can; else only for int8 on a card. `algorithm` is
-    that of the calibration to serve."""
+    that of the calibration to serve, `bar` what its verdict is measured by."""
 
     cache: Path
     enabled: bool = False
     algorithm: str = "minmax"
     build: BuildOptions = field(default_factory=BuildOptions)
+    bar: Bar = field(default_factory=Bar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,9 @@ class NotAsGraph(DeviceUnavailable):
 
 
 def load_backend(wanted: Wanted, options: GraphOptions) -> OnnxRuntimeBackend:
-    """On a card: the calibrated graph where `precision` is int8, or auto with `enabled`, and the gate let it pass; else,
-    with `enabled`, the float graph, and its `path_reason` says why. On a CPU only the calibrated graph: in float the
-    packed path is better. Raises NotAsGraph where neither can be, and the errors of loading a model."""
+    """On a card: the calibrated graph where `precision` is int8, or auto with `enabled`, and the gate let it pass;
+    else, with `enabled`, the float graph, and its `path_reason` says why. On a CPU only the calibrated graph: in float
+    the packed path is better. Raises NotAsGraph where neither can be, and the errors of loading a model."""
     model = Model.find(wanted.model, wanted.revision, wanted.weights_sha256)
     try:
         found = find_site(wanted.device, options.build, wanted.limits, wanted.threads)
@@ -65,7 +67,7 @@ def load_backend(wanted: Wanted, options: GraphOptions) -> OnnxRuntimeBackend:
         refusal = "" if wanted.precision in ("auto", "int8") else f"precision {wanted.precision} was asked for"
         if not refusal:
             try:
-                return serving.int8_backend(options.algorithm, found.reason)
+                return serving.int8_backend(options.algorithm, options.bar, found.reason)
             except NotAsGraph as refused:
                 refusal = f"not in int8: {refused}"
         if found.site.runtime == "cpu" or not options.enabled:
@@ -98,11 +100,11 @@ class GraphServing:
         loaded = Loaded(self._model.folder, self._model.weights, self._site.profile, precision, why)
         return OnnxRuntimeBackend(loaded, self._sessions(graph, precision, reason))
 
-    def int8_backend(self, algorithm: str, reason: str) -> OnnxRuntimeBackend:
-        """The calibrated graph whose newest verdict here let it pass. Raises NotAsGraph."""
+    def int8_backend(self, algorithm: str, bar: Bar, reason: str) -> OnnxRuntimeBackend:
+        """The calibrated graph, if its newest verdict here passes the bar. Raises NotAsGraph."""
         if self._site.runtime == "cuda":
             raise NotAsGraph(f"8-bit graphs gain nothing on CUDA alone; {reason}")
-        return self.quantised_backend(self._accepted(algorithm), f"{reason}; calibrated by {algorithm}")
+        return self.quantised_backend(self._accepted(algorithm, bar), f"{reason}; calibrated by {algorithm}")
 
     def quantised_backend(self, graph: Entry, reason: str) -> OnnxRuntimeBackend:
         """This 8-bit graph, judged or not."""
@@ -111,12 +113,12 @@ class GraphServing:
         loaded = Loaded(model.folder, model.weights, site.profile, "int8", "asked for", variant)
         return OnnxRuntimeBackend(loaded, self._sessions(graph, "int8", reason))
 
-    def _accepted(self, algorithm: str) -> Entry:
+    def _accepted(self, algorithm: str, bar: Bar) -> Entry:
         judged = self._cache.newest(JUDGED, verdict_dependencies(self._site, self._model, algorithm))
         if judged.entry is None:
             other = f" (one for something else is there: {judged.note})" if judged.note else ""
             raise NotAsGraph(f"this machine has no calibration of this model by {algorithm}{other}: owl-sap calibrate")
-        verdict = Verdict.from_dict(dict(judged.entry.facts["verdict"]))
+        verdict = Verdict.from_dict(judged.entry.facts["verdict"]).by(bar)
         if not verdict.accepted:
             raise NotAsGraph(f"the accuracy gate {verdict.reason}")
         graph = self._cache.find(QUANTISED, judged.entry.facts["graph"])
