@@ -64,7 +64,7 @@ class Calibration:
             from app.src.core.memory import MemoryLimits
             from app.src.core.onnx_export.gate import Bar
             from app.src.core.onnx_export.models import Model
-            from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer
+            from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer, divided
             from app.src.core.onnx_export.providers import BuildOptions
 
             options = OptimizerOptions(
@@ -75,6 +75,7 @@ class Calibration:
                 limits=MemoryLimits(wanted.memory_fraction, wanted.reserve_mb << 20),
                 threads=wanted.threads,
             )
+            divided(texts)  # too few of them are told before a model is looked for
             model = Model.find(wanted.model, wanted.revision, wanted.weights_sha256)
             return T4TensorRTOptimizer(options).optimize_model_with_calibration(model, name, texts, algorithm)
         except ImportError as error:

@@ -210,7 +210,8 @@ class _Run:
         """By our own engine in fp32, not by a graph: what graphs get wrong must be seen."""
         folder, site = self._model.folder, self._site
         name = folder.name if folder.name in PACKAGED else str(folder.path)
-        options = TorchOptions(name, "fp32", site.profile.torch_name, self._options.threads)
+        packed = folder.name in PACKAGED  # else transformers' own modules, which any packed path is tried against
+        options = TorchOptions(name, "fp32", site.profile.torch_name, self._options.threads, packed=packed)
         backend = TorchBackend.load(options)
         try:
             return embedded(backend, texts)
