@@ -238,6 +238,9 @@ class Parts:
                 build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
                 bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
             ),
+            preallocate=wanted.preallocate,
+            clear_cache=wanted.clear_cache,
+            cudnn_benchmark=wanted.cudnn_benchmark,
         )
         try:
             return load_engine(options)

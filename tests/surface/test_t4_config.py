@@ -45,7 +45,7 @@ def test_every_variable_that_settings_know_has_a_field() -> None:
 
 def test_settings_without_a_word_give_the_guides_defaults(tmp_path: Path) -> None:
     made = config(tmp_path, {})
-    assert made.calibration_cache == tmp_path / ".owl-sap" / "tensorrt"
+    assert made.calibration_cache == Path(".owl-sap/tensorrt")
     assert asdict(made) | {"calibration_cache": None} == asdict(T4GPUConfig())
 
 

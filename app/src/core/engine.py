@@ -49,6 +49,9 @@ class EngineOptions:
     bound the GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's
     CPU threads, for the whole process. `packed` False forces padded batches. `graphs`: whether and how the model runs
     as a graph in ONNX Runtime; None: it never does.
+
+    On a card: `preallocate` computes one largest batch at loading, `clear_cache` gives memory back after large batches,
+    `cudnn_benchmark` lets cuDNN try its convolutions. None of them changes a vector, or anything on a CPU.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -61,6 +64,9 @@ class EngineOptions:
     threads: int | None = None
     packed: bool = True
     graphs: GraphOptions | None = None
+    preallocate: bool = False
+    clear_cache: bool = False
+    cudnn_benchmark: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,10 +484,17 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
     limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
     if options.model.startswith(HASHING):
         return EmbeddingEngine(HashingBackend(options.model), limits)
+    engine = EmbeddingEngine(_backend(options, limits), limits)
+    if options.preallocate:
+        preallocate(engine)
+    return engine
+
+
+def _backend(options: EngineOptions, limits: MemoryLimits) -> Backend:
     graphs = options.graphs
     if graphs is not None and (graphs.enabled or _int8_on_card(options)):
-        return EmbeddingEngine(_as_graph(options, graphs, limits), limits)
-    return EmbeddingEngine(_in_torch(options), limits)
+        return _as_graph(options, graphs, limits)
+    return _in_torch(options)
 
 
 def _in_torch(options: EngineOptions) -> TorchBackend:
@@ -496,6 +509,8 @@ def _in_torch(options: EngineOptions) -> TorchBackend:
             weights_sha256=options.weights_sha256,
             revision=options.revision,
             packed=options.packed,
+            cudnn_benchmark=options.cudnn_benchmark,
+            clear_cache=options.clear_cache,
         )
     )
 
@@ -531,3 +546,15 @@ def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits
         backend = _in_torch(replace(options, precision="auto") if _int8_on_card(options) else options)
         backend.info = replace(backend.info, path_reason=f"no graph, {refused}; {backend.info.path_reason}")
         return backend
+
+
+def preallocate(engine: EmbeddingEngine) -> int:
+    """Compute one batch as large as any will be, of longest texts: torch's allocator takes its memory now and keeps it,
+    and a budget that does not fit is halved now rather than in the midst of a sync. The tokens computed; 0 on a CPU,
+    where it would only take memory that other programs could use."""
+    if engine.profile.kind == "cpu":
+        return 0
+    before = engine.stats().tokens
+    texts = max(1, engine.token_budget // engine.max_tokens)
+    engine.embed([f"{number} " + "oil " * engine.max_tokens for number in range(texts)])
+    return engine.stats().tokens - before

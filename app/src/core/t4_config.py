@@ -1,4 +1,4 @@
-"""The T4 guides' switches as one value: every T4_GPU_* variable, its default as the guides have it, and what it changes.
+"""The T4 guides' switches as one value: every T4_GPU_* variable, its default in the guides, what it changes.
 
 Made from the settings (`app.src.settings.t4_gpu`) or by hand; this module reads no environment and knows no torch.
 """
@@ -28,7 +28,7 @@ class T4GPUConfig:
     max_workspace_size: int = 4 << 30
     """Bytes of the card that TensorRT may use while it tries kernels for an engine; nothing of it stays in use."""
     dynamic_batch_size: bool = True
-    """Batches by what fits. False changes nothing: batches are always planned by tokens from the memory that is free."""
+    """Batches by what fits. False changes nothing: they are always planned by tokens from the memory that is free."""
     enable_profiling: bool = False
     """NVTX ranges around tokenising, copying, computing and pooling, for Nsight Systems and torch's profiler."""
     enable_tensor_cores: bool = True

@@ -1,5 +1,5 @@
-"""The settings in force as the arguments of core's T4GPUConfig, which the T4 guides' programs are configured with. Knows
-no core: whoever knows both makes it, `T4GPUConfig(**t4_gpu(loaded))`.
+"""The settings in force as the arguments of core's T4GPUConfig, the T4 guides' way to configure. Knows no core: whoever
+knows both makes it, `T4GPUConfig(**t4_gpu(loaded))`.
 """
 
 from __future__ import annotations

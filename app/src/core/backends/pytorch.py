@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..device import BF16_PAYS, DeviceError, DeviceProfile, Precision, allow_tf32, choose_precision, detect
+from ..device import BF16_PAYS, DeviceError, DeviceProfile, Precision, choose_precision, detect
+from ..switches import TF32, tune_convolutions
 from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
 from .compute_thread import on_compute_thread
 from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
@@ -37,7 +38,7 @@ class TorchOptions:
     """What to load and how. `weights_sha256`: expected sum of the weights, for models that are not packaged.
 
     `threads` sets torch's number of CPU threads for the whole process; None leaves it. `packed` False forces the
-    padded path, for comparison.
+    padded path, for comparison. `cudnn_benchmark` and `clear_cache` as in EngineOptions.
     """
 
     model: str
@@ -47,6 +48,8 @@ class TorchOptions:
     weights_sha256: str | None = None
     revision: str | None = None
     packed: bool = True
+    cudnn_benchmark: bool = False
+    clear_cache: bool = False
 
 
 class Encoder(Protocol):
@@ -149,6 +152,8 @@ class TorchBackend:
         encoder = self._in_fp32() if exact else self._loaded()
         with torch.inference_mode(), memory_errors_mapped():
             vectors: Vectors = encoder(batch).float().cpu().numpy()
+        if self._options.clear_cache:
+            give_back_after(self.profile, batch)
         return vectors
 
     @property
@@ -181,6 +186,8 @@ class TorchBackend:
         return int(free)
 
     def close(self) -> None:
+        if self._encoder is not None:
+            TF32.release(self.profile, self._target.precision)
         self._encoder = self._exact = None
         if self.profile.kind == "cuda":
             import torch
@@ -213,8 +220,24 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
         precision, reason = choose_precision(profile, options.precision, bf16_gain)
     except DeviceError as error:
         raise DeviceUnavailable(str(error)) from error
-    allow_tf32(profile, precision)
+    TF32.hold(profile, precision)
+    tune_convolutions(profile, options.cudnn_benchmark)
     return Target(profile, precision), reason
+
+
+LARGE_BATCH = 8192
+"""Tokens of a batch after which `clear_cache` gives memory back: smaller ones leave little behind."""
+
+
+def give_back_after(profile: DeviceProfile, batch: Sequence[TokenIds]) -> bool:
+    """After a large batch, what torch keeps of the card's memory for the next one goes back to the driver, so that
+    other processes can have it. The next batch asks the driver anew, which waits for the card."""
+    if profile.kind != "cuda" or sum(map(len, batch)) < LARGE_BATCH:
+        return False
+    import torch
+
+    torch.cuda.empty_cache()
+    return True
 
 
 @contextlib.contextmanager
