@@ -26,6 +26,7 @@ from app.src.core.onnx_export.optimizer import (
     divided,
 )
 from app.src.core.onnx_export.serving import GraphOptions
+from app.src.core.t4_config import T4GPUConfig
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -224,3 +225,14 @@ def test_few_texts_are_refused_before_anything_is_computed() -> None:
     with pytest.raises(TooFewTexts, match="100 different texts are too few"):
         divided([f"{number % 100}" for number in range(400)])
     assert len(divided([str(number) for number in range(HELD_BACK * LEAST_TEXTS)])[1]) == LEAST_TEXTS
+
+
+def test_the_guides_configuration_is_taken(folder: Path, tmp_path: Path) -> None:
+    kept = T4GPUConfig(int8_mode=True, precision="int8", calibration_cache=tmp_path / "kept", optimization_level=4)
+    done = T4TensorRTOptimizer(kept, quantiser=Quantiser()).optimize_model_with_calibration(str(folder), "m", TEXTS)
+    assert done.path.is_relative_to(tmp_path / "kept")
+    optimizer = T4TensorRTOptimizer(T4GPUConfig(), quantiser=Quantiser())
+    done = optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS)
+    assert done.path.is_file()
+    del optimizer
+    assert not done.path.exists()

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..backends.folder import sha256_of
 from ..backends.onnx_runtime import OUTPUT, Session
@@ -110,6 +111,6 @@ def _sums(folder: Path) -> dict[str, str]:
     return {path.name: sha256_of([path]) for path in files}
 
 
-def _blank(rectangle: Rectangle) -> dict[str, np.ndarray]:
+def _blank(rectangle: Rectangle) -> dict[str, NDArray[np.int64]]:
     shape = (rectangle.texts, rectangle.tokens)
     return {"input_ids": np.zeros(shape, np.int64), "attention_mask": np.ones(shape, np.int64)}

@@ -5,8 +5,10 @@ held back, kept in the cache, and on a card built into an engine. Without a card
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -20,6 +22,7 @@ from ..backends.folder import PACKAGED, Folder, read_folder
 from ..backends.pytorch import TorchBackend, TorchOptions
 from ..backends.tokenizing import RustTokenizer
 from ..memory import MemoryLimits
+from ..t4_config import T4GPUConfig
 from .cache import ArtifactCache, Building, Dependencies, texts_hash
 from .gate import LEAST_TEXTS, Bar, Verdict, judge
 from .models import GRAPH, Model, embedded
@@ -89,10 +92,23 @@ Quantiser = Callable[[Folder, Sequence[str], str], "tuple[onnx.ModelProto, Mappi
 class T4TensorRTOptimizer:
     """Calibrates models. Made once, used for any number of them."""
 
-    def __init__(self, options: OptimizerOptions | None = None, *, quantiser: Quantiser | None = None) -> None:
+    def __init__(
+        self, options: OptimizerOptions | T4GPUConfig | None = None, *, quantiser: Quantiser | None = None
+    ) -> None:
+        """A T4GPUConfig without `calibration_cache` keeps what is made as long as this object."""
+        if isinstance(options, T4GPUConfig):
+            options = self._configured(options)
         self._options = options or OptimizerOptions()
         self._cache = ArtifactCache(self._options.cache)
         self._quantiser = quantiser or quantised_graph
+
+    def _configured(self, config: T4GPUConfig) -> OptimizerOptions:
+        kept = config.calibration_cache
+        folder = Path(tempfile.mkdtemp(prefix="owl-sap-calibration-") if kept is None else kept)
+        if kept is None:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        build = BuildOptions(config.workspace_mb, config.optimization_level)
+        return OptimizerOptions(folder, build=build, limits=MemoryLimits(config.memory_fraction))
 
     def optimize_model_with_calibration(
         self,
@@ -233,7 +249,7 @@ def quantised_graph(folder: Folder, texts: Sequence[str], algorithm: str) -> tup
 
     tokens = RustTokenizer.load(folder).ids(texts)
     graph, report = quantise(build_graph(folder), tokens, algorithm)
-    return graph, report.to_dict()
+    return graph, {**report.to_dict(), "int8_share": report.share}
 
 
 def quantised_dependencies(
