@@ -81,5 +81,5 @@ def test_long_texts_come_in_the_pieces_that_are_embedded() -> None:
 
 def test_rows_that_cannot_be_rendered_are_passed_over() -> None:
     source = LargeSource(40)
-    source.put("000007", MAKTX=object())  # type: ignore[arg-type]
-    assert len(_sample(source, 100)) == 39
+    source.put("9" * 2500, MAKTX="a key too long for an id")
+    assert len(_sample(source, 100)) == 40

@@ -45,8 +45,8 @@ def _least_cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(((one * other).sum(1) / lengths).min())
 
 
-@pytest.fixture(scope="module")
-def exact() -> np.ndarray:
+@pytest.fixture
+def exact(found: Found) -> np.ndarray:
     backend = TorchBackend.load(TorchOptions(MINILM, "fp32", "cuda"))
     vectors = embedded(backend, TEXTS)
     backend.close()

@@ -84,7 +84,6 @@ class Backend(Protocol):
 
     def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
         """Ids with special tokens, cut to what the model takes."""
-        ...
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of the whole texts, without special tokens."""

@@ -89,11 +89,11 @@ def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None, b
     if spoilt:
         reason = f"refused: {spoilt} of {len(exact)} texts have no finite vector"
         return Verdict(False, reason, len(exact), None, None, None, int8_share, neighbours, bar)
-    exact, candidate = _unit(exact), _unit(candidate)
-    cosines = np.einsum("ij,ij->i", exact, candidate)
+    truth, found = _unit(exact), _unit(candidate)
+    cosines = np.einsum("ij,ij->i", truth, found)
     mean, worst = float(cosines.mean()), float(cosines.min())
-    found = float(np.mean(list(_shares(exact, candidate, neighbours))))
-    return Verdict(False, "", len(exact), mean, worst, found, int8_share, neighbours, bar).by(bar)
+    overlap = float(np.mean(list(_shares(truth, found, neighbours))))
+    return Verdict(False, "", len(exact), mean, worst, overlap, int8_share, neighbours, bar).by(bar)
 
 
 def _missed(mean: float, found: float, share: float | None, bar: Bar) -> Iterator[str]:
@@ -113,7 +113,8 @@ def _directions(vectors: Vectors) -> NDArray[np.bool_]:
 
 def _unit(vectors: Vectors) -> NDArray[np.float64]:
     doubles = vectors.astype(np.float64)
-    return doubles / np.linalg.norm(doubles, axis=1, keepdims=True)
+    unit: NDArray[np.float64] = doubles / np.linalg.norm(doubles, axis=1, keepdims=True)
+    return unit
 
 
 def _shares(exact: NDArray[np.float64], candidate: NDArray[np.float64], count: int) -> Iterator[float]:
