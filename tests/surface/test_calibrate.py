@@ -83,7 +83,7 @@ def test_calibrated_judged_and_kept(cli: Cli, tmp_path: Path, hana: dict[str, st
     assert list((tmp_path / "vectors" / "tensorrt").glob("quantised-*/model.onnx"))
 
     lower = {f"OWL_SAP_TENSORRT__LEAST_{bar}": "0" for bar in ("COSINE", "OVERLAP", "INT8_SHARE")}
-    accepted = cli("calibrate", "notifications", "--texts", "140", "--output", "table", **hana, **lower)
+    accepted = cli("--output", "table", "calibrate", "notifications", "--texts", "140", **hana, **lower)
     assert accepted.code == 0, accepted.err
     assert "INT8 accepted" in accepted.out
     assert "[tensorrt] enabled = true" in accepted.err

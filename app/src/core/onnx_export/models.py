@@ -12,10 +12,10 @@ import numpy as np
 from ..backends import Backend, ModelUnsupported, Vectors
 from ..backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from ..backends.hashing import PREFIX as HASHING
-from ..device import Precision
 from ..memory import CPU_TOKENS
 from ..planning import plan_batches
 from .cache import ArtifactCache, Building, Dependencies, Entry
+from .graph import GraphPrecision, build_graph
 
 GRAPH = "model.onnx"
 """The file of every graph in the cache."""
@@ -54,14 +54,12 @@ class Model:
         }
 
 
-def float_graph(cache: ArtifactCache, model: Model, precision: Precision, onnx_version: str | None) -> Entry:
+def float_graph(cache: ArtifactCache, model: Model, precision: GraphPrecision, onnx_version: str | None) -> Entry:
     """The graph in fp32 or fp16. Raises ModelUnsupported where the architecture is none that can be put into one."""
     wanted = {**model.dependencies(), "precision": precision, "onnx": onnx_version}
 
     def make(building: Building) -> None:
         import onnx
-
-        from .graph import build_graph
 
         graph = build_graph(model.folder, precision=precision)
         onnx.save(graph, str(building.path / GRAPH))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -24,9 +24,12 @@ from ..backends.tokenizing import RustTokenizer
 from ..memory import MemoryLimits
 from ..t4_config import T4GPUConfig
 from .cache import ArtifactCache, Building, Dependencies, texts_hash
+from .calibrators import ALGORITHMS, Algorithm
 from .gate import LEAST_TEXTS, Bar, Verdict, judge
+from .graph import build_graph
 from .models import GRAPH, Model, embedded
 from .providers import BuildOptions
+from .quantise import quantise
 from .serving import JUDGED, QUANTISED, GraphServing, verdict_dependencies
 from .sites import Site, find_site
 
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Algorithm = Literal["minmax", "entropy", "percentile"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 HELD_BACK = 5
 """One text in so many judges and does not calibrate."""
 MOST_JUDGES = 400
@@ -187,14 +188,14 @@ class _Run:
         site, model = self._site, self._model
         depends = quantised_dependencies(site, model, learnt, judges, algorithm)
 
-        def quantise(building: Building) -> None:
+        def make(building: Building) -> None:
             import onnx
 
             made, report = quantiser(model.folder, learnt, algorithm)
             onnx.save(made, str(building.path / GRAPH))
             building.facts["report"] = dict(report)
 
-        graph, cached, note = self._cache.obtain(QUANTISED, depends, quantise)
+        graph, cached, note = self._cache.obtain(QUANTISED, depends, make)
         serving = GraphServing(site, model, self._cache, self._options.limits)
         backend = serving.quantised_backend(graph, self._runs_on)
         try:
@@ -244,11 +245,8 @@ class _Run:
 
 def quantised_graph(folder: Folder, texts: Sequence[str], algorithm: str) -> tuple[onnx.ModelProto, Mapping[str, Any]]:
     """Our own quantiser."""
-    from .graph import build_graph
-    from .quantise import quantise
-
     tokens = RustTokenizer.load(folder).ids(texts)
-    graph, report = quantise(build_graph(folder), tokens, algorithm)
+    graph, report = quantise(build_graph(folder), tokens, cast(Algorithm, algorithm))
     return graph, {**report.to_dict(), "int8_share": report.share}
 
 

@@ -16,6 +16,7 @@ from .cache import ArtifactCache, Dependencies, Entry
 from .engines import Engines
 from .gate import Bar as Bar
 from .gate import Verdict
+from .graph import GraphPrecision
 from .models import GRAPH, Model, float_graph
 from .providers import BuildOptions as BuildOptions
 from .sites import Found, Site, find_site
@@ -126,7 +127,7 @@ class GraphServing:
             raise NotAsGraph(f"the calibrated graph is gone; {graph.note or 'owl-sap calibrate NAME makes it again'}")
         return graph.entry
 
-    def _float(self, precision: Precision) -> Entry:
+    def _float(self, precision: GraphPrecision) -> Entry:
         return float_graph(self._cache, self._model, precision, self._site.installed.onnx)
 
     def _sessions(self, graph: Entry, precision: Precision, reason: str) -> Sessions:

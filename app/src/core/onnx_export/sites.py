@@ -11,6 +11,7 @@ from ..backends import DeviceUnavailable
 from ..backends.onnx_runtime import MakeSession, Session, make_session
 from ..device import DeviceError, DeviceProfile, Precision, choose_precision, detect
 from ..memory import MemoryLimits, ModelShape, T4MemoryManager
+from .graph import GraphPrecision
 from .providers import (
     BuildOptions,
     EngineFolder,
@@ -59,9 +60,9 @@ class Site:
     def card(self) -> dict[str, str | int | float | None]:
         """What of the card, its driver and the libraries an engine depends on."""
         capability = None if self.profile.capability is None else ".".join(map(str, self.profile.capability))
-        return {"gpu": self.profile.name, "capability": capability} | self.installed.as_dependencies()
+        return {"gpu": self.profile.name, "capability": capability, **self.installed.as_dependencies()}
 
-    def float_precision(self, requested: str) -> tuple[Precision, str]:
+    def float_precision(self, requested: str) -> tuple[GraphPrecision, str]:
         """For `requested` (int8 counts as auto here) and the reason. Raises DeviceUnavailable."""
         asked = "auto" if requested == "int8" else requested
         if asked not in ("auto", "fp32", *(["fp16"] if self.runtime != "cpu" else [])):
@@ -70,9 +71,10 @@ class Site:
         if self.runtime == "cpu":
             return "fp32", "ONNX Runtime on a CPU" if asked == "auto" else "asked for"
         try:
-            return choose_precision(self.profile, asked)
+            chosen, reason = choose_precision(self.profile, asked)
         except DeviceError as error:
             raise DeviceUnavailable(str(error)) from error
+        return ("fp16" if chosen == "fp16" else "fp32"), reason
 
     def shapes(self, shape: ModelShape, precision: Precision, limits: MemoryLimits) -> ShapeProfile:
         """By the memory of the card, whatever is free now: else an engine would be built anew at every start."""
