@@ -112,7 +112,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "T4_GPU_INT8_MODE",
-        "sets tensorrt.enabled: INT8 on a card from 7.5 on, where the accuracy gate let it through; not on a CPU",
+        "sets tensorrt.enabled: INT8 on a CPU, or on a card from 7.5 on, where the accuracy gate let it through",
         _flag_of("tensorrt", "enabled"),
         ("tensorrt", "enabled"),
     ),
