@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from app.src.core.onnx_export.gate import LEAST_TEXTS, Bar, Verdict, judge
 
 
-def _vectors(texts: int = 200, dimension: int = 64, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((texts, dimension)).astype(np.float32)
+def _vectors(texts: int = 200, dimension: int = 64, seed: int = 1) -> NDArray[np.float32]:
+    vectors: NDArray[np.float32] = np.random.default_rng(seed).standard_normal((texts, dimension)).astype(np.float32)
+    return vectors
 
 
-def _blurred(exact: np.ndarray, amount: float, seed: int = 2) -> np.ndarray:
-    return (exact + amount * _vectors(*exact.shape, seed=seed)).astype(np.float32)
+def _blurred(exact: NDArray[np.float32], amount: float, seed: int = 2) -> NDArray[np.float32]:
+    return (exact + np.float32(amount) * _vectors(len(exact), exact.shape[1], seed)).astype(np.float32)
 
 
 def test_the_same_vectors_pass_whatever_their_length() -> None:
