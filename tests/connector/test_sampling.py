@@ -64,7 +64,7 @@ def test_a_small_table_is_read_whole(rows: int, wanted: int, got: int) -> None:
 def test_blank_and_equal_texts_count_once_or_not_at_all() -> None:
     source = LargeSource(400)
     for number, key in enumerate(sorted(source.data)):
-        source.put(*key, MAKTX=("", "same", f"pump {number}")[number % 3])
+        source.data[key] = {"MAKTX": ("", "same", f"pump {number}")[number % 3]}
     texts = _sample(source, 100)
     assert "" not in texts
     assert len(set(texts)) == len(texts) > 50

@@ -101,6 +101,7 @@ def test_the_packaged_model_passes_and_serves(cli: Cli, hana: dict[str, str]) ->
     (status,) = cli("sync", "notifications", "--json", **hana).json
     assert status["upserted"] > 100
     assert cli("verify", "notifications", "--json", **hana).json["ok"] is True
+    assert "calibrated by minmax" in cli("doctor", "--json", **hana).out
     _no_rows(run)
 
 
