@@ -101,7 +101,7 @@ def percentile(seen: Histogram, share: float = PERCENTILE) -> float:
     at = int(np.searchsorted(upto, wanted))
     before = float(upto[at - 1]) if at else 0.0
     inside = (wanted - before) / float(seen.counts[at])
-    return min(seen.greatest, float(at + inside) * seen.width)
+    return float(min(seen.greatest, (at + inside) * seen.width))
 
 
 def entropy(seen: Histogram, levels: int = LEVELS) -> float:
@@ -113,7 +113,7 @@ def entropy(seen: Histogram, levels: int = LEVELS) -> float:
     cuts = [*range(levels, used, _STRIDE), used]
     divergences = np.array([divergence(counts, cut, levels) for cut in cuts])
     best = len(cuts) - 1 - int(np.argmin(divergences[::-1]))
-    return min(seen.greatest, cuts[best] * seen.width)
+    return float(min(seen.greatest, cuts[best] * seen.width))
 
 
 def divergence(counts: NDArray[np.float64], cut: int, levels: int) -> float:
