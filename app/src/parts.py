@@ -74,10 +74,13 @@ class Parts:
         source: Source | None = None,
         store: VectorStore | None = None,
         loaded: Callable[[EmbeddingEngine], None] = lambda _: None,
+        graphs_folder: Path | None = None,
     ) -> None:
         """`source` and `store` replace what the settings describe; they are closed all the same. `loaded` is told of
-        the configured model's engine once it is there, before anybody uses it; it must not ask for parts."""
+        the configured model's engine once it is there, before anybody uses it; it must not ask for parts.
+        `graphs_folder`: where calibrations are kept; default: as if no settings file had been read."""
         self.settings = settings
+        self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
         self._loaded = loaded
         self._metrics = metrics or Metrics()
         self._lock = threading.RLock()
@@ -226,8 +229,9 @@ class Parts:
     def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
         """The configured model; or another, on the same device within the same limits."""
         from app.src.core.engine import EngineOptions, load_engine
+        from app.src.core.onnx_export.serving import Bar, BuildOptions, GraphOptions
 
-        wanted = self.settings.embedding
+        wanted, tensorrt = self.settings.embedding, self.settings.tensorrt
         if model is not None:
             pinned = {"revision": model.revision, "weights_sha256": model.weights_sha256}
             wanted = wanted.model_copy(update={"model": model.name, "precision": model.precision, **pinned})
@@ -240,6 +244,13 @@ class Parts:
             weights_sha256=wanted.weights_sha256,
             revision=wanted.revision,
             threads=wanted.threads,
+            onnx=GraphOptions(
+                cache=self.graphs_folder,
+                enabled=tensorrt.enabled,
+                algorithm=tensorrt.algorithm,
+                build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+                bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
+            ),
             preallocate=wanted.preallocate,
             clear_cache=wanted.clear_cache,
             cudnn_benchmark=wanted.cudnn_benchmark,

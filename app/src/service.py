@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from app.src import doctor
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
+from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
 from app.src.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
@@ -75,7 +76,10 @@ class Service:
         self.settings = settings
         self.file = file
         self.metrics = metrics or Metrics()
-        self.parts = Parts(settings, self.metrics, source=source, store=store, loaded=self._engine_loaded)
+        graphs = settings.tensorrt_cache(file)
+        self.parts = Parts(
+            settings, self.metrics, source=source, store=store, loaded=self._engine_loaded, graphs_folder=graphs
+        )
         self.metrics.watch_gpus(self.gpu)
         self.metrics.gpu_missing.set_function(lambda: float(self.gpu_missing() is not None))
         self.background = Background(settings, file, self, self.parts.expected_errors)
@@ -83,6 +87,7 @@ class Service:
         self.probes = Probes(self.parts)
         self.discovery = Discovery(self.parts)
         self.changes = Changes(self.parts)
+        self._calibration = Calibration(self.parts)
         self._generations = Generations(self.parts, self._block)
         self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
 
@@ -221,6 +226,10 @@ class Service:
         if not estimate:
             options = replace(options, measure_seconds=None)
         return self.discovery.plan(self.spec(name), options, observer)
+
+    def calibrate(self, name: str, request: CalibrationRequest | None = None) -> dict[str, Any]:
+        """As `Calibration.calibrate`. Raises UnknownCollection beside that."""
+        return self._calibration.calibrate(self.spec(name), request or CalibrationRequest())
 
     def verify(
         self,

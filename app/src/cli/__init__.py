@@ -5,6 +5,7 @@ imported by verbs that compute vectors.
 
 from app.src.cli import (  # noqa: F401 - they register their verbs
     benchmark,
+    calibrating,
     changes,
     commands,
     discovery,

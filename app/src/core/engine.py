@@ -7,6 +7,7 @@ Knows backends and memory; never HANA, HTTP, settings or the environment.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +24,17 @@ from .backends import Backend, EngineClosed, NonFinite, OutOfMemory, TokenIds, V
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
 from .backends.pausing import Interruptible
-from .device import DeviceProfile
+from .device import DeviceError, DeviceProfile, detect
 from .memory import MemoryLimits, T4MemoryManager
 from .planning import padded, plan_batches, windows_of
 from .ranges import show_to_nvtx
 from .splitting import piece_spans
+
+if TYPE_CHECKING:
+    from .backends.pytorch import TorchBackend
+    from .onnx_export.serving import GraphOptions
+
+log = logging.getLogger(__name__)
 
 AHEAD = 2
 """Tokenised windows that may wait for the device."""
@@ -40,7 +48,8 @@ class EngineOptions:
 
     `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `memory_fraction` and `reserve_mb`
     bound the GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's
-    CPU threads, for the whole process. `packed` False forces padded batches.
+    CPU threads, for the whole process. `packed` False forces padded batches. `onnx`: whether and how the model runs as a
+    graph in ONNX Runtime; None: it never does.
 
     On a card: `preallocate` computes one largest batch at loading, `clear_cache` gives memory back after large batches,
     `cudnn_benchmark` lets cuDNN try its convolutions, `profiling` shows what every engine of the process does as NVTX
@@ -57,6 +66,7 @@ class EngineOptions:
     threads: int | None = None
     packed: bool = True
     profiling: bool = False
+    onnx: GraphOptions | None = None
     preallocate: bool = False
     clear_cache: bool = False
     cudnn_benchmark: bool = False
@@ -145,7 +155,7 @@ class EmbeddingEngine:
 
     @property
     def path(self) -> str:
-        """How vectors are computed: packed, padded, sentence-transformers or hashing."""
+        """How vectors are computed: packed, padded, sentence-transformers, onnx-runtime or hashing."""
         return self._backend.info.path
 
     @property
@@ -163,9 +173,10 @@ class EmbeddingEngine:
     @property
     def fingerprint(self) -> str:
         """Changes whenever vectors would. All float precisions are one family: their vectors agree to cosine 0.999
-        and better, so that an index made on a GPU serves a CPU; int8 is another. Names no path and no device."""
+        and better, so that an index made on a GPU serves a CPU; int8 is another, and one for each calibrated graph.
+        Names no path and no device."""
         info = self._backend.info
-        family = "int8" if info.precision == "int8" else "float"
+        family = info.variant or ("int8" if info.precision == "int8" else "float")
         sums = f"{info.weights_sha256[:16]}.{info.tokenizer_sha256[:8]}"
         return f"{info.name}@{sums}/{info.pooling}/{info.max_tokens}/unit/{family}"
 
@@ -476,9 +487,26 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
     limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
     if options.model.startswith(HASHING):
         return EmbeddingEngine(HashingBackend(options.model), limits)
+    backend = _backend(options, limits)
+    if options.profiling and backend.profile.kind == "cuda":
+        show_to_nvtx()
+    engine = EmbeddingEngine(backend, limits)
+    if options.preallocate:
+        preallocate(engine)
+    return engine
+
+
+def _backend(options: EngineOptions, limits: MemoryLimits) -> Backend:
+    graphs = options.onnx
+    if graphs is not None and (graphs.enabled or _int8_on_card(options)):
+        return _as_graph(options, graphs, limits)
+    return _in_torch(options)
+
+
+def _in_torch(options: EngineOptions) -> TorchBackend:
     from .backends.pytorch import TorchBackend, TorchOptions
 
-    backend = TorchBackend.load(
+    return TorchBackend.load(
         TorchOptions(
             model=options.model,
             precision=options.precision,
@@ -491,12 +519,39 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
             clear_cache=options.clear_cache,
         )
     )
-    if options.profiling and backend.profile.kind == "cuda":
-        show_to_nvtx()
-    engine = EmbeddingEngine(backend, limits)
-    if options.preallocate:
-        preallocate(engine)
-    return engine
+
+
+def _int8_on_card(options: EngineOptions) -> bool:
+    """Where torch has no 8-bit layers."""
+    if options.precision != "int8":
+        return False
+    try:
+        return detect(options.device).kind == "cuda"
+    except DeviceError:
+        return False  # loading says what is wrong with it
+
+
+def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits) -> Backend:
+    """The model as a graph; where that cannot be, on torch in its float precision (on a CPU in the one asked for), and
+    the log and `path_reason` say why."""
+    from .onnx_export.serving import NotAsGraph, Wanted, load_backend
+
+    wanted = Wanted(
+        model=options.model,
+        precision=options.precision,
+        device=options.device,
+        threads=options.threads,
+        weights_sha256=options.weights_sha256,
+        revision=options.revision,
+        limits=limits,
+    )
+    try:
+        return load_backend(wanted, graphs)
+    except NotAsGraph as refused:
+        log.warning("%s is not computed as a graph in ONNX Runtime: %s", options.model, refused)
+        backend = _in_torch(replace(options, precision="auto") if _int8_on_card(options) else options)
+        backend.info = replace(backend.info, path_reason=f"no graph, {refused}; {backend.info.path_reason}")
+        return backend
 
 
 def preallocate(engine: EmbeddingEngine) -> int:

@@ -135,6 +135,15 @@ class TensorRtSettings(_Section):
     algorithm: Literal["minmax", "entropy", "percentile"] = Field(
         default="minmax", description="how the ranges of INT8 are found: minmax entropy percentile"
     )
+    least_cosine: float = Field(
+        default=0.99, ge=0, le=1, description="the gate: mean cosine to fp32 that INT8 must reach on texts held back"
+    )
+    least_overlap: float = Field(
+        default=0.90, ge=0, le=1, description="the gate: share of fp32's first ten neighbours that INT8 must find too"
+    )
+    least_int8_share: float = Field(
+        default=0.5, ge=0, le=1, description="the gate: share of the linear layers' products that must be in 8 bits"
+    )
 
 
 class SyncSettings(_Section):

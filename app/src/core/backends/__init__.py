@@ -70,9 +70,10 @@ class ModelInfo:
     precision: Precision
     precision_reason: str
     shape: ModelShape
-    path: str  # how it is computed: packed, padded, sentence-transformers, hashing
+    path: str  # how it is computed: packed, padded, sentence-transformers, onnx-runtime, hashing
     path_reason: str
     matryoshka: Sequence[int] = ()  # shorter lengths that it was trained to be cut to
+    variant: str = ""  # family of its vectors, where it is not that of its precision
 
 
 class Backend(Protocol):
@@ -83,7 +84,6 @@ class Backend(Protocol):
 
     def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
         """Ids with special tokens, cut to what the model takes."""
-        ...
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of the whole texts, without special tokens."""

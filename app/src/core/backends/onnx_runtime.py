@@ -1,0 +1,185 @@
+"""The ONNX Runtime backend: runs the graph of a sentence encoder over padded rectangles, on whatever its sessions were
+made for. Knows sessions and token ids; not how graphs are made, calibrated or built into engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device import DeviceProfile, Precision
+from . import DeviceUnavailable, ModelInfo, OutOfMemory, TokenIds, Vectors
+from .folder import Folder, sha256_of
+from .tokenizing import RustTokenizer
+
+PATH = "onnx-runtime"
+OUTPUT = "sentence_embedding"
+_NO_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "bad allocation", "not enough memory")
+
+Feeds = Mapping[str, NDArray[np.int64]]
+
+
+class Session(Protocol):
+    """Of `onnxruntime.InferenceSession`, what is used here."""
+
+    def run(self, outputs: Sequence[str], feeds: Feeds) -> Sequence[Any]: ...
+
+    def get_providers(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """`usual` computes batches; `exact` makes a session of the fp32 graph when it is first needed, or gives `usual`
+    again. `most_texts`: of one batch, where a session was built for so many; `note` says what they run on."""
+
+    usual: Session
+    exact: Callable[[], Session]
+    note: str
+    most_texts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What runs: a model whose files are checked (`weights`: their SHA-256), where, and as which numbers. `variant`:
+    see ModelInfo."""
+
+    folder: Folder
+    weights: str
+    profile: DeviceProfile
+    precision: Precision
+    precision_reason: str
+    variant: str = ""
+
+
+class OnnxRuntimeBackend:
+    """One graph on one device."""
+
+    def __init__(self, loaded: Loaded, sessions: Sessions) -> None:
+        self.profile = loaded.profile
+        self._tokenizer = RustTokenizer.load(loaded.folder)
+        self._pad_id = int(loaded.folder.config.get("pad_token_id") or 0)
+        self._longest = loaded.folder.max_length
+        self._multiple = loaded.profile.padding_multiple(loaded.precision)
+        self._sessions: Sessions | None = sessions
+        self._exact: Session | None = None
+        special = self._tokenizer.special_tokens
+        self.info = ModelInfo(
+            name=loaded.folder.name,
+            dimension=self.forward([self._tokenizer.ids([""])[0]]).shape[1],
+            max_tokens=loaded.folder.max_length - special,
+            special_tokens=special,
+            pooling=loaded.folder.pooling or "own",
+            weights_sha256=loaded.weights,
+            tokenizer_sha256=sha256_of([loaded.folder.encoder / "tokenizer.json"]),
+            precision=loaded.precision,
+            precision_reason=loaded.precision_reason,
+            shape=loaded.folder.shape,
+            path=PATH,
+            path_reason=sessions.note,
+            matryoshka=loaded.folder.matryoshka,
+            variant=loaded.variant,
+        )
+
+    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
+        return self._tokenizer.ids(texts)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        return self._tokenizer.count(texts)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        return self._tokenizer.offsets(text)
+
+    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+        """A batch of more texts than the session was built for is computed in parts."""
+        sessions = self._open()
+        session = self._in_fp32(sessions) if exact else sessions.usual
+        most = sessions.most_texts or len(batch)
+        parts = [self._computed(session, batch[start : start + most]) for start in range(0, len(batch), most)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def free_bytes(self) -> int:
+        if self.profile.kind == "cpu":
+            return 0
+        import torch
+
+        free, _total = torch.cuda.mem_get_info(self.profile.index)
+        return int(free)
+
+    def close(self) -> None:
+        self._sessions = self._exact = None
+
+    def _open(self) -> Sessions:
+        if self._sessions is None:
+            raise RuntimeError("the backend is closed")
+        return self._sessions
+
+    def _in_fp32(self, sessions: Sessions) -> Session:
+        if self._exact is None:
+            self._exact = sessions.exact()
+        return self._exact
+
+    def _computed(self, session: Session, batch: Sequence[TokenIds]) -> Vectors:
+        try:
+            (vectors,) = session.run([OUTPUT], self._rectangle(batch))
+        except Exception as error:  # ONNX Runtime's own have no other class in common
+            if _no_memory(error):
+                raise OutOfMemory("the device's memory does not hold this batch") from error
+            raise
+        return np.asarray(vectors, dtype=np.float32)
+
+    def _rectangle(self, batch: Sequence[TokenIds]) -> Feeds:
+        longest = max(map(len, batch))
+        width = min(-(-longest // self._multiple) * self._multiple, max(longest, self._longest))
+        ids = np.full((len(batch), width), self._pad_id, dtype=np.int64)
+        mask = np.zeros((len(batch), width), dtype=np.int64)
+        for row, tokens in enumerate(batch):
+            ids[row, : len(tokens)] = tokens
+            mask[row, : len(tokens)] = 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+
+MakeSession = Callable[[bytes | Path, Sequence[tuple[str, Mapping[str, Any]]], int | None], Session]
+"""Graph, providers, CPU threads -> a session that runs on all of the providers."""
+
+
+def make_session(
+    graph: bytes | Path, providers: Sequence[tuple[str, Mapping[str, Any]]], threads: int | None = None
+) -> Session:
+    """Raises DeviceUnavailable where ONNX Runtime would go on without a provider that was asked for, which it only
+    logs; OutOfMemory where the graph does not fit."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what is an error is raised, and what is missing is told below
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        session: Session = onnxruntime.InferenceSession(
+            graph if isinstance(graph, bytes) else str(graph), options, providers=[(n, dict(o)) for n, o in providers]
+        )
+    except Exception as error:
+        if _no_memory(error):
+            raise OutOfMemory("the device's memory does not hold this graph") from error
+        if type(error).__module__.startswith("onnxruntime."):
+            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {_first_line(error)}") from error
+        raise
+    missing = [name for name, _ in providers if name not in session.get_providers()]
+    if missing:
+        raise DeviceUnavailable(
+            f"ONNX Runtime {onnxruntime.__version__} cannot use {missing[0]} here: a library that it needs is missing"
+            " or of another version (docs/gpu.md)"
+        )
+    return session
+
+
+def _no_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,90 @@
+"""What only a card can show: TensorRT and CUDA through the real ONNX Runtime, engines from the cache, the gate on the
+card. None of it ever ran where this was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.src.core.backends.pytorch import TorchBackend, TorchOptions
+from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.onnx_export.cache import ArtifactCache
+from app.src.core.onnx_export.models import Model, embedded
+from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer
+from app.src.core.onnx_export.providers import CUDA, TENSORRT
+from app.src.core.onnx_export.serving import GraphOptions, GraphServing
+from app.src.core.onnx_export.sites import Found, find_site
+from tests.core.test_pytorch import ODD, mixed_lengths
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+MINILM = "all-MiniLM-L6-v2"
+TEXTS = [text for text in dict.fromkeys([*ODD, *mixed_lengths(200)]) if text.strip()]
+
+
+@pytest.fixture
+def found() -> Found:
+    pytest.importorskip("onnxruntime", reason="needs the extra tensorrt")
+    found = find_site("cuda")
+    if found.site.runtime == "cpu":
+        pytest.skip(found.reason)
+    return found
+
+
+@pytest.fixture
+def with_tensorrt(found: Found) -> Found:
+    if found.site.runtime != "tensorrt":
+        pytest.skip(found.reason)
+    return found
+
+
+def _least_cosine(one: np.ndarray, other: np.ndarray) -> float:
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return float(((one * other).sum(1) / lengths).min())
+
+
+@pytest.fixture
+def exact(found: Found) -> np.ndarray:
+    backend = TorchBackend.load(TorchOptions(MINILM, "fp32", "cuda"))
+    vectors = embedded(backend, TEXTS)
+    backend.close()
+    return vectors
+
+
+@pytest.mark.parametrize(("precision", "least"), [("fp32", 0.9999), ("fp16", 0.999)])
+def test_float_graphs_give_the_vectors_of_torch(
+    found: Found, tmp_path: Path, exact: np.ndarray, precision: str, least: float
+) -> None:
+    serving = GraphServing(found.site, Model.find(MINILM), ArtifactCache(tmp_path))
+    backend = serving.float_backend(precision, found.reason)
+    assert _least_cosine(embedded(backend, TEXTS), exact) >= least
+    assert _least_cosine(backend.forward(backend.tokenize(TEXTS[:4]), exact=True), exact[:4]) >= 0.9999
+
+
+def test_the_second_start_takes_the_engine_from_the_cache(with_tensorrt: Found, tmp_path: Path) -> None:
+    serving = GraphServing(with_tensorrt.site, Model.find(MINILM), ArtifactCache(tmp_path))
+    first, again = (serving.float_backend("fp16", "").info.path_reason for _ in range(2))
+    assert "was built" in first
+    assert "came from the cache" in again
+
+
+def test_sessions_run_on_what_was_asked_for(with_tensorrt: Found, tmp_path: Path) -> None:
+    serving = GraphServing(with_tensorrt.site, Model.find(MINILM), ArtifactCache(tmp_path))
+    backend = serving.float_backend("fp16", "")
+    assert list(backend._open().usual.get_providers()[:2]) == [TENSORRT, CUDA]
+
+
+def test_int8_is_judged_on_the_card_and_serves_if_it_passes(with_tensorrt: Found, tmp_path: Path) -> None:
+    options = OptimizerOptions(tmp_path, device="cuda")
+    done = T4TensorRTOptimizer(options).optimize_model_with_calibration(MINILM, "texts", TEXTS, "minmax")
+    assert done.runtime == "tensorrt"
+    assert done.engine is not None
+    assert done.verdict.mean_cosine is not None
+    graphs = GraphOptions(tmp_path, algorithm="minmax")
+    with load_engine(EngineOptions(MINILM, precision="int8", device="cuda", onnx=graphs)) as engine:
+        assert (engine.precision == "int8") is done.accepted
+        assert engine.path == ("onnx-runtime" if done.accepted else "packed")
+        assert isinstance(engine, EmbeddingEngine)
+        assert np.isfinite(engine.embed(TEXTS)).all()

@@ -1,0 +1,196 @@
+"""The ONNX Runtime backend on a CPU: the vectors of our own engine, in parts, in fp32 where it must, and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.src.core.backends import DeviceUnavailable, OutOfMemory
+from app.src.core.backends.onnx_runtime import Loaded, OnnxRuntimeBackend, Session, Sessions, make_session
+from app.src.core.device import DeviceProfile
+from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.onnx_export.cache import ArtifactCache
+from app.src.core.onnx_export.models import GRAPH, Model, float_graph
+from app.src.core.onnx_export.providers import CUDA, TENSORRT, cpu_provider
+from app.src.core.onnx_export.serving import GraphServing
+from app.src.core.onnx_export.sites import find_site
+
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+pytest.importorskip("onnx", reason="needs the extra onnx")
+
+ODD = ["", "pump", "Dichtung undicht", "x" * 300, " ".join(["valve"] * 100), "\ud800 broken", "a b c"] * 3
+
+
+@pytest.fixture
+def folder(make_folder: Callable[..., Path]) -> Path:
+    return make_folder()
+
+
+@pytest.fixture
+def serving(folder: Path, tmp_path: Path) -> GraphServing:
+    found = find_site("cpu")
+    return GraphServing(found.site, Model.find(str(folder)), ArtifactCache(tmp_path / "cache"))
+
+
+@pytest.fixture
+def backend(serving: GraphServing) -> OnnxRuntimeBackend:
+    return serving.float_backend("auto", "for a test")
+
+
+def test_the_engine_over_it_gives_the_vectors_of_the_engine_over_torch(
+    backend: OnnxRuntimeBackend, folder: Path
+) -> None:
+    with (
+        EmbeddingEngine(backend) as engine,
+        load_engine(EngineOptions(str(folder), device="cpu", precision="fp32")) as ours,
+    ):
+        np.testing.assert_allclose(engine.embed(ODD), ours.embed(ODD), atol=2e-6)
+        assert engine.fingerprint == ours.fingerprint
+        assert (engine.dimension, engine.max_tokens) == (ours.dimension, ours.max_tokens)
+        assert (engine.path, engine.path_reason) == ("onnx-runtime", "for a test")
+        assert engine.precision == "fp32"
+        assert engine.stats().padding_ratio > 1  # padded rectangles, planned as such
+        assert engine.count_tokens(ODD) == ours.count_tokens(ODD)
+
+
+class Recording:
+    """A session around another one; `change` is what it does to the vectors."""
+
+    def __init__(self, inner: Session, change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors) -> None:
+        self._inner = inner
+        self._change = change
+        self.shapes: list[tuple[int, ...]] = []
+        self.error: Exception | None = None
+
+    def run(self, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> Sequence[Any]:
+        if self.error is not None:
+            raise self.error
+        self.shapes.append(feeds["input_ids"].shape)
+        return [self._change(np.array(self._inner.run(outputs, feeds)[0]))]
+
+    def get_providers(self) -> Sequence[str]:
+        return self._inner.get_providers()
+
+
+@pytest.fixture
+def plain(folder: Path, tmp_path: Path) -> tuple[Loaded, Session]:
+    model = Model.find(str(folder))
+    graph = float_graph(ArtifactCache(tmp_path / "cache"), model, "fp32", "1")
+    session = make_session(graph.path / GRAPH, [cpu_provider()], 1)
+    return Loaded(model.folder, model.weights, DeviceProfile.cpu(), "fp32", "for a test"), session
+
+
+def test_more_texts_than_a_session_was_built_for_go_in_parts(plain: tuple[Loaded, Session]) -> None:
+    loaded, session = plain
+    recording = Recording(session)
+    backend = OnnxRuntimeBackend(loaded, Sessions(recording, lambda: session, "", most_texts=4))
+    whole = OnnxRuntimeBackend(loaded, Sessions(session, lambda: session, ""))
+    tokens = backend.tokenize(ODD[:10])
+    recording.shapes.clear()
+    np.testing.assert_allclose(backend.forward(tokens), whole.forward(tokens), atol=2e-6)
+    assert [shape[0] for shape in recording.shapes] == [4, 4, 2]
+
+
+def test_on_a_card_rectangles_are_filled_up_but_never_beyond_the_positions(plain: tuple[Loaded, Session]) -> None:
+    loaded, session = plain
+    card = replace(loaded, profile=DeviceProfile.of_card("Tesla T4"), precision="int8")
+    recording = Recording(session)
+    backend = OnnxRuntimeBackend(card, Sessions(recording, lambda: session, ""))
+    for words, width in ((3, 16), (40, 48), (200, 48)):
+        recording.shapes.clear()
+        backend.forward(backend.tokenize([" ".join(["pump"] * words)]))
+        assert recording.shapes == [(1, width)]
+
+
+def test_rows_that_are_not_finite_are_computed_again_in_fp32(plain: tuple[Loaded, Session]) -> None:
+    loaded, session = plain
+    made: list[Session] = []
+
+    def exact() -> Session:
+        made.append(Recording(session))
+        return made[-1]
+
+    def spoil(vectors: np.ndarray) -> np.ndarray:
+        vectors[0] = np.nan
+        return vectors
+
+    backend = OnnxRuntimeBackend(loaded, Sessions(Recording(session, spoil), exact, ""))
+    reference = OnnxRuntimeBackend(loaded, Sessions(session, lambda: session, ""))
+    with EmbeddingEngine(backend) as engine, EmbeddingEngine(reference) as right:
+        np.testing.assert_allclose(engine.embed(ODD), right.embed(ODD), atol=2e-6)
+        engine.embed(["again"])
+        assert engine.stats().recomputed >= 2
+        assert len(made) == 1  # kept, once it was needed
+
+
+def _greedy() -> bytes:
+    """A graph that needs 40 TB for each token."""
+    from onnx import TensorProto, helper
+
+    nodes = [
+        helper.make_node("Shape", ["input_ids"], ["shape"]),
+        helper.make_node("Mul", ["shape", "large"], ["larger"]),
+        helper.make_node("ConstantOfShape", ["larger"], ["zeros"]),
+        helper.make_node("ReduceSum", ["zeros"], ["sentence_embedding"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["n", "m"]) for name in ("input_ids", "attention_mask")
+    ]
+    output = helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, None)
+    large = helper.make_tensor("large", TensorProto.INT64, [2], [10**6, 10**7])
+    graph = helper.make_graph(nodes, "greedy", inputs, [output], [large])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+def test_exhausted_memory_is_known(plain: tuple[Loaded, Session]) -> None:
+    loaded, session = plain
+    recording = Recording(session)
+    backend = OnnxRuntimeBackend(loaded, Sessions(recording, lambda: make_session(_greedy(), [cpu_provider()]), ""))
+    with pytest.raises(OutOfMemory):
+        backend.forward([[101, 102]], exact=True)
+    for error in (MemoryError(), RuntimeError("CUDA failure 2: out of memory"), RuntimeError("std::bad_alloc")):
+        recording.error = error
+        with pytest.raises(OutOfMemory):
+            backend.forward([[101, 102]])
+    recording.error = RuntimeError("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT")
+    with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
+        backend.forward([[101, 102]])
+
+
+def test_a_closed_backend_computes_nothing(backend: OnnxRuntimeBackend) -> None:
+    backend.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        backend.forward([[101, 102]])
+
+
+def test_a_session_without_the_provider_asked_for_is_refused(plain: tuple[Loaded, Session], tmp_path: Path) -> None:
+    """ONNX Runtime itself only warns and goes on with the CPU."""
+    (graph,) = (tmp_path / "cache").glob(f"*/{GRAPH}")
+    for provider in (CUDA, TENSORRT):
+        with (
+            pytest.warns(UserWarning, match="not in available provider names"),
+            pytest.raises(DeviceUnavailable, match=f"cannot use {provider}"),
+        ):
+            make_session(graph, [(provider, {}), cpu_provider()])
+    with pytest.raises(DeviceUnavailable, match="does not load the graph"):
+        make_session(b"no graph", [cpu_provider()])
+
+
+def test_a_float_graph_is_written_once(serving: GraphServing, tmp_path: Path) -> None:
+    serving.float_backend("fp32", "")
+    (graph,) = (tmp_path / "cache").glob(f"*/{GRAPH}")
+    written = graph.stat().st_mtime_ns
+    serving.float_backend("auto", "")
+    assert graph.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp16"])
+def test_precisions_that_onnx_runtime_has_not_on_a_cpu(serving: GraphServing, precision: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=f"precision {precision}"):
+        serving.float_backend(precision, "")

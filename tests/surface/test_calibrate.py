@@ -1,0 +1,125 @@
+"""`owl-sap calibrate` as a person runs it, against the stand-in with its sample tables and the real model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.src.core.backends.folder import find_folder
+from tests.core.conftest import TINY, module, random_weights, write
+from tests.emulator.process import Emulator, running
+
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+pytest.importorskip("hdbcli.dbapi")
+
+Cli = Callable[..., Any]
+
+NOTIFICATIONS = """
+[[collections]]
+name = "notifications"
+source = "SAPDEMO.QMEL"
+where = "MANDT = '100'"
+template = "{QMTXT}. {LTEXT}"
+"""
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    with running("--data", str(tmp_path_factory.mktemp("sample")), "--sample") as emulator:
+        yield emulator
+        assert emulator.stop() == 0
+
+
+@pytest.fixture
+def hana(sample: Emulator, tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "owl-sap.toml").write_text(NOTIFICATIONS, encoding="utf-8")
+    return {
+        "HANA_HOST": sample.host,
+        "HANA_PORT": str(sample.port),
+        "HANA_USER": sample.user,
+        "HANA_PASSWORD": sample.password,
+        "HANA_ENCRYPT": "false",
+        "OWL_SAP_STORE__KIND": "local",
+        "OWL_SAP_STORE__PATH": "vectors",
+        "OWL_SAP_EMBEDDING__DEVICE": "cpu",
+    }
+
+
+def _no_rows(run: Any) -> None:
+    """Nothing of what was read is on the screen."""
+    assert not any(word in run.out + run.err for word in ("pump", "Pumpe", "leak", "bearing"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small random BERT with a real tokenizer: INT8 of it takes seconds."""
+    folder, minilm = tmp_path_factory.mktemp("model"), find_folder("all-MiniLM-L6-v2")
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(minilm / file, folder / file)
+    (folder / "1_Pooling").mkdir()
+    write(folder / "config.json", TINY)
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 48, "do_lower_case": False})
+    write(folder / "modules.json", [module(number, kind) for number, kind in enumerate(("Transformer", "Pooling"))])
+    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode": "mean"})
+    random_weights(folder, TINY)
+    return str(folder)
+
+
+@pytest.mark.covers("calibrate")
+def test_calibrated_judged_and_kept(cli: Cli, tmp_path: Path, hana: dict[str, str], tiny: str) -> None:
+    """The gate's bar decides over the exit code; what was calibrated is there the second time."""
+    hana |= {"OWL_SAP_EMBEDDING__MODEL": tiny, "OWL_SAP_TENSORRT__ALGORITHM": "minmax"}
+    refused = cli("calibrate", "notifications", "--texts", "140", "--json", **hana, OWL_SAP_TENSORRT__LEAST_COSINE="1")
+    found = refused.json
+    assert refused.code == 1, refused.err
+    assert (found["collection"], found["algorithm"], found["cached"]) == ("notifications", "minmax", False)
+    assert found["reason"].startswith("refused: mean cosine")
+    assert found["calibrated_on"] + found["verdict"]["texts"] <= 175
+    assert 0.5 < found["verdict"]["mean_cosine"] < 1
+    assert list((tmp_path / "vectors" / "tensorrt").glob("quantised-*/model.onnx"))
+
+    lower = {f"OWL_SAP_TENSORRT__LEAST_{bar}": "0" for bar in ("COSINE", "OVERLAP", "INT8_SHARE")}
+    accepted = cli("--output", "table", "calibrate", "notifications", "--texts", "140", **hana, **lower)
+    assert accepted.code == 0, accepted.err
+    assert "INT8 accepted" in accepted.out
+    assert "[tensorrt] enabled = true" in accepted.err
+    for run in (refused, accepted):
+        _no_rows(run)
+
+
+@pytest.mark.slow
+@pytest.mark.covers("calibrate")
+def test_the_packaged_model_passes_and_serves(cli: Cli, hana: dict[str, str]) -> None:
+    run = cli("calibrate", "notifications", "--texts", "200", "--algorithm", "minmax", "--json", **hana)
+    assert run.code == 0, run.err
+    assert run.json["verdict"]["int8_share"] >= 0.5
+    hana |= {"OWL_SAP_TENSORRT__ENABLED": "true", "OWL_SAP_TENSORRT__ALGORITHM": "minmax"}
+    (status,) = cli("sync", "notifications", "--json", **hana).json
+    assert status["upserted"] > 100
+    assert cli("verify", "notifications", "--json", **hana).json["ok"] is True
+    assert "calibrated by minmax" in cli("doctor", "--json", **hana).out
+    _no_rows(run)
+
+
+@pytest.mark.covers("calibrate", errors=True)
+def test_what_is_refused_and_how(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> None:
+    hashing = hana | {"OWL_SAP_EMBEDDING__MODEL": "hash:64"}
+    for code, said, arguments, variables in (
+        (2, "nothing", ["nothing"], hashing),
+        (2, "no layers", ["notifications"], hashing),
+        (3, "", ["notifications"], hashing | {"HANA_PORT": "1", "OWL_SAP_HANA__CONNECT_TIMEOUT": "0.2"}),
+        (2, "128", ["notifications", "--texts", "5"], hashing),
+    ):
+        run = cli("calibrate", *arguments, **variables)
+        assert (run.code, run.out) == (code, ""), run.err
+        assert said in run.err
+        _no_rows(run)
+    few = NOTIFICATIONS.replace("MANDT = '100'", "MANDT = '100' AND QMNUM < '000010000050'")
+    (tmp_path / "owl-sap.toml").write_text(few, encoding="utf-8")
+    run = cli("calibrate", "notifications", **hashing)
+    assert (run.code, run.out) == (1, "")
+    assert "texts are too few: at least 160" in run.err
