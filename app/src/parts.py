@@ -227,6 +227,9 @@ class Parts:
             weights_sha256=wanted.weights_sha256,
             revision=wanted.revision,
             threads=wanted.threads,
+            overlap=wanted.overlap,
+            pinned=wanted.pinned,
+            graphs=wanted.cuda_graphs,
         )
         try:
             return load_engine(options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -63,6 +63,8 @@ class DeviceProfile:
     peaks: Mapping[Precision, float] = field(default_factory=dict)
     bandwidth: float | None = None
     """GB/s"""
+    multiprocessors: int = 0
+    """0: unknown."""
 
     @classmethod
     def cpu(cls, name: str = "CPU", memory_bytes: int = 0) -> DeviceProfile:
@@ -248,7 +250,8 @@ def _cuda(index: int) -> DeviceProfile:
             f"{properties.name} has compute capability {capability[0]}.{capability[1]}, but this torch"
             f" {torch.__version__} was built for {', '.join(built_for)} only: install a build for it (docs/gpu.md)"
         )
-    return DeviceProfile.cuda(properties.name, capability, properties.total_memory, index)
+    profile = DeviceProfile.cuda(properties.name, capability, properties.total_memory, index)
+    return replace(profile, multiprocessors=properties.multi_processor_count)
 
 
 def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
