@@ -230,6 +230,9 @@ class Parts:
             overlap=wanted.overlap,
             pinned=wanted.pinned,
             graphs=wanted.cuda_graphs,
+            preallocate=wanted.preallocate,
+            clear_cache=wanted.clear_cache,
+            cudnn_benchmark=wanted.cudnn_benchmark,
         )
         try:
             return load_engine(options)

@@ -25,7 +25,7 @@ from app.src.core.engine import EmbeddingEngine, EngineOptions
 from app.src.core.memory import HEADROOM, MemoryLimits, TokenCost
 from tests.core.conftest import MINILM
 
-TEXTS = [" ".join(["pump seal hydraulic oil leak"] * (1 + number * 7 % 23)) + f" {number}" for number in range(150)]
+TEXTS = [" ".join(["pump seal hydraulic oil leak"] * (1 + number * 7 % 23)) + f" {number}" for number in range(60)]
 
 
 class HereAndNow:
@@ -131,7 +131,7 @@ def test_what_comes_late_is_the_engines_error() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(OutOfMemory):
-        _Mapped(Late()).result()
+        _Mapped(Late(), lambda: None).result()
 
 
 # ----------------------------------------------------------------------------------------------------- a token's cost

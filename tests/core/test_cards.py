@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core import t4_gpu_optimizer as optimizer
+from app.src.core.builds import driver_ceiling, driver_floor
+from app.src.core.choices import settings_of
 from app.src.core.device import (
     CARDS,
     ELEMENT_BYTES,
     PRECISIONS,
     DeviceError,
     DeviceProfile,
-    allow_tf32,
     choose_precision,
     kernels_exist,
 )
@@ -92,7 +92,7 @@ def test_each_refusal_names_what_to_ask_for_instead(
 def test_the_optimizer_gives_the_same_advice(
     capability: tuple[int, int], chosen: str, padding: int, possible: str, reason: str
 ) -> None:
-    settings = {each.name: each for each in optimizer.settings_of(sm(*capability))}
+    settings = {each.name: each for each in settings_of(sm(*capability))}
     assert (settings["precision"].value, settings["padding_multiple"].value) == (chosen, padding)
     refused = {name.removeprefix("embedding ") for name in settings if name.startswith("embedding ")}
     assert refused == set(PRECISIONS) - set(possible.split())
@@ -113,28 +113,15 @@ def test_padding_fills_16_bytes_on_tensor_cores_only(precision: Any, bytes_: int
         assert a100 * bytes_ == 16
 
 
-@pytest.mark.parametrize(("capability", "on"), [((6, 1), 0), ((7, 5), 0), ((8, 0), 1), ((8, 9), 1), ((9, 0), 1)])
-def test_tf32_is_switched_on_from_8_0_and_only_when_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], on: int
-) -> None:
-    import torch
-
-    switched: list[str] = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", switched.append)
-    assert [allow_tf32(sm(*capability), each) for each in PRECISIONS] == [
-        each == "tf32" and bool(on) for each in PRECISIONS
-    ]
-    assert switched == ["high"] * on
-
-
 @pytest.mark.parametrize(
     ("name", "capability", "fp16", "bandwidth"),
     [
         ("Tesla T4", (7, 5), 65, 320),
         ("Tesla P4", (6, 1), 0.089, 192),
-        ("Tesla V100-PCIE-16GB", (7, 0), 125, 900),
+        ("Tesla V100-PCIE-16GB", (7, 0), None, None),
         ("Tesla V100-SXM2-32GB", (7, 0), 125, 900),
-        ("NVIDIA A100-SXM4-80GB", (8, 0), 312, 1555),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), 312, 2039),
+        ("NVIDIA A100-SXM4-40GB", (8, 0), 312, 1555),
         ("NVIDIA A10", (8, 6), 125, 600),
         ("NVIDIA L4", (8, 9), 121, 300),
         ("NVIDIA H100 80GB HBM3", (9, 0), 990, 3350),
@@ -151,6 +138,88 @@ def test_tf32_is_switched_on_from_8_0_and_only_when_asked_for(
 def test_published_rates(name: str, capability: tuple[int, int], fp16: float | None, bandwidth: float | None) -> None:
     profile = DeviceProfile.cuda(name, capability)
     assert (profile.peak("fp16"), profile.bandwidth) == (fp16, bandwidth)
+
+
+# capability -> formats on tensor cores; attention without a mask in fp16, in fp32; driver floor and ceiling; builds
+PROFILES: list[tuple[tuple[int, int], str, str, str, int, int | None, str]] = [
+    ((6, 0), "", "memory-efficient", "memory-efficient", 525, 580, "12.6"),
+    ((6, 1), "", "memory-efficient", "memory-efficient", 525, 580, "12.6"),
+    ((7, 0), "fp16", "memory-efficient", "memory-efficient", 525, 580, "12.6 12.8"),
+    ((7, 5), "fp16 int8", "memory-efficient", "memory-efficient", 525, None, "13.0 12.6 12.8"),
+    ((8, 0), "tf32 fp16 bf16 int8", "flash", "memory-efficient", 525, None, "13.0 12.6 12.8"),
+    ((8, 6), "tf32 fp16 bf16 int8", "flash", "memory-efficient", 525, None, "13.0 12.6 12.8"),
+    ((8, 9), "tf32 fp16 bf16 int8 fp8", "flash", "memory-efficient", 525, None, "13.0 12.6 12.8"),
+    ((9, 0), "tf32 fp16 bf16 int8 fp8", "cudnn", "memory-efficient", 525, None, "13.0 12.6 12.8"),
+    ((10, 0), "tf32 fp16 bf16 int8 fp8", "cudnn", "memory-efficient", 525, None, "13.0 12.8"),
+    ((12, 0), "tf32 fp16 bf16 int8 fp8", "flash", "memory-efficient", 525, None, "13.0 12.8"),
+]
+
+
+@pytest.mark.parametrize(
+    ("capability", "cores", "half", "single", "floor", "ceiling", "builds"), PROFILES, ids=lambda value: str(value)[:10]
+)
+def test_the_whole_profile_of_each_generation(
+    capability: tuple[int, int], cores: str, half: str, single: str, floor: int, ceiling: int | None, builds: str
+) -> None:
+    profile = sm(*capability)
+    assert profile.tensor_core_formats == tuple(cores.split())
+    assert profile.tensor_cores == set(cores.split()) - {"fp8"}
+    assert (profile.attention_kernels("fp16")[0], profile.attention_kernels("fp32")[0]) == (half, single)
+    assert profile.attention_kernels("fp16", masked=True) == ("memory-efficient", "math")
+    assert profile.attention_kernels("bf16")[-1] == "math"
+    assert ("memory-efficient" in profile.attention_kernels("bf16")) == (capability >= (8, 0))
+    assert (driver_floor(capability), driver_ceiling(capability)) == (floor, ceiling)
+    assert [build.cuda for build in profile.builds] == builds.split()
+    assert all(kernels_exist(build.architectures, capability) for build in profile.builds)
+
+
+@pytest.mark.parametrize(("capability", "precision"), [(each[0], each[1]) for each in GENERATIONS])
+def test_the_list_of_choices_names_cores_build_and_tf32(capability: tuple[int, int], precision: Any) -> None:
+    profile = sm(*capability)
+    chosen = {each.name: each for each in settings_of(profile)}
+    assert chosen["tensor_cores"].value == (" ".join(profile.tensor_core_formats) or None)
+    assert chosen["torch_build"].value == profile.builds[0].cuda
+    assert profile.builds[0].command in chosen["torch_build"].reason
+    assert chosen["tf32"].value is False  # never by itself: the precision that is chosen is faster
+    assert ("starts at compute capability 8.0" in chosen["tf32"].reason) == (capability < (8, 0))
+    assert "instructions" not in chosen
+
+
+@pytest.mark.parametrize(("requested", "on"), [("tf32", True), ("fp32", False), ("bf16", False)])
+def test_tf32_is_on_only_where_it_is_asked_for(requested: str, on: bool) -> None:
+    (found,) = [each for each in settings_of(sm(8, 0), requested=requested) if each.name == "tf32"]
+    assert found.value is on
+    assert ("exact" in found.reason) == (requested == "bf16")
+
+
+def test_what_a_loaded_engine_has_is_shown_and_nothing_measured() -> None:
+    def measured() -> float:
+        raise AssertionError
+
+    cpu = DeviceProfile.cpu("Some CPU", instructions=("avx2", "vnni"))
+    chosen = {each.name: each for each in settings_of(cpu, measured, chosen=("bf16", "measured before"))}
+    assert (chosen["precision"].value, chosen["precision"].reason) == ("bf16", "measured before")
+    assert chosen["instructions"].value == "avx2 vnni"
+    assert "torch_build" not in chosen
+    untold = {each.name: each for each in settings_of(DeviceProfile.cpu())}["instructions"]
+    assert untold.value is None
+    assert "does not tell" in untold.reason
+
+
+def test_sustained_rates_have_their_source_and_stay_below_the_peak() -> None:
+    t4 = DeviceProfile.of_card("Tesla T4")
+    found = t4.sustained_rate("fp16")
+    assert found is not None
+    assert 20 <= found.rate <= 25 < t4.peaks["fp16"]
+    assert t4.sustained_rate("fp32") is None
+    assert sm(7, 5).sustained_rate("fp16") is None
+    for name, card in CARDS.items():
+        for kind, rate in card.sustained.items():
+            assert 0 < rate.rate < card.peaks[kind], name
+            assert len(rate.source) > 20
+    chosen = {each.name: each for each in settings_of(t4)}
+    assert chosen["sustained fp16"].value == found.rate
+    assert found.source in chosen["sustained fp16"].reason
 
 
 @pytest.mark.parametrize("name", CARDS)

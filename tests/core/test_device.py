@@ -8,7 +8,6 @@ from app.src.core.device import (
     CARDS,
     DeviceError,
     DeviceProfile,
-    allow_tf32,
     choose_precision,
     detect,
     kernels_exist,
@@ -117,7 +116,9 @@ def test_other_cards_get_no_rates_rather_than_wrong_ones(name: str) -> None:
 def test_listed_cards_agree_with_their_capability() -> None:
     for name, card in CARDS.items():
         slow = {"Tesla P4": {"fp16", "int8"}, "Tesla P100": {"fp16"}, "Tesla V100": {"int8"}}.get(name, set())
-        assert set(card.peaks) - {"fp32"} == DeviceProfile.of_card(name).tensor_cores | slow, name
+        assert set(card.peaks) - {"fp32"} == set(DeviceProfile.of_card(name).tensor_core_formats) | slow, name
+        assert card.unread <= set(card.peaks), name
+        assert set(card.sustained) <= set(card.peaks), name
 
 
 @pytest.mark.parametrize(
@@ -162,19 +163,12 @@ def test_cuda_without_cuda_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> N
     assert detect("auto").kind == "cpu"
 
 
-def test_tf32_is_switched_only_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    calls: list[str] = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", calls.append)
-    assert [allow_tf32(T4, "tf32"), allow_tf32(CPU, "tf32"), allow_tf32(A100, "fp32")] == [False] * 3
-    assert calls == []
-    assert allow_tf32(A100, "tf32")
-    assert calls == ["high"]
-
-
 @pytest.mark.gpu
 def test_this_gpu_is_described() -> None:
     profile = detect("cuda")
     assert profile.capability is not None
     assert profile.memory_bytes > 1 << 30
+    assert profile.multiprocessors > 0
+    import torch
+
+    assert ("bf16" in profile.tensor_cores) == torch.cuda.is_bf16_supported(including_emulation=False)

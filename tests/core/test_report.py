@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from app.src.core import t4_gpu_optimizer as optimizer
+from app.src.core.choices import Setting, settings_of
 from app.src.core.device import PRECISIONS, DeviceProfile
-from app.src.core.t4_gpu_optimizer import Bench, Embedding, Matmul, Plan, Product, Report, Setting, Shape
+from app.src.core.t4_gpu_optimizer import Bench, Embedding, Matmul, Plan, Product, Report, Shape
 
 CPU = DeviceProfile.cpu("Test CPU")
 T4 = DeviceProfile.of_card("Tesla T4")
@@ -20,7 +21,7 @@ T4 = DeviceProfile.of_card("Tesla T4")
 @pytest.fixture(scope="module")
 def measured() -> Report:
     """Real, tiny measurements of the processor, the model left out."""
-    report = Report(optimizer.describe(CPU), optimizer.settings_of(CPU))
+    report = Report(optimizer.describe(CPU), settings_of(CPU))
     for found in optimizer.measure_products(CPU, Plan(sizes=(64, 96), seconds=0.2)):
         (report.matmul if isinstance(found, Matmul) else report.settings).append(found)  # type: ignore[arg-type]
     report.embedding.append(Embedding("fp32", 16, 1234.5, 22222.2))

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from app.src.core import t4_gpu_optimizer as optimizer
+from app.src.core.choices import Setting, settings_of
 from app.src.core.device import DeviceProfile
-from app.src.core.t4_gpu_optimizer import Bench, Matmul, Plan, Product, Setting, Shape
+from app.src.core.t4_gpu_optimizer import Bench, Matmul, Plan, Product, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "app.src.core.t4_gpu_optimizer"
@@ -125,7 +126,7 @@ def test_emulated_precisions_are_not_measured(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("profile", "precision"), [(T4, "fp16"), (A100, "fp16"), (CPU, "fp32")])
 def test_settings_say_what_is_chosen_and_what_is_not(profile: DeviceProfile, precision: str) -> None:
-    settings = {each.name: each for each in optimizer.settings_of(profile)}
+    settings = {each.name: each for each in settings_of(profile)}
     assert settings["precision"].value == precision
     assert ("embedding int8" in settings) == (profile is not CPU)
     assert ("embedding bf16" in settings) == (profile is T4)

@@ -1,24 +1,49 @@
 """What a device can really do, and which precision the engine therefore uses on it.
 
-Facts come from the device itself (compute capability) and from a table of published dense rates. Importing this module
-never imports torch; only `detect` and `allow_tf32` do.
+Facts come from the device itself (compute capability, instructions) and from published figures (`cards`). Importing
+this module never imports torch; only `detect` does.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
+
+from . import processor
+from .builds import Build, TorchBuild, builds_for, kernels_exist, torch_build, what_to_install
+from .cards import CARDS, FORMATS, PRECISIONS, Capability, Format, Precision, Sustained, card_of
+
+__all__ = [
+    "BF16_PAYS",
+    "CARDS",
+    "ELEMENT_BYTES",
+    "FORMATS",
+    "PRECISIONS",
+    "Capability",
+    "DeviceError",
+    "DeviceProfile",
+    "Format",
+    "Kind",
+    "Precision",
+    "TorchBuild",
+    "choose_precision",
+    "detect",
+    "kernels_exist",
+    "torch_build",
+]
 
 Kind = Literal["cpu", "cuda"]
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]
-Capability = tuple[int, int]
 
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 ELEMENT_BYTES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+TENSOR_CORES_FROM: Mapping[Format, Capability] = {
+    "fp16": (7, 0),
+    "int8": (7, 2),
+    "tf32": (8, 0),
+    "bf16": (8, 0),
+    "fp8": (8, 9),
+}
+"""Compute capability from which products of a format run on tensor cores: NVIDIA, TensorRT support matrix."""
 
 
 class DeviceError(ValueError):
@@ -26,57 +51,35 @@ class DeviceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """Published dense rates of a GPU: TFLOP/s (INT8: TOPS), memory bandwidth in GB/s. No sparsity figures."""
-
-    capability: Capability
-    peaks: Mapping[Precision, float]
-    bandwidth: float
-
-
-# NVIDIA's data sheets. The P4's fp16 runs at 1/64 of its fp32 rate (GP104); P100 has fast fp16 without tensor cores.
-CARDS: Mapping[str, Card] = {
-    "Tesla P4": Card((6, 1), {"fp32": 5.5, "fp16": 0.089, "int8": 22}, 192),
-    "Tesla P100": Card((6, 0), {"fp32": 10.6, "fp16": 21.2}, 732),
-    "Tesla V100": Card((7, 0), {"fp32": 15.7, "fp16": 125, "int8": 62.8}, 900),
-    "Tesla T4": Card((7, 5), {"fp32": 8.1, "fp16": 65, "int8": 130}, 320),
-    "NVIDIA A100": Card((8, 0), {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312, "int8": 624}, 1555),
-    "NVIDIA A10": Card((8, 6), {"fp32": 31.2, "tf32": 62.5, "fp16": 125, "bf16": 125, "int8": 250}, 600),
-    "NVIDIA L4": Card((8, 9), {"fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121, "int8": 242}, 300),
-    "NVIDIA H100": Card((9, 0), {"fp32": 67, "tf32": 495, "fp16": 990, "bf16": 990, "int8": 1979}, 3350),
-    "NVIDIA H200": Card((9, 0), {"fp32": 67, "tf32": 495, "fp16": 990, "bf16": 990, "int8": 1979}, 4800),
-    "NVIDIA B200": Card((10, 0), {"fp32": 75, "tf32": 1100, "fp16": 2250, "bf16": 2250, "int8": 4500}, 8000),
-}
-# PCIe boards of these have other rates than the SXM ones above; better no figure than a wrong one.
-_OTHER_RATES = ("PCIe", "NVL", "A10G", "MIG")
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device. `memory_bytes` is its total memory (0: unknown); `peaks` is empty for an unlisted device."""
+    """One device. `memory_bytes` is its total memory (0: unknown); `peaks` is empty for an unlisted device.
+    `instructions` are a CPU's, by the names of `processor.INSTRUCTIONS`."""
 
     kind: Kind
     name: str
     index: int = 0
     capability: Capability | None = None
     memory_bytes: int = 0
-    peaks: Mapping[Precision, float] = field(default_factory=dict)
+    peaks: Mapping[Format, float] = field(default_factory=dict)
     bandwidth: float | None = None
     """GB/s"""
     multiprocessors: int = 0
     """0: unknown."""
+    sustained: Mapping[Format, Sustained] = field(default_factory=dict)
+    instructions: tuple[str, ...] = ()
 
     @classmethod
-    def cpu(cls, name: str = "CPU", memory_bytes: int = 0) -> DeviceProfile:
-        return cls("cpu", name, memory_bytes=memory_bytes)
+    def cpu(cls, name: str = "CPU", memory_bytes: int = 0, instructions: tuple[str, ...] = ()) -> DeviceProfile:
+        return cls("cpu", name, memory_bytes=memory_bytes, instructions=instructions)
 
     @classmethod
     def cuda(cls, name: str, capability: Capability, memory_bytes: int = 0, index: int = 0) -> DeviceProfile:
         """A GPU as its driver describes it; rates are filled in where the card is listed."""
-        card = _card(name, capability)
-        peaks = card.peaks if card else {}
-        bandwidth = card.bandwidth if card else None
-        return cls("cuda", name, index, capability, memory_bytes, peaks, bandwidth)
+        card = card_of(name, capability)
+        found = cls("cuda", name, index, capability, memory_bytes)
+        if card is None:
+            return found
+        return replace(found, peaks=card.peaks, bandwidth=card.bandwidth, sustained=card.sustained)
 
     @classmethod
     def of_card(cls, name: str, memory_gib: int = 16) -> DeviceProfile:
@@ -84,16 +87,16 @@ class DeviceProfile:
         return cls.cuda(name, CARDS[name].capability, memory_gib << 30)
 
     @property
+    def tensor_core_formats(self) -> tuple[Format, ...]:
+        """The formats whose matrix products run on tensor cores; fp8 too, which no engine here computes in."""
+        if self.capability is None:
+            return ()
+        return tuple(each for each in FORMATS if self.capability >= TENSOR_CORES_FROM.get(each, (99, 0)))
+
+    @property
     def tensor_cores(self) -> frozenset[Precision]:
-        """The precisions whose matrix products run on tensor cores."""
-        if self.capability is None or self.capability < (7, 0):
-            return frozenset()
-        found: set[Precision] = {"fp16"}
-        if self.capability >= (7, 2):
-            found.add("int8")
-        if self.capability >= (8, 0):
-            found |= {"bf16", "tf32"}
-        return frozenset(found)
+        """The precisions of engines whose matrix products run on tensor cores."""
+        return frozenset(each for each in PRECISIONS if each in self.tensor_core_formats)
 
     @property
     def tf32(self) -> bool:
@@ -102,9 +105,25 @@ class DeviceProfile:
     @property
     def attention(self) -> str:
         """The fastest kernel torch's scaled_dot_product_attention has here (sdp_utils.cpp), with a padding mask."""
+        return self.attention_kernels("fp16", masked=True)[0]
+
+    def attention_kernels(self, precision: Precision, *, masked: bool = False) -> tuple[str, ...]:
+        """What torch's scaled_dot_product_attention has here, the one it prefers first: pytorch's sdp_utils.cpp.
+        Whether it is right and fast here is tried when a model is loaded (`backends/attention.py`)."""
         if self.capability is None:
-            return "cpu flash"
-        return "memory-efficient" if self.capability >= (5, 0) else "math"
+            return ("cpu flash", "math")
+        half = precision in ("fp16", "bf16")
+        found: list[str] = []  # the upper end, 12.1, is as far as any card goes today
+        if half and not masked and self.capability >= (8, 0):
+            found = ["cudnn", "flash"] if self.capability[0] in (9, 10) else ["flash"]
+        if self.capability >= (5, 0) and (precision != "bf16" or self.capability >= (8, 0)):
+            found.append("memory-efficient")
+        return (*found, "math")
+
+    @property
+    def builds(self) -> list[Build]:
+        """Published builds of torch with kernels for this card, best first; none for a CPU, which runs every build."""
+        return [] if self.capability is None else builds_for(self.capability)
 
     @property
     def torch_name(self) -> str:
@@ -117,20 +136,13 @@ class DeviceProfile:
             return 1
         return {"tf32": 4, "int8": 16}.get(precision, 8)
 
-    def peak(self, precision: Precision) -> float | None:
+    def peak(self, precision: Format) -> float | None:
         """Dense peak in TFLOP/s (INT8: TOPS); None where no published figure applies."""
         return self.peaks.get(precision)
 
-
-def _card(name: str, capability: Capability) -> Card | None:
-    if any(word in name for word in _OTHER_RATES):
-        return None
-    matches = [known for known in CARDS if _model_word(known) in name.replace("-", " ").split()]
-    return next((CARDS[known] for known in matches if CARDS[known].capability == capability), None)
-
-
-def _model_word(card: str) -> str:
-    return card.rsplit(" ", 1)[-1]
+    def sustained_rate(self, precision: Format) -> Sustained | None:
+        """What somebody measured over time; None where no such measurement is known, which is the rule."""
+        return self.sustained.get(precision)
 
 
 # ---------------------------------------------------------------------------------------------------- which precision
@@ -184,7 +196,7 @@ def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
     if profile.capability is None:
         return _refusal_on_cpu(precision)
     if precision == "int8":
-        return "int8 is computed on CPUs only; use auto"
+        return "on a card int8 is TensorRT's ([tensorrt] enabled = true), in torch it is for CPUs only; use auto"
     if precision in ("tf32", "bf16") and precision not in profile.tensor_cores:
         better = "fp16" if "fp16" in profile.tensor_cores else "fp32"
         return f"it starts at compute capability 8.0, this is {_dotted(profile)}; use {better} or auto"
@@ -248,85 +260,11 @@ def _cuda(index: int) -> DeviceProfile:
     if not kernels_exist(built_for, capability):
         raise DeviceError(
             f"{properties.name} has compute capability {capability[0]}.{capability[1]}, but this torch"
-            f" {torch.__version__} was built for {', '.join(built_for)} only: install a build for it (docs/gpu.md)"
+            f" {torch.__version__} was built for {', '.join(built_for)} only: {what_to_install(capability)}"
         )
     profile = DeviceProfile.cuda(properties.name, capability, properties.total_memory, index)
     return replace(profile, multiprocessors=properties.multi_processor_count)
 
 
-def kernels_exist(built_for: Sequence[str], capability: Capability) -> bool:
-    """Whether a torch built for these architectures (`sm_75`, `compute_90` ...) runs on the capability: a cubin of the
-    same major and no higher minor version, or PTX of any lower one. No list says nothing: True."""
-    if not built_for:
-        return True
-    for name in built_for:
-        flavour, _, digits = name.rstrip("af").partition("_")
-        architecture = (int(digits[:-1]), int(digits[-1]))
-        same_major = architecture[0] == capability[0]
-        if architecture <= capability and (same_major or flavour == "compute"):
-            return True
-    return False
-
-
 def _cpu() -> DeviceProfile:
-    return DeviceProfile.cpu(_cpu_name(), _cpu_memory())
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        import platform
-
-        return platform.processor() or platform.machine() or "CPU"
-
-
-def _cpu_memory() -> int:
-    import os
-
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class TorchBuild:
-    """`cuda`: the version that it was built for; None for a build for the CPU (or another maker's cards)."""
-
-    version: str
-    cuda: str | None
-
-
-def torch_build() -> TorchBuild | None:
-    """The torch that is installed, read from its `version.py` without importing it, which takes seconds and fails where
-    a CUDA library is missing. None when there is none."""
-    try:
-        spec = importlib.util.find_spec("torch")
-    except ImportError:
-        return None
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        tree = ast.parse((Path(spec.origin).parent / "version.py").read_text(encoding="utf-8"))
-    except (OSError, SyntaxError):
-        return TorchBuild("unknown", None)
-    values: dict[str, object] = {}
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(target, ast.Name) and isinstance(value := getattr(node, "value", None), ast.Constant):
-            values[target.id] = value.value
-    cuda = values.get("cuda")
-    return TorchBuild(str(values.get("__version__", "unknown")), cuda if isinstance(cuda, str) else None)
-
-
-def allow_tf32(profile: DeviceProfile, precision: Precision) -> bool:
-    """Switch TF32 on, once, when it was asked for and exists; says whether it did. Never read back through torch:
-    mixing its old and new switches raises RuntimeError from torch 2.9 on."""
-    if precision != "tf32" or not profile.tf32:
-        return False
-    import torch
-
-    torch.set_float32_matmul_precision("high")
-    return True
+    return DeviceProfile.cpu(processor.name(), processor.memory_bytes(), processor.instructions())

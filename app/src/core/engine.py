@@ -46,6 +46,8 @@ class EngineOptions:
 
     On a card: `overlap` launches a batch while the one before it computes, `pinned` copies by way of pinned memory, and
     `graphs` (auto, on, off) replays small batches from CUDA graphs; auto where that measures faster.
+    There too, `preallocate` computes one largest batch at loading, `clear_cache` gives memory back after large batches,
+    `cudnn_benchmark` lets cuDNN try its convolutions. None of them changes a vector, or anything on a CPU.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -60,6 +62,9 @@ class EngineOptions:
     overlap: bool = True
     pinned: bool = True
     graphs: str = "auto"
+    preallocate: bool = False
+    clear_cache: bool = False
+    cudnn_benchmark: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,9 +460,26 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
             overlap=options.overlap,
             pinned=options.pinned,
             graphs=options.graphs,
+            cudnn_benchmark=options.cudnn_benchmark,
+            clear_cache=options.clear_cache,
         )
     )
-    return EmbeddingEngine(backend, limits)
+    engine = EmbeddingEngine(backend, limits)
+    if options.preallocate:
+        preallocate(engine)
+    return engine
+
+
+def preallocate(engine: EmbeddingEngine) -> int:
+    """Compute one batch as large as any will be, of longest texts: torch's allocator takes its memory now and keeps it,
+    and a budget that does not fit is halved now rather than in the midst of a sync. The tokens computed; 0 on a CPU,
+    where it would only take memory that other programs could use."""
+    if engine.profile.kind == "cpu":
+        return 0
+    before = engine.stats().tokens
+    texts = max(1, engine.token_budget // engine.max_tokens)
+    engine.embed([f"{number} " + "oil " * engine.max_tokens for number in range(texts)])
+    return engine.stats().tokens - before
 
 
 def _memory_of(backend: Backend, limits: MemoryLimits | None) -> T4MemoryManager:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from .backends import EngineError
+from .choices import Setting, settings_of
 from .device import PRECISIONS, DeviceError, DeviceProfile, Precision, choose_precision, detect
 from .engine import EmbeddingEngine, EngineOptions, load_engine
 
@@ -35,13 +36,6 @@ WORDS = (
 )
 TEXTS_TOKENS = 6_000
 """Tokens of one embedding measurement on a CPU; a GPU gets a hundred times as many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    name: str
-    value: str | int | float | bool | None
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,32 +106,6 @@ def _software() -> dict[str, Any]:
     import torch
 
     return {"torch": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
-
-
-def settings_of(profile: DeviceProfile, bf16_gain: Callable[[], float] | None = None) -> list[Setting]:
-    """What the engine would choose here, and why; `bf16_gain` as `choose_precision` has it."""
-    precision, reason = choose_precision(profile, bf16_gain=bf16_gain)
-    multiple = profile.padding_multiple(precision)
-    padding = "16 bytes fill a tensor core" if multiple > 1 else "no tensor cores in use: padding would be waste"
-    settings = [
-        Setting("precision", precision, reason),
-        Setting("padding_multiple", multiple, padding),
-        Setting("attention", profile.attention, "the fastest kernel of scaled_dot_product_attention that takes a mask"),
-    ]
-    for other in PRECISIONS:
-        try:
-            choose_precision(profile, other)
-        except DeviceError as refusal:
-            settings.append(Setting(f"embedding {other}", None, str(refusal)))
-    if not profile.peaks:
-        settings.append(Setting("share_of_peak", None, _no_peak(profile)))
-    return settings
-
-
-def _no_peak(profile: DeviceProfile) -> str:
-    if profile.kind == "cpu":
-        return "CPUs have no published rate per precision: clock and vector width under load decide"
-    return f"no published dense rates of {profile.name!r} are known to this version"
 
 
 # ---------------------------------------------------------------------------------------------------- matrix products

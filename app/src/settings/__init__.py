@@ -13,9 +13,11 @@ from app.src.settings.model import (
     StateSettings,
     StoreSettings,
     SyncSettings,
+    TensorRtSettings,
     WorkerSettings,
 )
 from app.src.settings.sources import Loaded, SettingsError, load, no_collections, proxy_variables, show
+from app.src.settings.t4 import t4_gpu
 
 __all__ = [
     "ApiSettings",
@@ -30,10 +32,12 @@ __all__ = [
     "StateSettings",
     "StoreSettings",
     "SyncSettings",
+    "TensorRtSettings",
     "WorkerSettings",
     "load",
     "no_collections",
     "proxy_variables",
     "seconds",
     "show",
+    "t4_gpu",
 ]

@@ -102,11 +102,42 @@ class EmbeddingSettings(_Section):
         default="auto", description="replay small batches from CUDA graphs; auto: where that measures faster"
     )
     query_cache_mb: int = Field(default=16, ge=0, description="MB for the vectors of search texts that came before")
+    preallocate: bool = Field(
+        default=False, description="compute one largest batch at loading, so that the card's memory is taken then"
+    )
+    clear_cache: bool = Field(
+        default=False, description="give memory back to the card after each large batch; for cards that others share"
+    )
+    cudnn_benchmark: bool = Field(
+        default=False, description="let cuDNN try its convolutions; text encoders have none, so nothing gets faster"
+    )
+    profiling: bool = Field(default=False, description="NVTX ranges around the engine's steps, for a profiler")
 
     @property
     def hashing(self) -> bool:
         """Is this the test embedder, which needs no torch?"""
         return self.model.startswith("hash:")
+
+
+class TensorRtSettings(_Section):
+    """INT8 and fp16 engines on a card, through ONNX Runtime and TensorRT."""
+
+    enabled: bool = Field(
+        default=False,
+        description="compute through TensorRT on a card; in INT8 only where the accuracy gate let that through",
+    )
+    workspace_mb: int = Field(
+        default=4096, ge=1, description="MB of the card that TensorRT may use while it builds an engine"
+    )
+    optimization_level: int = Field(
+        default=3, ge=0, le=5, description="of TensorRT's builder: 0 builds fastest, 5 runs fastest"
+    )
+    cache: Path | None = Field(
+        default=None, description="folder of calibrations and engines; default: `tensorrt` in the folder of [state]"
+    )
+    algorithm: Literal["minmax", "entropy", "percentile"] = Field(
+        default="minmax", description="how the ranges of INT8 are found: minmax entropy percentile"
+    )
 
 
 class SyncSettings(_Section):
@@ -380,6 +411,7 @@ class Settings(_Section):
     hana: HanaSettings = HanaSettings()
     store: StoreSettings = StoreSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
+    tensorrt: TensorRtSettings = TensorRtSettings()
     sync: SyncSettings = SyncSettings()
     api: ApiSettings = ApiSettings()
     worker: WorkerSettings = WorkerSettings()
@@ -403,6 +435,10 @@ class Settings(_Section):
         if self.store.kind == "local" and self.store.path is not None:
             return self.store.path
         return (file.parent if file is not None else Path()) / ".owl-sap"
+
+    def tensorrt_cache(self, file: Path | None) -> Path:
+        """`file`: where the settings were read."""
+        return self.tensorrt.cache or self.state_folder(file) / "tensorrt"
 
     @property
     def store_hana(self) -> HanaSettings:

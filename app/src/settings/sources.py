@@ -35,12 +35,14 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins`: where a set value came from, by path; absent: the default. `inert`: variables that change nothing.
-    `failpoint`: where a test wants this process to end; None wherever the product runs."""
+    """`origins`: where a set value came from, by path; absent: the default. `inert`: variables that change nothing;
+    `kept`: what those of them say that T4GPUConfig has a field for. `failpoint`: where a test wants this process to
+    end; None wherever the product runs."""
 
     settings: Settings
     origins: Mapping[SettingPath, str] = field(default_factory=dict)
     inert: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
     file: Path | None = None
     failpoint: Failpoint | None = None
 
@@ -68,7 +70,7 @@ def load(
         settings = Settings.model_validate(layers.tree)
     except ValidationError as error:
         raise SettingsError("\n".join(_explained(error, layers.origins))) from None
-    return Loaded(settings, layers.origins, layers.inert, file, _failpoint(variables))
+    return Loaded(settings, layers.origins, layers.inert, layers.kept, file, _failpoint(variables))
 
 
 def no_collections(file: Path | None) -> str:
@@ -146,6 +148,7 @@ class _Layers:
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[SettingPath, str] = field(default_factory=dict)
     inert: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def put(self, path: SettingPath, value: Any, origin: str) -> None:
         node = self.tree
@@ -178,13 +181,14 @@ class _Layers:
         text, origin = _text_of(variable.name, variables)
         if text is None:
             return
-        if variable.assign is None:
-            self.inert[variable.name] = variable.note
-            return
         try:
-            assigned = variable.assign(text)
+            assigned = {} if variable.assign is None else variable.assign(text)
+            if variable.kept is not None:
+                self.kept[variable.kept] = variable.read(text)
         except BadVariable as error:
             raise SettingsError(f"{origin}: {error}") from None
+        if variable.assign is None:
+            self.inert[variable.name] = variable.note
         for path, value in assigned.items():
             self.put(path, value, origin)
 

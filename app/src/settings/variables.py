@@ -15,12 +15,15 @@ Assigned = Mapping[Path, Any]
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """`assign` turns the variable's text into settings; None: accepted, and `note` says why it changes nothing."""
+    """`assign` turns the variable's text into settings; None: accepted, and `note` says why it changes nothing. `kept`:
+    it has no setting, and goes by this name into core's T4GPUConfig, read by `read`."""
 
     name: str
     note: str
     assign: Callable[[str], Assigned] | None = None
     target: Path | None = None
+    kept: str | None = None
+    read: Callable[[str], Any] = str
 
 
 class BadVariable(ValueError):
@@ -56,8 +59,26 @@ def _flag(text: str) -> bool:
     return word in _TRUE
 
 
-def _fp16_mode(text: str) -> Assigned:
+def _fp32_if_off(text: str) -> Assigned:
     return {} if _flag(text) else {("embedding", "precision"): "fp32"}
+
+
+def _flag_of(*target: str) -> Callable[[str], Assigned]:
+    return lambda text: {target: _flag(text)}
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal() or not int(text):
+        raise BadVariable("must be a whole number above 0")
+    return int(text)
+
+
+def _workspace(text: str) -> Assigned:
+    """The guides give bytes."""
+    size = _count(text)
+    if size < 1 << 20:
+        raise BadVariable("is in bytes, and must be at least 1048576 (1 MB)")
+    return {("tensorrt", "workspace_mb"): size >> 20}
 
 
 def _use_gpu(text: str) -> Assigned:
@@ -76,10 +97,8 @@ def _nothing(names: str, why: str) -> list[Variable]:
 
 
 _BY_TOKENS = "does nothing: batches are planned by tokens from the memory that is free, never by a number of texts"
-_TENSORRT = "does nothing yet: it belongs to TensorRT, which this version does not have"
 _ONE_PROCESS = "does nothing: a worker is one process whose jobs run in threads; worker.concurrency bounds them"
-_LIBRARY = "read by {0} itself, not by us"
-_CONVOLUTIONS = "does nothing: it tunes convolutions, and text encoders have none"
+_LIBRARY = "read by {0} itself out of the real environment, not by us and not out of .env"
 
 VARIABLES: tuple[Variable, ...] = (
     # Later entries win over earlier ones within their group (USE_GPU=false beats GPU_DEVICE_ID).
@@ -88,15 +107,42 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "T4_GPU_FP16_MODE",
         "false sets embedding.precision to fp32; true changes nothing, for auto takes fp16 where the card gains by it",
-        _fp16_mode,
+        _fp32_if_off,
         ("embedding", "precision"),
     ),
-    *_nothing("T4_GPU_INT8_MODE", "does nothing: INT8 is for CPUs only, where embedding.precision asks for it"),
-    *_nothing("T4_GPU_MAX_WORKSPACE_SIZE T4_GPU_OPTIMIZATION_LEVEL", _TENSORRT),
-    *_nothing("T4_GPU_DYNAMIC_BATCH_SIZE T4_GPU_MAX_BATCH_SIZE", _BY_TOKENS),
-    *_nothing("T4_GPU_ENABLE_PROFILING", "does nothing yet: profiling comes with a later version"),
-    *_nothing("T4_GPU_ENABLE_TENSOR_CORES", "does nothing: tensor cores follow from the precision"),
-    *_nothing("T4_GPU_ENABLE_SPARSE", "does nothing: 2:4 sparsity needs compute capability 8.0 and pruned weights"),
+    Variable(
+        "T4_GPU_INT8_MODE",
+        "sets tensorrt.enabled: INT8 on a card from 7.5 on, where the accuracy gate let it through; not on a CPU",
+        _flag_of("tensorrt", "enabled"),
+        ("tensorrt", "enabled"),
+    ),
+    Variable(
+        "T4_GPU_MAX_WORKSPACE_SIZE",
+        "sets tensorrt.workspace_mb (the variable is in bytes): memory for building an engine, not for running it",
+        _workspace,
+        ("tensorrt", "workspace_mb"),
+    ),
+    _to("T4_GPU_OPTIMIZATION_LEVEL", "tensorrt", "optimization_level"),
+    Variable("T4_GPU_DYNAMIC_BATCH_SIZE", _BY_TOKENS, kept="dynamic_batch_size", read=_flag),
+    Variable("T4_GPU_MAX_BATCH_SIZE", _BY_TOKENS, kept="max_batch_size", read=_count),
+    Variable(
+        "T4_GPU_ENABLE_PROFILING",
+        "sets embedding.profiling: NVTX ranges for a profiler",
+        _flag_of("embedding", "profiling"),
+        ("embedding", "profiling"),
+    ),
+    Variable(
+        "T4_GPU_ENABLE_TENSOR_CORES",
+        "false sets embedding.precision to fp32, which uses none; true changes nothing: they follow from the precision",
+        _fp32_if_off,
+        ("embedding", "precision"),
+    ),
+    Variable(
+        "T4_GPU_ENABLE_SPARSE",
+        "does nothing: 2:4 sparsity needs compute capability 8.0 and pruned weights",
+        kept="enable_sparse",
+        read=_flag,
+    ),
     _to("T4_GPU_MEMORY_FRACTION", "embedding", "memory_fraction"),
 )
 
@@ -111,7 +157,12 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     _to("GPU_MEMORY_FRACTION", "embedding", "memory_fraction"),
     _to("RESERVE_MEMORY", "embedding", "reserve_mb", note="sets embedding.reserve_mb (MB)"),
     *_nothing("ENABLE_AMP", "does nothing: weights are held in the chosen precision, which is faster than autocast"),
-    *_nothing("CUDNN_BENCHMARK", _CONVOLUTIONS),
+    Variable(
+        "CUDNN_BENCHMARK",
+        "sets embedding.cudnn_benchmark: cuDNN tries its convolutions, and text encoders have none",
+        _flag_of("embedding", "cudnn_benchmark"),
+        ("embedding", "cudnn_benchmark"),
+    ),
     *_nothing(
         "CUDNN_FRONTEND_ENABLE_TENSOR_CORE_MATH_FP32 CUDNN_FRONTEND_ENABLE_BACKWARD_CONVOLUTION_FP16 "
         "CUDNN_FRONTEND_ENABLE_BACKWARD_CONVOLUTION_FP32",
@@ -124,8 +175,8 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     _to("WORKER_CONCURRENCY", "worker", "concurrency", note="sets worker.concurrency: jobs that `owl-sap worker` runs"),
     *_nothing("WORKER_MAX_TASKS_PER_CHILD", _ONE_PROCESS),
     *_nothing("CUDA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING", _LIBRARY.format("CUDA")),
-    *_nothing("CUDA_MODULE_LOADING", "read by CUDA itself; LAZY has been its default since 12.2"),
-    *_nothing("PYTORCH_CUDA_ALLOC_CONF", "read by torch itself; its name is now PYTORCH_ALLOC_CONF"),
+    *_nothing("CUDA_MODULE_LOADING", "read by CUDA itself, not out of .env; LAZY has been its default since 12.2"),
+    *_nothing("PYTORCH_CUDA_ALLOC_CONF", "read by torch itself, not out of .env; its name is PYTORCH_ALLOC_CONF now"),
     *_nothing("PYTORCH_JIT", "does nothing: no TorchScript is used"),
 )
 """In this order HANA_*, T4_GPU_* beat these, and OWL_SAP_* beats both."""

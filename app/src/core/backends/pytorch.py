@@ -11,21 +11,14 @@ import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..device import (
-    BF16_PAYS,
-    ELEMENT_BYTES,
-    DeviceError,
-    DeviceProfile,
-    Precision,
-    allow_tf32,
-    choose_precision,
-    detect,
-)
+from ..device import BF16_PAYS, ELEMENT_BYTES, DeviceError, DeviceProfile, Precision, choose_precision, detect
 from ..memory import PROBE_TOKENS, TokenCost, measured_cost
+from ..switches import TF32, tune_convolutions
 from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
 from .compute_thread import on_compute_thread
 from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
@@ -50,7 +43,7 @@ class TorchOptions:
     """What to load and how. `weights_sha256`: expected sum of the weights, for models that are not packaged.
 
     `threads` sets torch's number of CPU threads for the whole process; None leaves it. `packed` False forces the
-    padded path, for comparison. `overlap`, `pinned` and `graphs` (auto, on, off) as in `EngineOptions`.
+    padded path, for comparison. The others as in EngineOptions.
     """
 
     model: str
@@ -63,6 +56,8 @@ class TorchOptions:
     overlap: bool = True
     pinned: bool = True
     graphs: str = "auto"
+    cudnn_benchmark: bool = False
+    clear_cache: bool = False
 
 
 class Encoder(Protocol):
@@ -182,7 +177,11 @@ class TorchBackend:
 
         with torch.inference_mode(), memory_errors_mapped():
             encoder = self._in_fp32() if exact else self._loaded()
-            return _Mapped(downloads.fetch(encoder(batch).float()))
+            return _Mapped(downloads.fetch(encoder(batch).float()), partial(self._landed, batch))
+
+    def _landed(self, batch: Sequence[TokenIds]) -> None:
+        if self._options.clear_cache:
+            give_back_after(self.profile, batch)
 
     @property
     def pauses(self) -> int:
@@ -245,6 +244,8 @@ class TorchBackend:
         return int(torch.cuda.max_memory_allocated(index) - before)
 
     def close(self) -> None:
+        if self._encoder is not None:
+            TF32.release(self.profile, self._target.precision)
         self._encoder = self._exact = None
         if self.profile.kind == "cuda":
             import torch
@@ -277,8 +278,24 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
         precision, reason = choose_precision(profile, options.precision, bf16_gain)
     except DeviceError as error:
         raise DeviceUnavailable(str(error)) from error
-    allow_tf32(profile, precision)
+    TF32.hold(profile, precision)
+    tune_convolutions(profile, options.cudnn_benchmark)
     return Target(profile, precision, options.pinned, options.graphs), reason
+
+
+LARGE_BATCH = 8192
+"""Tokens of a batch after which `clear_cache` gives memory back: smaller ones leave little behind."""
+
+
+def give_back_after(profile: DeviceProfile, batch: Sequence[TokenIds]) -> bool:
+    """After a large batch, what torch keeps of the card's memory for the next one goes back to the driver, so that
+    other processes can have it. The next batch asks the driver anew, which waits for the card."""
+    if profile.kind != "cuda" or sum(map(len, batch)) < LARGE_BATCH:
+        return False
+    import torch
+
+    torch.cuda.empty_cache()
+    return True
 
 
 @contextlib.contextmanager
@@ -320,14 +337,17 @@ def _uploads(target: Target) -> Uploads | None:
 class _Mapped:
     """A batch whose errors, also those that the device tells late, are the engine's."""
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: Pending, landed: Callable[[], object]) -> None:
         self._pending = pending
+        self._landed = landed
 
     def result(self) -> Vectors:
         import torch
 
         with torch.inference_mode(), memory_errors_mapped():
-            return self._pending.result()
+            vectors = self._pending.result()
+        self._landed()
+        return vectors
 
 
 def _sequence(length: int) -> TokenIds:

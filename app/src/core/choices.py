@@ -1,0 +1,96 @@
+"""What is chosen on a device, and why, as one list that doctor, `/v1/info` and the benchmark show alike.
+
+Chooses nothing itself: it asks `device`. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .builds import what_to_install
+from .device import PRECISIONS, DeviceError, DeviceProfile, Precision, choose_precision
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`value` None: there is none, and `reason` says why."""
+
+    name: str
+    value: str | int | float | bool | None
+    reason: str
+
+
+def settings_of(
+    profile: DeviceProfile,
+    bf16_gain: Callable[[], float] | None = None,
+    *,
+    requested: str = "auto",
+    chosen: tuple[Precision, str] | None = None,
+) -> list[Setting]:
+    """What the engine chooses on this device, and why. `requested` is `embedding.precision`, `bf16_gain` as
+    `choose_precision` has it. `chosen` is what a loaded engine has (its precision and the reason): then nothing is
+    chosen or measured anew. Raises DeviceError for a precision that cannot be had here.
+    """
+    precision, reason = chosen or choose_precision(profile, requested, bf16_gain)
+    settings = [
+        Setting("precision", precision, reason),
+        Setting("padding_multiple", profile.padding_multiple(precision), _padding(profile, precision)),
+        Setting("attention", profile.attention, "the fastest kernel of scaled_dot_product_attention that takes a mask"),
+        Setting("tf32", precision == "tf32" and profile.tf32, _tf32(profile, precision)),
+        *(_of_card(profile) if profile.kind == "cuda" else _of_cpu(profile)),
+    ]
+    for other in PRECISIONS:
+        try:
+            choose_precision(profile, other)
+        except DeviceError as refusal:
+            settings.append(Setting(f"embedding {other}", None, str(refusal)))
+    if not profile.peaks:
+        settings.append(Setting("share_of_peak", None, _no_peak(profile)))
+    return settings
+
+
+def _padding(profile: DeviceProfile, precision: Precision) -> str:
+    if profile.padding_multiple(precision) > 1:
+        return "16 bytes fill a tensor core"
+    return "no tensor cores in use: padding would be waste"
+
+
+def _tf32(profile: DeviceProfile, precision: Precision) -> str:
+    if not profile.tf32:
+        where = "a CPU" if profile.kind == "cpu" else f"compute capability {_dotted(profile)}"
+        return f"{where} has none: it starts at compute capability 8.0"
+    if precision == "tf32":
+        return "asked for: products of fp32 numbers round them to 10 bits, as fp16 has"
+    if precision == "fp32":
+        return "off, so that fp32 is what it says; precision tf32 switches it on"
+    return f"off: nothing is left for it beside {precision}, and what is computed again in fp32 is to be exact"
+
+
+def _of_card(profile: DeviceProfile) -> list[Setting]:
+    capability = profile.capability or (0, 0)
+    formats = " ".join(profile.tensor_core_formats) or None
+    why = "by compute capability; nothing is computed in fp8" if formats else "tensor cores start at 7.0"
+    settings = [
+        Setting("tensor_cores", formats, f"compute capability {_dotted(profile)}: {why}"),
+        Setting("torch_build", profile.builds[0].cuda if profile.builds else None, what_to_install(capability)),
+    ]
+    for name, found in profile.sustained.items():
+        settings.append(Setting(f"sustained {name}", found.rate, f"TFLOP/s (int8: TOPS) as measured: {found.source}"))
+    return settings
+
+
+def _of_cpu(profile: DeviceProfile) -> list[Setting]:
+    told = "as the system tells" if profile.instructions else "the system does not tell"
+    value = " ".join(profile.instructions) or None
+    return [Setting("instructions", value, f"{told}; whether bf16 or int8 pays is measured, not read from this")]
+
+
+def _dotted(profile: DeviceProfile) -> str:
+    return ".".join(map(str, profile.capability or ()))
+
+
+def _no_peak(profile: DeviceProfile) -> str:
+    if profile.kind == "cpu":
+        return "CPUs have no published rate per precision: clock and vector width under load decide"
+    return f"no published dense rates of {profile.name!r} are known to this version"

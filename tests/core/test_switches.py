@@ -1,0 +1,214 @@
+"""torch's switches for the whole process: TF32 only while it is asked for and nobody needs fp32; convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.src.core import switches
+from app.src.core.backends import OutOfMemory, TokenIds, Vectors, pytorch
+from app.src.core.backends.hashing import HashingBackend
+from app.src.core.device import PRECISIONS, DeviceProfile, Precision
+from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine, preallocate
+from app.src.core.switches import Tf32Switch, tune_convolutions
+
+T4, A100 = DeviceProfile.of_card("Tesla T4"), DeviceProfile.of_card("NVIDIA A100")
+CPU = DeviceProfile.cpu()
+
+
+@pytest.mark.parametrize(
+    "capability", [(6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_tf32_exists_from_8_0_on_and_is_on_only_when_asked_for(
+    capability: tuple[int, int], precision: Precision
+) -> None:
+    written: list[str] = []
+    on = Tf32Switch(written.append).hold(DeviceProfile.cuda("x", capability), precision)
+    assert on is (precision == "tf32" and capability >= (8, 0))
+    assert written == ["high"] * on
+
+
+def test_a_cpu_never_writes() -> None:
+    written: list[str] = []
+    assert not Tf32Switch(written.append).hold(CPU, "tf32")
+    assert written == []
+
+
+def test_fp32_beside_tf32_is_true_fp32_for_as_long_as_it_is_there() -> None:
+    written: list[str] = []
+    switch = Tf32Switch(written.append)
+    assert switch.hold(A100, "tf32")
+    assert switch.hold(A100, "tf32")
+    assert not switch.hold(A100, "fp32")
+    assert switch.hold(A100, "fp16") is False
+    assert switch.release(A100, "fp32")
+    assert switch.release(A100, "tf32")
+    assert not switch.release(A100, "tf32")
+    assert written == ["high", "highest", "high", "highest"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(PRECISIONS), st.booleans())))
+def test_never_on_while_somebody_holds_fp32(events: list[tuple[Precision, bool]]) -> None:
+    """Whatever comes and goes: on exactly while tf32 is held and fp32 is not, and written only when that changes."""
+    written: list[str] = []
+    switch, held = Tf32Switch(written.append), dict.fromkeys(PRECISIONS, 0)
+    for precision, begins in events:
+        if not begins and not held[precision]:
+            continue
+        held[precision] += 1 if begins else -1
+        on = (switch.hold if begins else switch.release)(A100, precision)
+        assert on is (held["tf32"] > 0 and held["fp32"] == 0)
+        assert ("high" if on else "highest") == (written[-1] if written else "highest")
+    assert all(one != other for one, other in pairwise(written))
+
+
+def test_torchs_own_switch_is_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    written: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", written.append)
+    switch = Tf32Switch()
+    switch.hold(A100, "tf32")
+    switch.release(A100, "tf32")
+    assert written == ["high", "highest"]
+
+
+def test_an_engine_holds_its_precision_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Recording(Tf32Switch):
+        def __init__(self) -> None:
+            super().__init__(lambda _precision: None)
+            self.events: list[tuple[str, str]] = []
+
+        def hold(self, profile: DeviceProfile, precision: Precision) -> bool:
+            self.events.append(("hold", precision))
+            return super().hold(profile, precision)
+
+        def release(self, profile: DeviceProfile, precision: Precision) -> bool:
+            self.events.append(("release", precision))
+            return super().release(profile, precision)
+
+    recording = Recording()
+    monkeypatch.setattr(pytorch, "TF32", recording)
+    engine = load_engine(EngineOptions(device="cpu", precision="fp32"))
+    assert recording.events == [("hold", "fp32")]
+    engine.close()
+    engine.close()
+    assert recording.events == [("hold", "fp32"), ("release", "fp32")]
+
+
+@pytest.mark.parametrize(("profile", "on", "switched"), [(T4, True, True), (T4, False, False), (CPU, True, False)])
+def test_cudnn_searches_only_on_a_card_that_was_asked_to(
+    profile: DeviceProfile, on: bool, switched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    class Cudnn:
+        benchmark = False
+
+    cudnn: Any = Cudnn()
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    assert tune_convolutions(profile, on) is switched
+    assert cudnn.benchmark is switched
+
+
+@pytest.mark.parametrize(("tokens", "gives"), [(pytorch.LARGE_BATCH, True), (pytorch.LARGE_BATCH - 1, False)])
+def test_memory_goes_back_after_large_batches_only(tokens: int, gives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    batch = [[1] * (tokens // 2), [1] * (tokens - tokens // 2)]
+    assert pytorch.give_back_after(T4, batch) is gives
+    assert pytorch.give_back_after(CPU, batch) is False
+    assert len(emptied) == gives
+
+
+def test_a_cpu_engine_with_every_switch_gives_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def never() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", never)
+    texts = ["pump leaks oil", "valve " * 40]
+    with load_engine(EngineOptions(device="cpu", precision="fp32")) as plain:
+        wanted = plain.embed(texts)
+    switched = EngineOptions(device="cpu", precision="fp32", preallocate=True, clear_cache=True, cudnn_benchmark=True)
+    with load_engine(switched) as engine:
+        assert engine.stats().batches == 0  # nothing was computed in advance
+        assert (engine.embed(texts) == wanted).all()
+    assert not torch.backends.cudnn.benchmark
+
+
+class Cards(HashingBackend):
+    """The hashing backend as if on a T4: what is planned is a card's, what is computed is not. Counts tokens."""
+
+    def __init__(self, most_tokens: int) -> None:
+        super().__init__("hash:8")
+        self.profile = T4
+        self.most_tokens = most_tokens
+        self.batches: list[int] = []
+
+    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+        self.batches.append(sum(map(len, batch)))
+        if self.batches[-1] > self.most_tokens:
+            raise OutOfMemory("more than fits")
+        return super().forward(batch, exact=exact)
+
+
+def test_one_largest_batch_is_computed_at_loading() -> None:
+    backend = Cards(1 << 30)
+    with EmbeddingEngine(backend) as engine:
+        tokens = preallocate(engine)
+        assert engine.token_budget - engine.max_tokens <= max(backend.batches) <= engine.token_budget
+        assert tokens == sum(backend.batches)
+
+
+def test_a_budget_that_does_not_fit_shrinks_at_loading() -> None:
+    backend = Cards(20_000)
+    with EmbeddingEngine(backend) as engine:
+        planned = engine.token_budget
+        assert planned > 20_000
+        preallocate(engine)
+        assert engine.token_budget <= 20_000
+        assert engine.stats().out_of_memory > 0
+        backend.batches.clear()
+        engine.embed([f"text {number}" for number in range(20_000)])
+        assert max(backend.batches) <= 20_000
+
+
+def test_a_cpu_preallocates_nothing() -> None:
+    with EmbeddingEngine(HashingBackend("hash:8")) as engine:
+        assert preallocate(engine) == 0
+        assert engine.stats().batches == 0
+
+
+@pytest.mark.gpu
+def test_true_fp32_beside_tf32_on_a_card() -> None:
+    """The same product three times: TF32 rounds it, fp32 beside it does not."""
+    import torch
+
+    profile = DeviceProfile.cuda(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+    if not profile.tf32:
+        pytest.skip(f"{profile.name} has no TF32")
+    left, right = (torch.randn(512, 512, device="cuda") for _ in range(2))
+    exact = left.double() @ right.double()
+
+    def error() -> float:
+        return float(((left @ right).double() - exact).norm() / exact.norm())
+
+    plain = error()
+    switches.TF32.hold(profile, "tf32")
+    rounded = error()
+    switches.TF32.hold(profile, "fp32")
+    beside = error()
+    switches.TF32.release(profile, "fp32")
+    switches.TF32.release(profile, "tf32")
+    assert plain == pytest.approx(beside, rel=0.5)
+    assert rounded > 20 * plain
