@@ -83,12 +83,15 @@ def test_a_model_whose_numbers_go_by_way_of_a_card_gives_the_same_vectors(
     assert isinstance(backend, Overlapping)
     with EmbeddingEngine(backend) as engine:
         assert engine.ahead == 1
-        np.testing.assert_allclose(engine.embed(TEXTS), minilm.embed(TEXTS), atol=1e-5)
+        engine.memory.shrink(512)  # many batches
+        texts = TEXTS[:24]
+        wanted = minilm.embed(texts)
+        np.testing.assert_allclose(engine.embed(texts), wanted, atol=1e-5)
         batches = engine.stats().batches
         assert batches > 3
         assert card.copies >= 2 * batches
         batcher = Batcher(engine)
-        np.testing.assert_allclose(batcher.embed(TEXTS, "bulk"), minilm.embed(TEXTS), atol=1e-5)
+        np.testing.assert_allclose(batcher.embed(texts, "bulk"), wanted, atol=1e-5)
         batcher.close()
 
 
@@ -278,7 +281,8 @@ class FakeGraphs:
 def test_a_recording_is_warmed_up_and_made_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeGraphs(monkeypatch)
     recording, found = CudaRecorder(torch.device("cuda", 1))(cuda.work)
-    assert (recording, found.shape) == ("graph", (2,))
+    assert recording == "graph"  # type: ignore[comparison-overlap]
+    assert found.shape == (2,)
     assert cuda.ran_on == ["beside"] * 4
     assert cuda.told == ["device cuda:1"], "torch.cuda.graph waits for the current device, whichever that is"
     assert cuda.current is cuda.computing
@@ -339,7 +343,12 @@ def test_pinned_memory_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, pinn
     card = HereAndNow()
     monkeypatch.setattr(staging, "CudaCard", lambda device: card)
     asked: list[bool] = []
-    monkeypatch.setattr(card, "host", lambda count, dtype, *, pinned: asked.append(pinned) or torch.empty(count))
+
+    def host(count: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+        asked.append(pinned)
+        return torch.empty(count)
+
+    monkeypatch.setattr(card, "host", host)
     assert isinstance(staging.downloads_for(torch.device("cuda", 0), pinned=pinned), way)
     staging.uploads_for(torch.device("cuda", 0), pinned=pinned)
     assert set(asked) == {pinned}

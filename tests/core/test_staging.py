@@ -317,7 +317,7 @@ def test_launching_on_a_card_does_not_wait(device: torch.device) -> None:
     card, downloads = CudaCard(device), downloads_for(device)
     with torch.inference_mode():
         downloads.fetch(torch.ones(8, 8, device=device)).result()
-        torch.cuda._sleep(500_000_000)  # cycles: some tenths of a second
+        torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]  # cycles: some tenths of a second
         pending = downloads.fetch(torch.ones(8, 8, device=device))
         assert not card.computing().query(), "the device had time to come to its end"
     assert pending.result().sum() == 64
