@@ -14,10 +14,12 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from app.src.core.device import CARDS, PRECISIONS, DeviceProfile, choose_precision
+from app.src.core.builds import BUILDS, driver_ceiling
+from app.src.core.device import CARDS, DeviceProfile, choose_precision
 from app.src.metrics import Metrics
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
+from tests.docs import variables_by_card
 from tests.docs.sections import check_section
 
 
@@ -78,22 +80,70 @@ def metrics_table() -> str:
 
 
 def cards_table() -> str:
-    head = ("card", "compute capability", '`precision = "auto"`', "on tensor cores", "fp32", "fp16", "int8")
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, card in sorted(CARDS.items(), key=lambda item: item[1].capability):
-        profile = DeviceProfile.of_card(name)
-        cores = " ".join(kind for kind in PRECISIONS if kind in profile.tensor_cores) or "nothing"
-        rates = " | ".join(str(card.peaks.get(kind, "")) for kind in ("fp32", "fp16", "int8"))
-        dotted = ".".join(map(str, card.capability))
-        lines.append(f"| {name} | {dotted} | {choose_precision(profile)[0]} | {cores} | {rates} |")
+    rates = ("fp32", "fp16", "int8", "fp8")
+    head = ("card", "compute capability", '`precision = "auto"`', "on tensor cores", *rates, "GB/s", "sustained")
+    lines = _head(head)
+    for profile in _cards():
+        cores = " ".join(profile.tensor_core_formats) or "nothing"
+        cells = [_rate(profile.name, kind) for kind in rates]
+        told = ", ".join(f"{kind} {found.rate:g}" for kind, found in profile.sustained.items())
+        chosen = choose_precision(profile)[0]
+        lines.append(_row(profile.name, _dotted(profile), chosen, cores, *cells, f"{profile.bandwidth:g}", told))
     return "\n".join(lines)
+
+
+def needs_table() -> str:
+    padded = ("fp32", "tf32", "fp16", "int8")
+    head = ("card", "attention in fp16, fp32", f"lengths padded in {', '.join(padded)}", "torch, best first", "driver")
+    lines = _head(head)
+    for profile in _cards():
+        kernels = ", ".join(profile.attention_kernels(kind)[0] for kind in ("fp16", "fp32"))
+        multiples = ", ".join(str(profile.padding_multiple(kind)) for kind in padded)  # type: ignore[arg-type]
+        builds = "; ".join(f"{build.torch} for CUDA {build.cuda}" for build in profile.builds)
+        assert profile.capability is not None
+        ceiling = driver_ceiling(profile.capability)
+        drivers = f"{min(build.driver for build in profile.builds)} " + (f"to {ceiling}" if ceiling else "or newer")
+        lines.append(_row(profile.name, kernels, multiples, builds, drivers))
+    return "\n".join(lines)
+
+
+def builds_table() -> str:
+    lines = _head(("torch", "CUDA", "kernels", "driver at least", "until torch", ""))
+    for build in BUILDS:
+        kernels = " ".join(name.removeprefix("sm_") for name in build.architectures)
+        lines.append(_row(build.torch, build.cuda, kernels, str(build.driver), build.last or "", f"`{build.command}`"))
+    return "\n".join(lines)
+
+
+def _cards() -> list[DeviceProfile]:
+    return [DeviceProfile.of_card(name) for name, card in sorted(CARDS.items(), key=lambda item: item[1].capability)]
+
+
+def _rate(name: str, kind: Any) -> str:
+    card = CARDS[name]
+    return f"{card.peaks[kind]:g}{' ?' if kind in card.unread else ''}" if kind in card.peaks else ""
+
+
+def _dotted(profile: DeviceProfile) -> str:
+    return ".".join(map(str, profile.capability or ()))
+
+
+def _head(names: tuple[str, ...]) -> list[str]:
+    return [_row(*names), "|---" * len(names) + "|"]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("docs/operations.md", settings_table),
     "metrics": ("docs/operations.md", metrics_table),
     "cards": ("docs/gpu.md", cards_table),
+    "needs": ("docs/gpu.md", needs_table),
+    "builds": ("docs/gpu.md", builds_table),
     "variables": ("docs/gpu.md", variables_table),
+    "variables by card": ("docs/gpu.md", variables_by_card.table),
 }
 
 
@@ -101,5 +151,33 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
 def test_table_is_what_the_code_declares(name: str) -> None:
     file, make = TABLES[name]
     wanted = make()
-    assert len(wanted.splitlines()) > 5
+    assert len(wanted.splitlines()) > 4
     check_section(file, name, wanted, "tests/docs/test_tables.py")
+
+
+def test_every_variable_has_its_effect_on_every_card() -> None:
+    """What changes nothing by itself changes nothing on any card, unless a library reads it; what sets something does
+    so somewhere; and each card is asked."""
+    known = variables_by_card.guides_variables()
+    cells: dict[str, set[str]] = {}
+    for name, _text, cell in variables_by_card.ROWS:
+        cells.setdefault(name, set()).update(map(cell, variables_by_card.COLUMNS.values()))
+    assert set(cells) == set(known)
+    for name, variable in known.items():
+        effects = cells[name] - {variables_by_card.NOTHING}
+        if variable.assign is None and not variable.note.startswith("read by "):
+            assert not effects, name
+        elif variable.assign is not None:
+            assert effects, name
+    capabilities = {profile.capability for profile in variables_by_card.COLUMNS.values()}
+    assert len(capabilities) == len(variables_by_card.COLUMNS)
+
+
+def test_the_variables_text_in_the_table_is_one_that_it_takes() -> None:
+    known = variables_by_card.guides_variables()
+    for name, text, _cell in variables_by_card.ROWS:
+        variable = known[name]
+        if variable.assign is not None:
+            variable.assign(text)
+        elif variable.kept is not None:
+            variable.read(text)

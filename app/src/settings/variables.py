@@ -112,7 +112,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "T4_GPU_INT8_MODE",
-        "sets tensorrt.enabled: INT8 on a card from 7.5 on, where the accuracy gate let it through; not on a CPU",
+        "sets tensorrt.enabled: INT8 on a CPU, or on a card from 7.5 on, where the accuracy gate let it through",
         _flag_of("tensorrt", "enabled"),
         ("tensorrt", "enabled"),
     ),
@@ -156,7 +156,10 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     ),
     _to("GPU_MEMORY_FRACTION", "embedding", "memory_fraction"),
     _to("RESERVE_MEMORY", "embedding", "reserve_mb", note="sets embedding.reserve_mb (MB)"),
-    *_nothing("ENABLE_AMP", "does nothing: weights are held in the chosen precision, which is faster than autocast"),
+    *_nothing(
+        "ENABLE_AMP",
+        "does nothing: weights are held in the chosen precision, which is faster than autocast (measured, on a CPU)",
+    ),
     Variable(
         "CUDNN_BENCHMARK",
         "sets embedding.cudnn_benchmark: cuDNN tries its convolutions, and text encoders have none",
