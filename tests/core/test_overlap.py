@@ -154,6 +154,13 @@ def test_two_batches_of_one_plan_that_fail_halve_the_budget_once() -> None:
     assert engine.stats().out_of_memory == 2
 
 
+def test_what_was_planned_before_memory_ran_out_is_planned_again() -> None:
+    """Five batches were; only the first one fails."""
+    engine = EmbeddingEngine(ScriptedBackend(most_tokens=600))
+    np.testing.assert_allclose(engine.embed(many(600)), expected(many(600)), atol=1e-6)
+    assert engine.stats().out_of_memory == 1
+
+
 def test_memory_that_runs_out_at_launching_is_told_by_the_result() -> None:
     remote = Remote()
     remote.fail_launch = lambda batch: OutOfMemory("planted") if len(batch) > 70 else None
