@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# What the GPUs are doing, from nvidia-smi: temperature, load, memory, power, clock, and why the clock is held back.
-# Reads only; changes no setting. In the container it is /app/monitor_gpu.sh.
+# What the GPUs are doing, from nvidia-smi: load, memory, temperature, power, clocks and what holds them back, PCIe,
+# memory errors, processes. Needs bash and nvidia-smi, nothing else. Reads only; changes no setting.
+# In the container it is /app/monitor_gpu.sh.
 set -uo pipefail
 
 usage() {
   cat <<'USAGE'
 usage: monitor_gpu.sh [--once] [--json] [--interval SECONDS]
   --once       one reading, then exit (0 also where there is no GPU)
-  --json       one JSON object per reading: {"time","gpus":[...],"reason"}
+  --json       one JSON object per reading, as GET /v1/gpu answers, and "time"
   --interval   seconds between readings (default 5)
 Power capping is normal on a T4 (70 W) under load; thermal slowdown is not.
 USAGE
@@ -34,86 +35,299 @@ if ! [[ $interval =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
   exit 2
 fi
 
-readonly fields=index,name,driver_version,temperature.gpu,utilization.gpu,memory.used,memory.total,power.draw,power.limit,clocks.sm
+readonly within=10
+readonly note="utilisation is the share of time in which any kernel ran, not what the tensor cores did: their activity comes only from DCGM (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, compute capability 7.0 and up), not from NVML"
 
-# Drivers before R535 know the last field by its old name only.
+# Name in GET /v1/gpu, name for nvidia-smi --query-gpu, kind of value.
+readonly fields=(
+  "index index number"
+  "name name text"
+  "uuid uuid text"
+  "compute_capability compute_cap text"
+  "driver_version driver_version text"
+  "memory_total_bytes memory.total mebibytes"
+  "memory_used_bytes memory.used mebibytes"
+  "memory_free_bytes memory.free mebibytes"
+  "utilization_percent utilization.gpu number"
+  "memory_utilization_percent utilization.memory number"
+  "temperature_celsius temperature.gpu number"
+  "power_watts power.draw number"
+  "power_limit_watts enforced.power.limit number"
+  "power_limit_default_watts power.default_limit number"
+  "power_limit_min_watts power.min_limit number"
+  "power_limit_max_watts power.max_limit number"
+  "fan_percent fan.speed number"
+  "persistence_mode persistence_mode flag"
+  "sm_clock_mhz clocks.current.sm number"
+  "sm_clock_max_mhz clocks.max.sm number"
+  "memory_clock_mhz clocks.current.memory number"
+  "memory_clock_max_mhz clocks.max.memory number"
+  "performance_state pstate state"
+  "pcie_generation pcie.link.gen.current number"
+  "pcie_generation_max pcie.link.gen.max number"
+  "pcie_width pcie.link.width.current number"
+  "pcie_width_max pcie.link.width.max number"
+  "ecc_enabled ecc.mode.current flag"
+  "ecc_corrected_errors ecc.errors.corrected.volatile.total number"
+  "ecc_uncorrected_errors ecc.errors.uncorrected.volatile.total number"
+  "ecc_corrected_errors_lifetime ecc.errors.corrected.aggregate.total number"
+  "ecc_uncorrected_errors_lifetime ecc.errors.uncorrected.aggregate.total number"
+  "retired_single retired_pages.single_bit_ecc.count number"
+  "retired_double retired_pages.double_bit.count number"
+  "retired_pages_pending retired_pages.pending flag"
+  "held_by clocks_event_reasons.active text"
+)
+# In this order they are written; what is not among the fields comes from elsewhere, or nvidia-smi does not tell it.
+readonly written=(
+  index name uuid memory_total_bytes memory_used_bytes memory_free_bytes utilization_percent memory_utilization_percent
+  temperature_celsius power_watts power_limit_watts sm_clock_mhz memory_clock_mhz throttle_reasons compute_processes
+  compute_capability temperature_slowdown_celsius power_limit_default_watts power_limit_min_watts power_limit_max_watts
+  sm_clock_max_mhz memory_clock_max_mhz pcie_generation pcie_generation_max pcie_width pcie_width_max
+  pcie_sent_bytes_per_second pcie_received_bytes_per_second throttle throttled_abnormally performance_state ecc_enabled
+  ecc_corrected_errors ecc_uncorrected_errors ecc_corrected_errors_lifetime ecc_uncorrected_errors_lifetime
+  retired_pages retired_pages_pending remapped_rows remapped_rows_pending energy_joules fan_percent persistence_mode
+  processes reason
+)
+# Bits of NVML's nvmlClocksEventReasons: bit, name, normal, words. Heat and the power supply are not normal.
+readonly reasons=(
+  "0x1 gpu_idle true nothing runs, so the clock rests"
+  "0x2 applications_clocks_setting true held at the clock that somebody has set"
+  "0x4 sw_power_cap true held by the power limit, as usual under load; a T4 nearly always is"
+  "0x8 hw_slowdown false the hardware has at least halved the clock: heat or power supply"
+  "0x10 sync_boost true held to the clock of the other cards of its group"
+  "0x20 sw_thermal_slowdown false too hot: the driver lowers the clock"
+  "0x40 hw_thermal_slowdown false far too hot: the hardware has at least halved the clock"
+  "0x80 hw_power_brake_slowdown false the power supply asks for less, and the clock is at least halved"
+  "0x100 display_clock_setting true held by what its displays need"
+  "0x200 board_limit true held by a limit of the board"
+  "0x400 reliability true at the highest voltage that it may have"
+)
+
+# ------------------------------------------------------------------------------------------------- asking nvidia-smi
+
+# smi ARGUMENTS: sets `said` to what it printed. Bounded where `timeout` is here (a dead card may hang for ever).
+smi() {
+  if command -v timeout >/dev/null 2>&1; then
+    said=$(timeout "$within" nvidia-smi "$@" 2>&1)
+  else
+    said=$(nvidia-smi "$@" 2>&1)
+  fi
+}
+
+asked=()
+for field in "${fields[@]}"; do
+  read -r _ theirs _ <<<"$field"
+  asked+=("$theirs")
+done
+
+# Sets `gpus`, a line of values for each card. An nvidia-smi that does not know a field refuses the whole question and
+# names the field: it is asked by its older name, or no more.
 read_gpus() {
-  local reasons
-  for reasons in clocks_event_reasons.active clocks_throttle_reasons.active; do
-    nvidia-smi --query-gpu="$fields,$reasons" --format=csv,noheader,nounits 2>/dev/null && return 0
+  local left IFS=,
+  while [[ ${#asked[@]} -gt 0 ]]; do
+    smi --query-gpu="${asked[*]}" --format=csv,noheader,nounits
+    status=$?
+    gpus=$said
+    [[ $status -eq 0 ]] && return 0
+    [[ $said =~ Field\ \"([^\"]+)\"\ is\ not\ a\ valid ]] || return 1
+    left=()
+    for theirs in "${asked[@]}"; do
+      case $theirs in
+        "${BASH_REMATCH[1]}") [[ $theirs == clocks_event_reasons.active ]] && left+=(clocks_throttle_reasons.active) ;;
+        *) left+=("$theirs") ;;
+      esac
+    done
+    [[ ${left[*]} != "${asked[*]}" ]] || return 1
+    asked=("${left[@]}")
   done
   return 1
 }
 
-# Bits of NVML's nvmlClocksEventReason*.
-reason_words() {
-  [[ $1 =~ ^0x[0-9A-Fa-f]+$ ]] || { printf 'unknown'; return; }
-  local -i bits=$1
-  local words=""
-  ((bits & 0x1)) && words+=" idle"
-  ((bits & 0x4)) && words+=" power-cap"
-  ((bits & 0x8)) && words+=" hardware-slowdown"
-  ((bits & 0x20)) && words+=" THERMAL-software"
-  ((bits & 0x40)) && words+=" THERMAL-hardware"
-  ((bits & 0x80)) && words+=" power-brake"
-  printf '%s' "${words:- none}" | sed 's/^ //'
+declare -A sent=() received=() remapped=() pending=() processes=() counted=() running=()
+
+# MB/s by the number of the card. The columns of dmon differ between drivers, so they are found by their headings.
+read_throughput() {
+  local line place rx tx
+  local -a words
+  sent=() received=() rx="" tx=""
+  smi dmon -s t -c 1 || return 0
+  while IFS= read -r line; do
+    read -ra words <<<"${line#\#}"
+    if [[ $line == \#*rxpci* ]]; then
+      for place in "${!words[@]}"; do
+        case ${words[place]} in rxpci) rx=$place ;; txpci) tx=$place ;; esac
+      done
+    elif [[ $line != \#* && -n $rx && -n $tx && ${#words[@]} -gt $rx && ${#words[@]} -gt $tx ]]; then
+      received[${words[0]}]=${words[rx]}
+      sent[${words[0]}]=${words[tx]}
+    fi
+  done <<<"$said"
 }
 
-json_string() { printf '"%s"' "$(printf '%s' "$1" | sed 's/\\/\\\\/g; s/"/\\"/g')"; }
+# By the card's UUID: rows of memory that were replaced (Ampere and later).
+read_remapped() {
+  local uuid corrected uncorrected waiting _
+  remapped=() pending=()
+  smi --query-remapped-rows=gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remapped_rows.pending \
+    --format=csv,noheader,nounits || return 0
+  while IFS=', ' read -r uuid corrected uncorrected waiting _; do
+    [[ $corrected =~ ^[0-9]+$ && $uncorrected =~ ^[0-9]+$ ]] || continue
+    remapped[$uuid]=$((corrected + uncorrected))
+    pending[$uuid]=$([[ $waiting == 0 || $waiting == No ]] && echo false || echo true)
+  done <<<"$said"
+}
 
-# nvidia-smi says [N/A] or [Not Supported] where a card has no such sensor.
-json_number() { if [[ $1 =~ ^-?[0-9]+(\.[0-9]+)?$ ]]; then printf '%s' "$1"; else printf null; fi; }
+# By the card's UUID: which processes compute on it, and their memory; no names, no command lines.
+read_processes() {
+  local uuid pid memory
+  processes=() counted=() running=()
+  smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader,nounits || return 0
+  counted[asked]=yes
+  while IFS=', ' read -r uuid pid memory; do
+    [[ $pid =~ ^[0-9]+$ ]] || continue
+    processes[$uuid]+="${processes[$uuid]+,}{\"pid\":$pid,\"memory_bytes\":$(json_value mebibytes "$memory")}"
+    running[$uuid]+="${running[$uuid]+, }$pid ($memory MiB)"
+    counted[$uuid]=$((${counted[$uuid]:-0} + 1))
+  done <<<"$said"
+}
+
+# The newest CUDA of the driver stands in nvidia-smi's own table only. It does not change, so it is asked once.
+cuda_version=""
+read_cuda() {
+  [[ -z $cuda_version ]] || return 0
+  smi
+  [[ $said =~ CUDA[A-Za-z\ ]*Version\ *:\ *([0-9]+\.[0-9]+) ]] && cuda_version=${BASH_REMATCH[1]}
+}
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+json_string() {
+  local text=${1//\\/\\\\}
+  text=${text//\"/\\\"}
+  printf '"%s"' "${text//[[:cntrl:]]/ }"
+}
+
+# json_value KIND TEXT. nvidia-smi says [N/A] or [Not Supported] where a card has no such sensor.
+json_value() {
+  case $1 in
+    text) if [[ -z $2 || $2 == \[* ]]; then printf null; else json_string "$2"; fi ;;
+    number) if [[ $2 =~ ^-?[0-9]+(\.[0-9]+)?$ ]]; then printf '%s' "$2"; else printf null; fi ;;
+    mebibytes) if [[ $2 =~ ^[0-9]+$ ]]; then printf '%s' $(($2 * 1048576)); else printf null; fi ;;
+    megabytes) if [[ $2 =~ ^[0-9]+$ ]]; then printf '%s' $(($2 * 1000000)); else printf null; fi ;;
+    state) if [[ $2 =~ ^P([0-9]+)$ ]]; then printf '%s' "${BASH_REMATCH[1]}"; else printf null; fi ;;
+    flag) case $2 in Enabled | Yes) printf true ;; Disabled | No) printf false ;; *) printf null ;; esac ;;
+  esac
+}
+
+# What holds the clock back: sets throttle, throttle_reasons, throttled_abnormally in `out`, and `clock` for people.
+explain() {
+  local each bit name normal words separator="" names="" all="" abnormal=false
+  clock=""
+  [[ $1 =~ ^0x[0-9A-Fa-f]+$ ]] || return 0
+  local -i bits=$1 known=0
+  for each in "${reasons[@]}" ""; do
+    if [[ -n $each ]]; then
+      read -r bit name normal words <<<"$each"
+      known=$((known | bit))
+      ((bits & bit)) || continue
+    else
+      ((bits & ~known)) || continue
+      printf -v name 'unknown_0x%x' $((bits & ~known))
+      normal=null words="a reason that this version does not know"
+    fi
+    names+="$separator\"$name\""
+    all+="$separator{\"reason\":\"$name\",\"words\":\"$words\",\"normal\":$normal}"
+    clock+="${separator:+; }$([[ $normal == false ]] && echo 'NOT NORMAL: ')$words"
+    separator=,
+    [[ $normal == false ]] && abnormal=true
+  done
+  out[throttle]="[$all]" out[throttle_reasons]="[$names]" out[throttled_abnormally]=$abnormal
+  clock=${clock:-nothing holds it back}
+}
+
+# describe LINE: sets `raw` (nvidia-smi's words) and `out` (JSON values) for one card
+declare -A raw=() out=()
+describe() {
+  local -a values
+  local -A theirs_says=()
+  local place field ours theirs kind
+  raw=() out=()
+  IFS=, read -ra values <<<"${1//, /,}"
+  [[ ${#values[@]} -eq ${#asked[@]} ]] || return 1
+  for place in "${!asked[@]}"; do theirs_says[${asked[place]}]=${values[place]}; done
+  theirs_says[clocks_event_reasons.active]=${theirs_says[clocks_event_reasons.active]-${theirs_says[clocks_throttle_reasons.active]-}}
+  for field in "${fields[@]}"; do
+    read -r ours theirs kind <<<"$field"
+    raw[$ours]=${theirs_says[$theirs]-}
+    out[$ours]=$(json_value "$kind" "${raw[$ours]}")
+  done
+  explain "${raw[held_by]}"
+  if [[ ${out[retired_single]} != null && ${out[retired_double]} != null ]]; then
+    out[retired_pages]=$((out[retired_single] + out[retired_double]))
+  fi
+  local uuid=${raw[uuid]:-none} index=${raw[index]:-none}
+  out[pcie_sent_bytes_per_second]=$(json_value megabytes "${sent[$index]-}")
+  out[pcie_received_bytes_per_second]=$(json_value megabytes "${received[$index]-}")
+  out[remapped_rows]=${remapped[$uuid]-null} out[remapped_rows_pending]=${pending[$uuid]-null}
+  if [[ -n ${counted[asked]-} ]]; then
+    out[processes]="[${processes[$uuid]-}]" out[compute_processes]=${counted[$uuid]:-0}
+  fi
+}
 
 json_gpu() {
-  printf '{"index":%s,"name":%s,"driver":%s,' "$(json_number "$1")" "$(json_string "$2")" "$(json_string "$3")"
-  printf '"temperature_c":%s,"utilization_percent":%s,' "$(json_number "$4")" "$(json_number "$5")"
-  printf '"memory_used_mib":%s,"memory_total_mib":%s,' "$(json_number "$6")" "$(json_number "$7")"
-  printf '"power_w":%s,"power_limit_w":%s,"sm_clock_mhz":%s,' "$(json_number "$8")" "$(json_number "$9")" "$(json_number "${10}")"
-  printf '"clock_limits":%s}' "$(json_string "$(reason_words "${11}")")"
+  local name separator="{"
+  for name in "${written[@]}"; do
+    printf '%s"%s":%s' "$separator" "$name" "${out[$name]-null}"
+    separator=,
+  done
+  printf '}'
 }
 
 text_gpu() {
-  printf 'GPU %s %s (driver %s)  %s C  load %s %%  memory %s/%s MiB  power %s/%s W  %s MHz  clock held by: %s\n' \
-    "${@:1:10}" "$(reason_words "${11}")"
-}
-
-# print_gpus FORMAT: csv lines from stdin, one GPU each
-print_gpus() {
-  local line separator="" values
-  while IFS= read -r line; do
-    IFS=, read -ra values <<<"${line//, /,}"
-    [[ ${#values[@]} -eq 11 ]] || continue
-    if [[ $json == yes ]]; then
-      printf '%s' "$separator"
-      json_gpu "${values[@]}"
-      separator=,
-    else
-      text_gpu "${values[@]}"
-    fi
-  done
+  local uuid=${raw[uuid]:-none} index=${raw[index]:-none}
+  printf 'GPU %s %s: %s C, load %s %%, memory %s of %s MiB, power %s of %s W, clock %s of %s MHz, %s' \
+    "$index" "${raw[name]}" "${raw[temperature_celsius]}" "${raw[utilization_percent]}" "${raw[memory_used_bytes]}" \
+    "${raw[memory_total_bytes]}" "${raw[power_watts]}" "${raw[power_limit_watts]}" "${raw[sm_clock_mhz]}" \
+    "${raw[sm_clock_max_mhz]}" "${raw[performance_state]}"
+  printf ', PCIe %s x%s' "${raw[pcie_generation]}" "${raw[pcie_width]}"
+  [[ -n ${sent[$index]-} ]] && printf ' (sent %s, received %s MB/s)' "${sent[$index]}" "${received[$index]}"
+  printf '\n  clock: %s\n' "${clock:-not told}"
+  printf '  processes: %s\n' "${running[$uuid]-none}"
 }
 
 why_none() {
-  if command -v nvidia-smi >/dev/null 2>&1; then
-    echo "nvidia-smi is here but reports no GPU: is the driver loaded, and is the GPU passed to this container?"
-  else
+  local line=${gpus%%$'\n'*}
+  if ! command -v nvidia-smi >/dev/null 2>&1; then
     echo "No GPU to watch: nvidia-smi was not found, so there is no NVIDIA driver on this machine."
+  elif [[ $status -eq 124 ]]; then
+    echo "No GPU to watch: nvidia-smi has not answered within $within s; see dmesg."
+  else
+    echo "No GPU to watch: nvidia-smi is here but reports none (${line:-it says nothing}): is the driver loaded, and is the GPU passed to this container?"
   fi
 }
 
 reading() {
-  local now gpus reason=""
-  now=$(date -u +%Y-%m-%dT%H:%M:%SZ)
-  gpus=$(read_gpus) || gpus=""
-  [[ -n $gpus ]] || reason=$(why_none)
-  if [[ $json == yes ]]; then
-    printf '{"time":"%s","gpus":[%s],"reason":%s}\n' "$now" "$(print_gpus <<<"$gpus")" \
-      "$(if [[ -n $reason ]]; then json_string "$reason"; else printf null; fi)"
-  elif [[ -n $reason ]]; then
-    printf '%s\n' "$reason"
+  local now line cards="" reason=""
+  gpus="" status=0
+  TZ=UTC0 printf -v now '%(%Y-%m-%dT%H:%M:%SZ)T' -1
+  if read_gpus && [[ -n $gpus ]]; then
+    read_throughput
+    read_remapped
+    read_processes
+    read_cuda
   else
-    printf '%s\n' "$now"
-    print_gpus <<<"$gpus"
+    reason=$(why_none)
+    gpus=""
+  fi
+  [[ $json == yes ]] || printf '%s\n' "${reason:-$now}"
+  while IFS= read -r line; do
+    describe "$line" || continue
+    if [[ $json == yes ]]; then cards+="${cards:+,}$(json_gpu)"; else text_gpu; fi
+  done <<<"$gpus"
+  if [[ $json == yes ]]; then
+    printf '{"time":"%s","devices":[%s],"driver_version":%s,"cuda_version":%s,"reason":%s,"note":%s,"answered":%s}\n' \
+      "$now" "$cards" "${out[driver_version]-null}" "$(json_value text "$cuda_version")" \
+      "$(json_value text "$reason")" "$(json_string "$note")" "$([[ $status -eq 124 ]] && echo false || echo true)"
   fi
   [[ -z $reason ]]
 }
@@ -122,5 +336,6 @@ if [[ $once == yes ]]; then
   reading || true
   exit 0
 fi
-while reading; do sleep "$interval"; done
+# `read` waits without the command `sleep`: nothing ever comes from that pipe.
+while reading; do read -rt "$interval" <> <(:) || true; done
 exit 1

@@ -73,9 +73,12 @@ class Parts:
         *,
         source: Source | None = None,
         store: VectorStore | None = None,
+        loaded: Callable[[EmbeddingEngine], None] = lambda _: None,
     ) -> None:
-        """`source` and `store` replace what the settings describe; they are closed all the same."""
+        """`source` and `store` replace what the settings describe; they are closed all the same. `loaded` is told of
+        the configured model's engine once it is there, before anybody uses it; it must not ask for parts."""
         self.settings = settings
+        self._loaded = loaded
         self._metrics = metrics or Metrics()
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
@@ -93,7 +96,12 @@ class Parts:
 
     @property
     def engine(self) -> EmbeddingEngine:
-        return self._part("engine", self._load_engine)
+        return self._part("engine", self._first_engine)
+
+    @property
+    def engine_if_loaded(self) -> EmbeddingEngine | None:
+        """Loads none."""
+        return self._parts.get("engine")
 
     @property
     def embedder(self) -> EngineEmbedder:
@@ -209,6 +217,11 @@ class Parts:
         wanted = self.settings.embedding
         size = wanted.query_cache_mb << 20
         return EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
+
+    def _first_engine(self) -> EmbeddingEngine:
+        engine = self._load_engine()
+        self._loaded(engine)
+        return engine
 
     def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
         """The configured model; or another, on the same device within the same limits."""

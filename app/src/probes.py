@@ -11,18 +11,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from app.src.doctor import Fault
+from app.src.doctor import Fault, why_no_gpu
 from app.src.parts import Parts
 from app.src.settings import CollectionSettings, HanaSettings, Settings
 from connector.errors import DatabaseError, LoginRefused, LogMissing, PermissionRefused, UnknownCollection, UnknownTable
 from connector.model import TableRef
 
+if TYPE_CHECKING:
+    from app.src.core.choices import Setting
+    from app.src.core.device import Precision
+    from app.src.core.engine import EmbeddingEngine
+
 _NO_COLLECTION = "no collection"
 """Asking for it shows that the store answers, at the cost of one look-up; a blank is in no real name."""
 _NO_EPOCH = -1
+_GPU = "gpu"
 _CLOCKS_MAY_DIFFER = 5.0
 """Seconds. Leases and watermarks live by the database's clock, people and logs by this machine's."""
 _MUST_CHANGE, _LOCKED = 414, 416
@@ -31,14 +38,16 @@ _PLAIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(slots=True)
 class Readiness:
-    """`unavailable`: why, for people, when a check is False."""
+    """`unavailable`: why, for people, when a check is False. A GPU that is asked for and not there is named among the
+    checks, and why it is not in `note`; it is no reason to send requests elsewhere, for the CPU computes the same."""
 
     checks: dict[str, bool] = field(default_factory=dict)
     unavailable: str | None = None
+    note: str | None = None
 
     @property
     def ready(self) -> bool:
-        return all(self.checks.values())
+        return all(good for name, good in self.checks.items() if name != _GPU)
 
 
 class Probes:
@@ -67,7 +76,25 @@ class Probes:
                 failed(error)
                 readiness.checks[name] = False
                 readiness.unavailable = str(error) if isinstance(error, self.expected_errors) else type(error).__name__
+        if self.settings.embedding.expect_gpu:
+            missing = self.gpu_missing(self._parts.engine_if_loaded)
+            readiness.checks[_GPU] = missing is None
+            readiness.note = None if missing is None else told(missing)
         return readiness
+
+    def gpu_missing(self, engine: EmbeddingEngine | None) -> Fault | None:
+        """Why the CPU computes although a GPU is asked for (USE_GPU=true), and what to do; None: it does not, or nobody
+        asked. Without an engine it is told by what is installed here."""
+        wanted = self.settings.embedding
+        if not wanted.expect_gpu or (engine is not None and engine.profile.kind == "cuda"):
+            return None
+        fault = why_no_gpu(wanted)
+        if fault is None and engine is not None:
+            fault = Fault(
+                f"torch sees no CUDA device ({engine.precision_reason})",
+                "check CUDA_VISIBLE_DEVICES, nvidia-smi, and that the container was started with --gpus all",
+            )
+        return fault
 
     def _engine_answers(self) -> None:
         from app.src.core.batcher import EngineOverloaded
@@ -89,17 +116,25 @@ class Probes:
         start = time.perf_counter()
         self._engine_answers()
         seconds = time.perf_counter() - start
-        engine, wanted = self._parts.engine, self.settings.embedding
-        if wanted.expect_gpu and engine.profile.kind == "cpu" and not wanted.hashing:
-            raise Fault(
-                f"{engine.model} runs on the CPU ({engine.precision_reason}), and a GPU is expected",
-                'see the lines "torch" and "gpu"; [embedding] device = "cuda" makes it an error with its reason',
-            )
+        engine = self._parts.engine
         return (
             f"{engine.model}: {engine.dimension} finite numbers per text on {engine.profile.name}; "
             f"ready in {seconds:.1f} s; precision {engine.precision}: {engine.precision_reason}; "
             f"path {engine.path}: {engine.path_reason}"
         )
+
+    def probe_gpu_use(self) -> str:
+        """Does the model compute on the GPU that is asked for?"""
+        engine = self._parts.engine
+        missing = self.gpu_missing(engine)
+        if missing is not None:
+            raise Fault(f"a GPU is asked for, and {engine.model} runs on the CPU: {missing}", missing.fix)
+        return f"{engine.model} computes on {engine.profile.name}"
+
+    def probe_choices(self) -> str:
+        """What is chosen on this device; what cannot be had here is in GET /v1/info only."""
+        had = [each for each in choices(self._parts.engine) if each.value is not None]
+        return "; ".join(f"{each.name} {_shown(each.value)}: {each.reason}" for each in had)
 
     def probe_login(self, hana: HanaSettings) -> str:
         """Once: HANA locks users. The same user at the same place is not tried again for the store."""
@@ -253,6 +288,29 @@ class Probes:
         renew = StateSql(schema).renew_lease()
         with suppress(UnknownTable):  # nothing was ever synced
             self._parts.store_pool.execute(renew, (1, _NO_COLLECTION, _NO_EPOCH), doing="writing to the state table")
+
+
+def choices(engine: EmbeddingEngine) -> list[Setting]:
+    """What a loaded engine has chosen on its device, and why; a value of None: it cannot be had here."""
+    from app.src.core.choices import Setting, settings_of
+
+    precision = cast("Precision", engine.precision)
+    path = Setting("path", engine.path, engine.path_reason)
+    if engine.path == "hashing":  # it computes no products, so nothing is chosen for them
+        return [Setting("precision", precision, engine.precision_reason), path]
+    return [path, *settings_of(engine.profile, chosen=(precision, engine.precision_reason))]
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def told(missing: Fault) -> str:
+    """One line of it, for logs and people in a hurry."""
+    return (
+        f"a GPU is asked for (USE_GPU=true, [embedding] expect_gpu), but the CPU computes: {missing}. To mend it: "
+        f"{missing.fix}"
+    )
 
 
 def _named(user: str | None) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,7 +25,7 @@ from app.src.generations import QUERIES, BuildReport, Generations, Switched, Wor
 from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
-from app.src.probes import Probes, Readiness
+from app.src.probes import Probes, Readiness, choices, told
 from app.src.searching import Found, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from connector.errors import (
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
 DISTRIBUTION = "owl-sap-connector"
 _AS_USUAL = SearchOptions()
+_log = logging.getLogger(__name__)
+GPU_WITHIN = 2.0
+"""Seconds that NVIDIA's driver has to tell of its cards: 50 ms each, but one whose card has died may never answer."""
 
 
 def version() -> str:
@@ -71,7 +75,9 @@ class Service:
         self.settings = settings
         self.file = file
         self.metrics = metrics or Metrics()
-        self.parts = Parts(settings, self.metrics, source=source, store=store)
+        self.parts = Parts(settings, self.metrics, source=source, store=store, loaded=self._engine_loaded)
+        self.metrics.watch_gpus(self.gpu)
+        self.metrics.gpu_missing.set_function(lambda: float(self.gpu_missing() is not None))
         self.background = Background(settings, file, self, self.parts.expected_errors)
         self.jobs = self.background.jobs
         self.probes = Probes(self.parts)
@@ -438,6 +444,7 @@ class Service:
                 "path": engine.path,
                 "path_reason": engine.path_reason,
             },
+            "settings": [asdict(each) for each in choices(engine)],
             "store": self.settings.store.kind,
             "collections": self.names(),
             "limits": {
@@ -449,10 +456,21 @@ class Service:
         }
 
     def gpu(self) -> dict[str, Any]:
-        """What NVIDIA's driver says now; loads no engine."""
-        from app.src.core.nvml import snapshot
+        """What NVIDIA's driver says now; loads no engine, and takes no longer than GPU_WITHIN."""
+        from app.src.core.nvml import snapshot_within
 
-        return snapshot().as_dict()
+        return snapshot_within(GPU_WITHIN).as_dict()
+
+    def gpu_missing(self) -> doctor.Fault | None:
+        """Why the CPU computes although a GPU is asked for, as far as is known now; loads no engine."""
+        return self.probes.gpu_missing(self.parts.engine_if_loaded)
+
+    def _engine_loaded(self, engine: EmbeddingEngine) -> None:
+        """Whatever process it is: who asks for a GPU and gets the CPU is told, in one line, before anything is
+        computed."""
+        missing = self.probes.gpu_missing(engine)
+        if missing is not None:
+            _log.warning("WARNING: %s", told(missing))
 
     def ready(self) -> Readiness:
         """Does the engine answer a probe, and is the store usable?"""

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from httpx import Client
+from prometheus_client.parser import text_string_to_metric_families
 
+from app.src import metrics, service
+from app.src.api import schemas
 from app.src.core import nvml
 
-STATE = nvml.GpuState(0, "Tesla T4", "GPU-1", 16, 1, 15, 37, 12, 61, 69.5, 70.0, 1_350, 5_000, ["sw_power_cap"], 1)
+STATE = nvml.GpuState(
+    0,
+    "Tesla T4",
+    "GPU-1",
+    16,
+    1,
+    15,
+    37,
+    12,
+    61,
+    69.5,
+    70.0,
+    1_350,
+    5_000,
+    ["sw_power_cap"],
+    1,
+    compute_capability="7.5",
+    throttle=nvml.throttles(0x4),
+    throttled_abnormally=False,
+    energy_joules=12.5,
+    pcie_sent_bytes_per_second=1_500,
+    processes=[nvml.GpuProcess(4711, None)],
+)
 
 
 @pytest.mark.covers("GET /v1/gpu")
@@ -15,10 +42,69 @@ def test_a_card(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot((STATE,), "580.95", "13.0"))
     answer = client.get("/v1/gpu").json()
     assert (answer["driver_version"], answer["cuda_version"], answer["reason"]) == ("580.95", "13.0", None)
-    assert (answer["devices"][0]["name"], answer["devices"][0]["throttle_reasons"]) == ("Tesla T4", ["sw_power_cap"])
+    device = answer["devices"][0]
+    assert (device["name"], device["throttle_reasons"]) == ("Tesla T4", ["sw_power_cap"])
+    assert (device["throttle"][0]["normal"], device["throttled_abnormally"]) == (True, False)
+    assert device["processes"] == [{"pid": 4711, "memory_bytes": None}]
+    assert "DCGM" in answer["note"]
     shapes = client.get("/openapi.json").json()["components"]["schemas"]
     assert set(shapes["GpuBody"]["properties"]) == set(answer)
-    assert set(shapes["GpuDevice"]["properties"]) == set(answer["devices"][0])
+    assert set(shapes["GpuDevice"]["properties"]) == set(device)
+    schemas.GpuBody.model_validate(answer, strict=True)
+
+
+def of_gpus(client: Client) -> dict[str, tuple[dict[str, str], float]]:
+    """The metrics of cards, by name: the last sample of each."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = (sample for family in families for sample in family.samples)
+    return {each.name: (each.labels, each.value) for each in samples if each.name.startswith("owl_sap_gpu_")}
+
+
+@pytest.mark.covers("GET /metrics")
+def test_a_card_in_metrics(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot((STATE,), "580.95", "13.0"))
+    found = of_gpus(client)
+    card = {"index": "0", "uuid": "GPU-1", "name": "Tesla T4"}
+    labels, busy = found["owl_sap_gpu_utilization_ratio"]
+    assert (labels, round(busy, 6)) == (card, 0.37)
+    assert found["owl_sap_gpu_sm_clock_hertz"] == (card, 1.35e9)
+    assert found["owl_sap_gpu_energy_joules_total"] == (card, 12.5)
+    assert found["owl_sap_gpu_throttled_abnormally"] == (card, 0)
+    assert found["owl_sap_gpu_throttle"] == (card | {"reason": "sw_power_cap"}, 1)
+    versions = {"compute_capability": "7.5", "driver_version": "580.95", "cuda_version": "13.0"}
+    assert found["owl_sap_gpu_info"] == (card | versions, 1)
+    assert found["owl_sap_gpu_driver_answers"] == ({}, 1)
+    assert "owl_sap_gpu_fan_ratio" not in found, "what a card does not tell is absent, not 0"
+
+
+def test_every_figure_of_a_card_is_in_metrics() -> None:
+    """What is added to one is added to the other, or stands here."""
+    elsewhere = {"index", "name", "uuid", "throttle", "processes", "reason"}
+    shown = {metric.field for metric in metrics.GPU_METRICS}
+    assert shown == set(nvml.GpuState.__dataclass_fields__) - elsewhere
+
+
+@pytest.mark.covers("GET /metrics", errors=True)
+def test_metrics_without_a_card_and_with_a_driver_that_hangs(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot(reason="there is no NVIDIA driver here"))
+    assert set(of_gpus(client)) == {"owl_sap_gpu_wanted_but_missing"}
+    released = threading.Event()
+
+    def hang() -> nvml.GpuSnapshot:
+        released.wait(30)
+        return nvml.GpuSnapshot()
+
+    monkeypatch.setattr(nvml, "snapshot", hang)
+    monkeypatch.setattr(service, "GPU_WITHIN", 0.05)
+    try:
+        found = of_gpus(client)
+        answer = client.get("/v1/gpu").json()
+    finally:
+        released.set()
+    assert found["owl_sap_gpu_driver_answers"] == ({}, 0)
+    assert "owl_sap_gpu_info" not in found
+    assert (answer["devices"], answer["answered"]) == ([], False)
+    assert "not answered within 0.05 s" in answer["reason"]
 
 
 @pytest.mark.covers("GET /v1/gpu", errors=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from httpx import Client, Response
 
+from app.src.api.errors import Crowded, retry_after
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
 from app.src.core.batcher import EngineOverloaded, WorkerDied
 from app.src.service import Service
@@ -334,3 +335,17 @@ def test_each_error_has_its_status_and_its_words(
     monkeypatch.setattr(service, "embed_later", failing)
     for response in (client.post(SEARCH, json={"query": "a"}), client.post("/embed", json={"inputs": "a"})):
         assert problem(response, status)["detail"] == str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (EngineOverloaded("busy", seconds=0.2), "1"),
+        (EngineOverloaded("busy", seconds=17.0), "17"),
+        (EngineOverloaded("busy"), None),
+        (Crowded("the next has waited", seconds=12.3), "13"),
+        (OutOfMemory("memory"), None),
+    ],
+)
+def test_retry_after_is_what_was_measured(error: Exception, seconds: str | None) -> None:
+    assert retry_after(error) == seconds

@@ -13,6 +13,7 @@ import pytest
 from httpx import Client, Response
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.src.api import schemas
 from app.src.api.errors import OPENAI_PATHS
 from app.src.service import Service
 from connector.errors import LoginRefused, Unavailable
@@ -113,6 +114,12 @@ def test_info(client: Client) -> None:
     assert (info["model"], info["dimension"], info["device"]["kind"]) == ("hash:64", 64, "cpu")
     assert info["limits"]["max_inputs"] == 4
     assert info["collections"] == ["materials", "never"]
+    chosen = {each["name"]: each for each in info["settings"]}
+    assert (chosen["precision"]["value"], chosen["path"]["value"]) == ("fp32", "hashing")
+    assert all(each["reason"] for each in info["settings"])
+    schemas.InfoBody.model_validate(info, strict=True)
+    shapes = client.get("/openapi.json").json()["components"]["schemas"]
+    assert set(shapes["InfoBody"]["properties"]) == set(info)
 
 
 def test_openapi_says_what_the_routes_answer(client: Client, synced: Service) -> None:

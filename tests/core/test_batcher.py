@@ -454,6 +454,7 @@ def test_who_would_wait_too_long_is_refused(scenes: Callable[..., Scene]) -> Non
     with pytest.raises(EngineOverloaded, match=r"busy for another 3 s.*2 s is the longest wait") as caught:
         scene.batcher.submit(["one more"])
     assert caught.value.retryable
+    assert caught.value.seconds == pytest.approx(3.0, abs=0.6), "what is said is what was measured"
     with pytest.raises(EngineOverloaded):
         scene.batcher.embed(["one more"], "interactive")
     assert scene.told.refusals == 2

@@ -36,8 +36,8 @@ def test_memory_is_given_back_now_and_then(monkeypatch: pytest.MonkeyPatch) -> N
     where: list[str] = []
     monkeypatch.setattr(compute_thread, "give_back", lambda: where.append(threading.current_thread().name))
     for _ in range(2 * TRIM_EVERY):
-        here = on_compute_thread(lambda: threading.current_thread().name)
-    on_compute_thread(lambda: None)  # behind the last one
+        on_compute_thread(lambda: None)
+    here = on_compute_thread(lambda: threading.current_thread().name)  # behind the last one
     assert where[:2] == [here, here]
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.src.core import nvml
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class NVMLError(Exception):
@@ -21,19 +27,24 @@ class Driver(ModuleType):
     """pynvml as far as we use it, with one T4 that works. Counts how often it was opened."""
 
     NVMLError = NVMLError
-    NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION, NVML_ERROR_DRIVER_NOT_LOADED = 3, 4, 9
-    NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_LIB_RM_VERSION_MISMATCH = 12, 18
-    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
+    NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST = 3, 13, 15
 
     def __init__(self, cards: int = 1) -> None:
         super().__init__("pynvml")
         self.cards = cards
         self.opened = 0
+        self.held_by = 0x4 | 0x20
         self.fails: dict[str, int] = {}
+        self.lacks: set[str] = set()
+        """What this version of the package does not have."""
+        self.sampled = 0
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith("nvml") and name in super().__getattribute__("fails"):
-            raise NVMLError(self.fails[name])
+        if name.startswith("nvml"):
+            if name in super().__getattribute__("lacks"):
+                raise AttributeError(name)
+            if name in super().__getattribute__("fails"):
+                raise NVMLError(self.fails[name])
         return super().__getattribute__(name)
 
     def nvmlInit(self) -> None:
@@ -60,6 +71,9 @@ class Driver(ModuleType):
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle}"
 
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
+        return 7, 5
+
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         return SimpleNamespace(total=16 << 30, used=1 << 30, free=15 << 30)
 
@@ -67,22 +81,80 @@ class Driver(ModuleType):
         return SimpleNamespace(gpu=37, memory=12)
 
     def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
-        return 61
+        return {0: 61}[sensor]
+
+    def nvmlDeviceGetTemperatureThreshold(self, handle: int, threshold: int) -> int:
+        return {0: 96, 1: 93}[threshold]
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         return 69_500
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        return 65_000
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: int) -> int:
         return 70_000
 
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: int) -> list[int]:
+        return [60_000, 71_000]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        return 123_456
+
+    def nvmlDeviceGetFanSpeed(self, handle: int) -> int:
+        raise NVMLError(self.NOT_SUPPORTED)  # a T4 has no fan
+
+    def nvmlDeviceGetPersistenceMode(self, handle: int) -> int:
+        return 1
+
     def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:
-        return {self.NVML_CLOCK_SM: 1_350, self.NVML_CLOCK_MEM: 5_000}[clock]
+        return {1: 1_350, 2: 5_000}[clock]
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, clock: int) -> int:
+        return {1: 1_590, 2: 5_001}[clock]
+
+    def nvmlDeviceGetPerformanceState(self, handle: int) -> int:
+        return 0
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        return self.held_by
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
-        return 0x4 | 0x20
+        return 0x40
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: int) -> int:
+        return 1
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:
+        return 3
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: int) -> int:
+        return 8
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: int) -> int:
+        return 16
+
+    def nvmlDeviceGetPcieThroughput(self, handle: int, way: int) -> int:
+        self.sampled += 1
+        return {0: 1_500, 1: 250_000}[way]
+
+    def nvmlDeviceGetEccMode(self, handle: int) -> list[int]:
+        return [1, 0]
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
+        return {(0, 0): 1, (1, 0): 2, (0, 1): 30, (1, 1): 40}[kind, counter]
+
+    def nvmlDeviceGetRetiredPages(self, handle: int, cause: int) -> list[int]:
+        return {0: [7, 8], 1: [9]}[cause]
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: int) -> int:
+        return 0
+
+    def nvmlDeviceGetRemappedRows(self, handle: int) -> tuple[int, int, int, int]:
+        return 4, 1, 1, 0
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
-        return [SimpleNamespace(pid=4711)]
+        return [SimpleNamespace(pid=4711, usedGpuMemory=1 << 20), SimpleNamespace(pid=12, usedGpuMemory=None)]
 
 
 @pytest.fixture
@@ -95,35 +167,187 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def test_everything_told(driver: Driver) -> None:
     found = nvml.snapshot()
     assert (found.driver_version, found.cuda_version, found.reason) == ("580.95.05", "13.1", None)
-    assert found.as_dict()["devices"] == [
-        {
-            "index": 0,
-            "name": "Tesla T4",
-            "uuid": "GPU-0",
-            "memory_total_bytes": 16 << 30,
-            "memory_used_bytes": 1 << 30,
-            "memory_free_bytes": 15 << 30,
-            "utilization_percent": 37,
-            "memory_utilization_percent": 12,
-            "temperature_celsius": 61,
-            "power_watts": 69.5,
-            "power_limit_watts": 70.0,
-            "sm_clock_mhz": 1_350,
-            "memory_clock_mhz": 5_000,
-            "throttle_reasons": ["sw_power_cap", "sw_thermal_slowdown"],
-            "compute_processes": 1,
-        }
-    ]
+    assert "DCGM" in found.note
+    (device,) = found.as_dict()["devices"]
+    assert [each["normal"] for each in device.pop("throttle")] == [True, False]
+    assert device == {
+        "index": 0,
+        "name": "Tesla T4",
+        "uuid": "GPU-0",
+        "compute_capability": "7.5",
+        "memory_total_bytes": 16 << 30,
+        "memory_used_bytes": 1 << 30,
+        "memory_free_bytes": 15 << 30,
+        "utilization_percent": 37,
+        "memory_utilization_percent": 12,
+        "temperature_celsius": 61,
+        "temperature_slowdown_celsius": 93,
+        "power_watts": 69.5,
+        "power_limit_watts": 65.0,
+        "power_limit_default_watts": 70.0,
+        "power_limit_min_watts": 60.0,
+        "power_limit_max_watts": 71.0,
+        "energy_joules": 123.456,
+        "fan_percent": None,
+        "persistence_mode": True,
+        "sm_clock_mhz": 1_350,
+        "sm_clock_max_mhz": 1_590,
+        "memory_clock_mhz": 5_000,
+        "memory_clock_max_mhz": 5_001,
+        "performance_state": 0,
+        "throttle_reasons": ["sw_power_cap", "sw_thermal_slowdown"],
+        "throttled_abnormally": True,
+        "pcie_generation": 1,
+        "pcie_generation_max": 3,
+        "pcie_width": 8,
+        "pcie_width_max": 16,
+        "pcie_sent_bytes_per_second": 1_500_000,
+        "pcie_received_bytes_per_second": 250_000_000,
+        "ecc_enabled": True,
+        "ecc_corrected_errors": 1,
+        "ecc_uncorrected_errors": 2,
+        "ecc_corrected_errors_lifetime": 30,
+        "ecc_uncorrected_errors_lifetime": 40,
+        "retired_pages": 3,
+        "retired_pages_pending": False,
+        "remapped_rows": 5,
+        "remapped_rows_pending": True,
+        "compute_processes": 2,
+        "processes": [{"pid": 4711, "memory_bytes": 1 << 20}, {"pid": 12, "memory_bytes": None}],
+        "reason": None,
+    }
     assert driver.opened == 0
+
+
+def test_the_fake_answers_what_the_package_can_be_asked() -> None:
+    """A question that the real package does not have would be None for ever, and nobody would notice."""
+    pynvml = pytest.importorskip("pynvml")
+    asked = {name for name in vars(Driver) if name.startswith("nvml")}
+    assert {name for name in asked if not hasattr(pynvml, name)} == set()
+    numbers = {
+        "NVML_TEMPERATURE_GPU": nvml._SENSOR_GPU,
+        "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN": nvml._SLOWDOWN_THRESHOLD,
+        "NVML_CLOCK_SM": nvml._CLOCK_SM,
+        "NVML_CLOCK_MEM": nvml._CLOCK_MEMORY,
+        "NVML_PCIE_UTIL_TX_BYTES": nvml._PCIE_SENT,
+        "NVML_PCIE_UTIL_RX_BYTES": nvml._PCIE_RECEIVED,
+        "NVML_MEMORY_ERROR_TYPE_CORRECTED": nvml._CORRECTED,
+        "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": nvml._UNCORRECTED,
+        "NVML_VOLATILE_ECC": nvml._VOLATILE,
+        "NVML_AGGREGATE_ECC": nvml._AGGREGATE,
+        "NVML_PSTATE_UNKNOWN": nvml._STATE_UNKNOWN,
+        "NVML_ERROR_NO_PERMISSION": nvml._NO_PERMISSION,
+        "NVML_ERROR_DRIVER_NOT_LOADED": nvml._DRIVER_NOT_LOADED,
+        "NVML_ERROR_LIBRARY_NOT_FOUND": nvml._LIBRARY_NOT_FOUND,
+        "NVML_ERROR_LIB_RM_VERSION_MISMATCH": nvml._VERSIONS_DIFFER,
+    }
+    assert {name: getattr(pynvml, name) for name in numbers} == numbers
+    causes = [
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    ]
+    assert causes == list(nvml._RETIRED_FOR)
+
+
+def test_the_bits_are_nvmls_own() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    for bit, reason in nvml.THROTTLE_REASONS.items():
+        name = reason.name.title().replace("_", "")
+        known = [f"nvmlClocksEventReason{name}", f"nvmlClocksThrottleReason{name}"]
+        assert bit in [getattr(pynvml, each, None) for each in known], reason.name
+
+
+@pytest.mark.parametrize(
+    ("bits", "names", "abnormal"),
+    [
+        (0x0, [], False),
+        (0x1, ["gpu_idle"], False),
+        (0x4, ["sw_power_cap"], False),
+        (0x2 | 0x100, ["applications_clocks_setting", "display_clock_setting"], False),
+        (0x20, ["sw_thermal_slowdown"], True),
+        (0x4 | 0x8 | 0x40, ["sw_power_cap", "hw_slowdown", "hw_thermal_slowdown"], True),
+        (0x8 | 0x80, ["hw_slowdown", "hw_power_brake_slowdown"], True),
+        (0x4 | 0x8000, ["sw_power_cap", "unknown_0x8000"], False),
+    ],
+)
+def test_a_power_limit_is_normal_and_heat_is_not(driver: Driver, bits: int, names: list[str], abnormal: bool) -> None:
+    driver.held_by = bits
+    (device,) = nvml.snapshot().devices
+    assert (device.throttle_reasons, device.throttled_abnormally) == (names, abnormal)
+    assert all(each.words for each in device.throttle or ())
+
+
+def test_an_older_driver_and_an_older_package_are_asked_by_the_older_names(driver: Driver) -> None:
+    driver.fails["nvmlDeviceGetCurrentClocksEventReasons"] = Driver.FUNCTION_NOT_FOUND
+    assert nvml.snapshot().devices[0].throttle_reasons == ["hw_thermal_slowdown"]
+    driver.fails = {}
+    driver.lacks = {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetPcieThroughput"}
+    (device,) = nvml.snapshot().devices
+    assert device.throttle_reasons == ["hw_thermal_slowdown"]
+    assert (device.pcie_sent_bytes_per_second, device.pcie_generation) == (None, 1)
+
+
+def test_what_takes_time_can_be_left_out(driver: Driver) -> None:
+    (device,) = nvml.snapshot(throughput=False).devices
+    assert (device.pcie_sent_bytes_per_second, device.pcie_width, driver.sampled) == (None, 8, 0)
 
 
 def test_what_a_card_does_not_tell_is_none(driver: Driver) -> None:
     questions = [name for name in vars(Driver) if name.startswith("nvmlDeviceGet")]
     known = {"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName"}
-    driver.fails = dict.fromkeys(set(questions) - known, Driver.NVML_ERROR_NOT_SUPPORTED)
+    driver.fails = dict.fromkeys(set(questions) - known, Driver.NOT_SUPPORTED)
     (device,) = nvml.snapshot().as_dict()["devices"]
     assert {name for name, value in device.items() if value is not None} == {"index", "name"}
     assert driver.opened == 0
+
+
+def test_an_answer_that_cannot_be_read_is_none(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def garbled(self: Driver, handle: int) -> str:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr(Driver, "nvmlDeviceGetUUID", garbled)
+    assert nvml.snapshot().devices[0].uuid is None
+
+
+def test_a_card_that_is_lost_does_not_hide_the_others(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(self: Driver, index: int) -> int:
+        if index == 0:
+            raise NVMLError(Driver.GPU_IS_LOST)
+        return index
+
+    driver.cards = 2
+    monkeypatch.setattr(Driver, "nvmlDeviceGetHandleByIndex", handle)
+    lost, well = nvml.snapshot().devices
+    assert (lost.name, lost.temperature_celsius) == ("unknown", None)
+    assert "15" in str(lost.reason)
+    assert (well.index, well.temperature_celsius, well.reason) == (1, 61, None)
+
+
+def test_a_driver_that_hangs_is_not_waited_for(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, asked = threading.Event(), []
+
+    def count(self: Driver) -> int:
+        asked.append(1)
+        assert answers.wait(30)
+        return 1
+
+    monkeypatch.setattr(Driver, "nvmlDeviceGetCount", count)
+    for _ in range(2):
+        found = nvml.snapshot_within(0.02)
+        assert (found.devices, found.answered) == ((), False)
+        assert "not answered within 0.02 s" in str(found.reason)
+    answers.set()
+    assert nvml.snapshot_within(30).devices[0].name == "Tesla T4"
+    assert len(asked) <= 2, "while it hangs nobody asks it again"
+
+
+def test_one_line_for_people(driver: Driver) -> None:
+    (device,) = nvml.snapshot().devices
+    told = nvml.summary(device)
+    assert told.startswith("37 % busy, 61 C, 70 of 65 W, 1350 MHz; held by the power limit")
+    assert "too hot" in told
+    driver.held_by = 0x1
+    assert nvml.summary(nvml.snapshot().devices[0]).endswith("1350 MHz")
 
 
 @pytest.mark.parametrize(
@@ -168,3 +392,23 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_drivers_and_cuda_builds(driver_version: str, cuda: str, floor: int | None) -> None:
     assert nvml.driver_too_old(driver_version, cuda) == floor
+
+
+@pytest.mark.gpu
+def test_a_real_card_tells_what_torch_and_nvidia_smi_tell() -> None:
+    import torch
+
+    found = nvml.snapshot_within(10)
+    assert found.reason is None
+    device = next(each for each in found.devices if each.name == torch.cuda.get_device_name(0))
+    assert device.compute_capability == ".".join(map(str, torch.cuda.get_device_capability(0)))
+    told = (device.memory_total_bytes, device.temperature_celsius, device.power_watts, device.sm_clock_max_mhz)
+    assert None not in (*told, device.throttle, device.pcie_sent_bytes_per_second, device.performance_state)
+    reading = subprocess.run(
+        ["bash", str(ROOT / "scripts/monitor_gpu.sh"), "--once", "--json"], capture_output=True, text=True, check=True
+    )
+    other = next(each for each in json.loads(reading.stdout)["devices"] if each["uuid"] == device.uuid)
+    fixed = ("name", "compute_capability", "sm_clock_max_mhz", "memory_clock_max_mhz", "pcie_width_max", "ecc_enabled")
+    assert {name: other[name] for name in fixed} == {name: getattr(device, name) for name in fixed}
+    assert abs(other["power_limit_watts"] - (device.power_limit_watts or 0)) < 1
+    assert other["throttle"] is not None

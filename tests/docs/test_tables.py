@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from app.src.core.builds import BUILDS, driver_ceiling
 from app.src.core.device import CARDS, DeviceProfile, choose_precision
-from app.src.metrics import Metrics
+from app.src.metrics import DRIVER_ANSWERS, GPU_LABELS, GPU_METRICS, Metrics
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from tests.docs import variables_by_card
@@ -76,6 +76,12 @@ def metrics_table() -> str:
         if hasattr(metric, "_labelnames"):
             name = metric._name + ("_total" if metric._type == "counter" else "")
             lines.append(f"| `{name}` | {', '.join(metric._labelnames)} | {metric._documentation} |")
+    name, documentation = DRIVER_ANSWERS
+    lines.append(f"| `{name}` |  | {documentation} |")
+    lines += [
+        f"| `{figure.name}` | {', '.join((*GPU_LABELS, *figure.more))} | {figure.documentation} |"
+        for figure in GPU_METRICS
+    ]
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ import pytest
 from app.src import doctor
 from app.src.core import device
 from app.src.core.device import TorchBuild
-from app.src.core.nvml import GpuSnapshot, GpuState
+from app.src.core.nvml import GpuSnapshot, GpuState, throttles
 from app.src.doctor import Fault, machine
 from app.src.parts import Parts
 from app.src.probes import Probes
@@ -43,6 +43,12 @@ class Patient:
 
     def probe_model(self) -> str:
         return "model"
+
+    def probe_gpu_use(self) -> str:
+        return "used"
+
+    def probe_choices(self) -> str:
+        return "chosen"
 
     def probe_login(self, hana: HanaSettings) -> str:
         return "in"
@@ -98,7 +104,8 @@ def test_in_order_and_all_well(plain_hana: int) -> None:
     checks = doctor.examine(patient)
     assert [check for check in checks if not check.ok] == []
     assert [check.check for check in checks] == [
-        "python", "torch", "gpu", "model", "proxies", "hdbcli", "hana address", "hana dns", "hana tcp", "hana tls",
+        "python", "torch", "gpu", "kernels", "model", "settings", "proxies", "hdbcli",
+        "hana address", "hana dns", "hana tcp", "hana tls",
         "hana login", "hana clock", "table of a", "vector types", "store writable", "disk", "port",
     ]  # fmt: skip
     assert "plain text" in found(patient)["hana tls"].detail
@@ -160,27 +167,27 @@ def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         machine.disk(tmp_path)
 
 
-def card(name: str = "Tesla T4", driver: str = "580.95") -> GpuSnapshot:
+def card(name: str = "Tesla T4", driver: str = "580.95", **more: Any) -> GpuSnapshot:
     unknown: dict[str, Any] = dict.fromkeys(GpuState.__dataclass_fields__)
-    return GpuSnapshot(
-        (GpuState(**unknown | {"index": 0, "name": name, "memory_total_bytes": 15 << 30}),), driver, "13"
-    )
+    known = {"index": 0, "name": name, "memory_total_bytes": 15 << 30, "compute_capability": "7.5"}
+    return GpuSnapshot((GpuState(**unknown | known | more),), driver, "13")
 
 
 def seen(monkeypatch: pytest.MonkeyPatch, gpu: GpuSnapshot, build: TorchBuild | None) -> None:
-    monkeypatch.setattr(machine, "snapshot", lambda: gpu)
+    monkeypatch.setattr(machine, "snapshot_within", lambda seconds: gpu)
     monkeypatch.setattr(machine, "torch_build", lambda: build)
 
 
 NONE = GpuSnapshot(reason="there is no NVIDIA driver here")
 CUDA_13, CUDA_12, CPU = TorchBuild("2.13.0", "13.0"), TorchBuild("2.10.0", "12.8"), TorchBuild("2.13.0+cpu", None)
+CUDA_12_6 = TorchBuild("2.13.0+cu126", "12.6")
 
 
 @pytest.mark.parametrize(
     ("driver", "build", "words", "fixes"),
     [
         ("470.223.02", CUDA_13, ["470.223.02", "too old", "CUDA 13.0", "580"], ["driver 580"]),
-        ("535.54.03", CUDA_13, ["535.54.03", "580"], ["driver 580", "torch==2.10.*"]),
+        ("535.54.03", CUDA_13, ["535.54.03", "580"], ["driver 580", "pip install 'torch=="]),
         ("470.223.02", CUDA_12, ["CUDA 12.8", "525"], ["driver 525"]),
     ],
 )
@@ -192,7 +199,7 @@ def test_a_driver_too_old_for_this_torch(
         machine.torch(EmbeddingSettings())
     assert all(word in str(caught.value) for word in words)
     assert all(fix in caught.value.fix for fix in fixes)
-    assert ("2.10" in caught.value.fix) == ("torch==2.10.*" in fixes)
+    assert ("pip" in caught.value.fix) == (driver == "535.54.03"), "470 runs no torch of ours"
     assert "CUDA" in machine.torch(EmbeddingSettings(device="cpu")), "no fault where the GPU is not wanted"
 
 
@@ -210,16 +217,138 @@ def test_gpus_and_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen(monkeypatch, NONE, CUDA_13)
     assert "CPU is used" in machine.gpu(EmbeddingSettings())
     for embedding in wanted:
-        with pytest.raises(Fault, match="no NVIDIA driver"):
+        with pytest.raises(Fault, match="no NVIDIA driver") as caught:
             machine.gpu(embedding)
+        assert "--gpus all" in caught.value.fix
     seen(monkeypatch, card(), CPU)
     assert "not used" in machine.gpu(EmbeddingSettings())
     for embedding in wanted:
         with pytest.raises(Fault) as caught:
             machine.gpu(embedding)
-        assert "whl/cu130" in caught.value.fix
+        assert (
+            "--force-reinstall 'torch==2.13.*' --index-url https://download.pytorch.org/whl/cu130" in caught.value.fix
+        )
+    seen(monkeypatch, card(driver="535.1"), CPU)
+    with pytest.raises(Fault, match="for the CPU") as caught:
+        machine.gpu(wanted[0])
+    assert "whl/cu12" in caught.value.fix, "what this driver runs"
     seen(monkeypatch, card(), CUDA_13)
-    assert machine.gpu(wanted[0]) == "Tesla T4 (15 GiB); driver 580.95"
+    assert machine.gpu(wanted[0]) == "Tesla T4 (15 GiB, compute capability 7.5); driver 580.95"
+
+
+def test_what_the_card_does_is_told_and_heat_is_not_normal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now: dict[str, Any] = {
+        "utilization_percent": 98,
+        "temperature_celsius": 71,
+        "power_watts": 69.9,
+        "power_limit_watts": 70.0,
+    }
+    seen(monkeypatch, card(**now, sm_clock_mhz=1005, throttle=throttles(4), throttled_abnormally=False), CUDA_13)
+    told = machine.gpu(EmbeddingSettings())
+    assert "98 % busy, 71 C, 70 of 70 W, 1005 MHz; held by the power limit" in told
+    assert "NOT NORMAL" not in told
+    seen(monkeypatch, card(**now, throttle=throttles(0x40), throttled_abnormally=True), CUDA_13)
+    assert "far too hot" in machine.gpu(EmbeddingSettings())
+    assert "NOT NORMAL" in machine.gpu(EmbeddingSettings())
+    seen(monkeypatch, card(reason="NVML: GPU is lost"), CUDA_13)
+    assert "card 0 tells nothing: NVML: GPU is lost" in machine.gpu(EmbeddingSettings())
+
+
+CU126 = "pip install 'torch==2.13.*' --index-url https://download.pytorch.org/whl/cu126"
+PLAIN = "pip install 'torch==2.13.*' (built for CUDA 13.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "build", "fix"),
+    [
+        # With torch's ordinary wheel (CUDA 13), with the one for CUDA 12.6, with the older one for CUDA 12.8.
+        ("Tesla P100", "6.0", CUDA_13, CU126),
+        ("Tesla P100", "6.0", CUDA_12, CU126),
+        ("Tesla P100", "6.0", CUDA_12_6, None),
+        ("Tesla P4", "6.1", CUDA_13, CU126),
+        ("Tesla P4", "6.1", CUDA_12, CU126),
+        ("Tesla P4", "6.1", CUDA_12_6, None),
+        ("Tesla V100", "7.0", CUDA_13, CU126),
+        ("Tesla V100", "7.0", CUDA_12, None),
+        ("Tesla V100", "7.0", CUDA_12_6, None),
+        ("Tesla T4", "7.5", CUDA_13, None),
+        ("Tesla T4", "7.5", CUDA_12, None),
+        ("Tesla T4", "7.5", CUDA_12_6, None),
+        ("NVIDIA A100", "8.0", CUDA_13, None),
+        ("NVIDIA L4", "8.9", CUDA_13, None),
+        ("NVIDIA L4", "8.9", CUDA_12_6, None),
+        ("NVIDIA H100", "9.0", CUDA_13, None),
+        ("NVIDIA B200", "10.0", CUDA_12_6, PLAIN),
+    ],
+)
+def test_kernels_for_each_card(
+    monkeypatch: pytest.MonkeyPatch, name: str, capability: str, build: TorchBuild, fix: str | None
+) -> None:
+    seen(monkeypatch, card(name, compute_capability=capability), build)
+    if fix is None:
+        told = machine.kernels(EmbeddingSettings())
+        assert told == f"torch {build.version} (CUDA {build.cuda}) has them for {name} ({capability})"
+        return
+    with pytest.raises(Fault) as caught:
+        machine.kernels(EmbeddingSettings())
+    assert f"{name} has compute capability {capability}, and torch {build.version}" in str(caught.value)
+    assert "has kernels for sm_" in str(caught.value)
+    assert caught.value.fix.startswith(fix)
+    if fix == CU126:
+        assert all(word in caught.value.fix for word in ("up to torch 2.14", "driver 525 to 580"))
+
+
+def test_kernels_where_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen(monkeypatch, card("Tesla P4", compute_capability="6.1"), CUDA_13)
+    assert "hash:8 needs none" in machine.kernels(EmbeddingSettings(model="hash:8"))
+    assert "CPU computes" in machine.kernels(EmbeddingSettings(device="cpu"))
+    seen(monkeypatch, card("Tesla P4", compute_capability="6.1"), CPU)
+    assert CU126 in machine.kernels(EmbeddingSettings()), "what would use the card"
+    seen(monkeypatch, card(compute_capability=None), CUDA_13)
+    assert "does not tell" in machine.kernels(EmbeddingSettings())
+    seen(monkeypatch, card(), TorchBuild("2.99", "15.1"))
+    assert "not known" in machine.kernels(EmbeddingSettings())
+    seen(monkeypatch, NONE, CUDA_13)
+    assert machine.kernels(EmbeddingSettings()) == "no card here"
+
+
+def test_the_card_that_the_settings_name_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    (old,), (new,) = card("Tesla P4", compute_capability="6.1").devices, card(index=1).devices
+    seen(monkeypatch, GpuSnapshot((old, new), "580.95", "13"), CUDA_13)
+    assert "Tesla T4" in machine.kernels(EmbeddingSettings(device="cuda:1"))
+    with pytest.raises(Fault, match="Tesla P4"):
+        machine.kernels(EmbeddingSettings())
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu", "build", "reason", "fix"),
+    [
+        ({}, NONE, CUDA_13, "no NVIDIA driver", "--gpus all"),
+        ({}, card(), CPU, "build for the CPU", "--force-reinstall"),
+        ({}, card(), None, "torch is not installed", "[engine]"),
+        ({}, card(driver="470.1"), CUDA_13, "too old", "driver 580"),
+        ({}, card("Tesla P4", compute_capability="6.1"), CUDA_13, "6.1", "cu126"),
+        ({"device": "cpu"}, card(), CUDA_13, 'device is "cpu"', "USE_GPU=false"),
+        ({"model": "hash:8"}, card(), CUDA_13, "runs on CPUs only", "USE_GPU=false"),
+        ({}, card(), CUDA_13, None, None),
+    ],
+)
+def test_why_no_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    gpu: GpuSnapshot,
+    build: TorchBuild | None,
+    reason: str | None,
+    fix: str | None,
+) -> None:
+    seen(monkeypatch, gpu, build)
+    fault = doctor.why_no_gpu(EmbeddingSettings(expect_gpu=True, **changes))
+    if reason is None or fix is None:
+        assert fault is None
+        return
+    assert fault is not None
+    assert reason in str(fault)
+    assert fix in fault.fix
 
 
 def test_a_missing_package_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +599,18 @@ def test_a_model_on_the_cpu_where_a_gpu_is_expected(monkeypatch: pytest.MonkeyPa
     detail = examined.probe_model()
     assert "8 finite numbers" in detail
     assert "path hashing" in detail
+    assert examined.gpu_missing(examined._parts.engine) is None, "nobody asked"
     embedding = examined.settings.embedding.model_copy(update={"model": "own", "expect_gpu": True})
     examined._parts.settings = examined.settings.model_copy(update={"embedding": embedding})
-    with pytest.raises(Fault, match="runs on the CPU"):
-        examined.probe_model()
+    seen(monkeypatch, card(), CUDA_13)
+    with pytest.raises(Fault, match="a GPU is asked for, and hash:8 runs on the CPU: torch sees no CUDA") as caught:
+        examined.probe_gpu_use()
+    assert "CUDA_VISIBLE_DEVICES" in caught.value.fix
+    assert "8 finite numbers" in examined.probe_model(), "what builds on the model is looked at all the same"
+    assert examined.gpu_missing(None) is None, "before anything is loaded, all that is installed here fits"
+
+
+def test_the_chosen_settings_are_told_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = probes(monkeypatch, Pool())
+    assert examined.probe_choices().startswith("precision fp32: ")
+    assert "path hashing: " in examined.probe_choices()

@@ -92,7 +92,8 @@ class Desk:
         if waited > self.limits.max_wait:
             raise Crowded(
                 f"{self.limits.threads} requests are worked on, and the next has waited for {waited:.0f} s; at most "
-                f"{self.limits.max_wait:g} s are allowed (setting api.max_wait): try again later"
+                f"{self.limits.max_wait:g} s are allowed (setting api.max_wait): try again later",
+                seconds=waited,
             )
 
     async def probe(self, call: Callable[[], Result]) -> Result:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http
 import logging
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from connector import errors
 PROBLEM = "application/problem+json"
 OPENAI_PATHS = ("/v1/embeddings", "/v1/models")
 RETRY_AFTER = "5"
+"""Seconds, where nobody has measured how long it will take."""
 OK = 200
 ACCEPTED = 202
 NO_CONTENT = 204
@@ -71,7 +73,12 @@ class TooManyStreams(Refused):
 
 
 class Crowded(Refused):
-    """Requests wait longer for their turn than they may, so no more are let in."""
+    """Requests wait longer for their turn than they may, so no more are let in. `seconds`: how long the first of them
+    has waited."""
+
+    def __init__(self, message: str, *, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class ClientLeft(Refused):
@@ -120,6 +127,12 @@ def status_of(error: Exception) -> int:
     return next((status for kind, status in STATUS if isinstance(error, kind)), CRASHED)
 
 
+def retry_after(error: Exception) -> str | None:
+    """What was measured for this refusal, in whole seconds as RFC 9110 has it; None: nothing was."""
+    measured = error.seconds if isinstance(error, batcher.EngineOverloaded | Crowded) else None
+    return None if measured is None else str(max(1, math.ceil(measured)))
+
+
 def problem(request: Request, status: int, detail: str, *, blame: Refused | None = None, **more: Any) -> JSONResponse:
     """RFC 9457, with `more` as further members; under OPENAI_PATHS OpenAI's shape instead, with `blame` told."""
     headers = {"Retry-After": RETRY_AFTER} if status in (TOO_MANY, UNAVAILABLE) else None
@@ -150,7 +163,11 @@ def install(app: FastAPI, service: Service) -> None:
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         service.count_error(error)
-        return problem(request, status_of(error), str(error), blame=error if isinstance(error, Refused) else None)
+        blame = error if isinstance(error, Refused) else None
+        answer = problem(request, status_of(error), str(error), blame=blame)
+        if (seconds := retry_after(error)) is not None:
+            answer.headers["Retry-After"] = seconds
+        return answer
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

@@ -91,7 +91,12 @@ def _add_health(routes: APIRouter, desk: Desk) -> None:
     async def ready() -> Response:
         """The engine answered a probe and the store is usable; otherwise 503."""
         readiness = await desk.probe(desk.service.ready)
-        document = {"status": "ok" if readiness.ready else "unavailable", "checks": readiness.checks}
+        document: dict[str, Any] = {
+            "status": "ok" if readiness.ready else "unavailable",
+            "checks": readiness.checks,
+        }
+        if readiness.note is not None:
+            document["note"] = readiness.note
         if readiness.ready:
             return Json(document)
         return Json(document | {"detail": readiness.unavailable}, UNAVAILABLE, {"Retry-After": RETRY_AFTER})
@@ -103,9 +108,9 @@ def _add_health(routes: APIRouter, desk: Desk) -> None:
 
 
 def _add_engine(routes: APIRouter, desk: Desk) -> None:
-    @routes.get("/v1/info")
+    @routes.get("/v1/info", response_model=schemas.InfoBody)
     async def info() -> Response:
-        """Version, model, dimension, limits, device."""
+        """Version, model, dimension, limits, device, and what is chosen on it."""
         return Json(await desk.run(desk.service.info))
 
     @routes.get("/v1/gpu", response_model=schemas.GpuBody)

@@ -44,9 +44,15 @@ _WATCH_SECONDS = 1.0
 
 
 class EngineOverloaded(EngineError):
-    """The queue is so long that the wait would pass its bound."""
+    """The queue is so long that the wait would pass its bound. `seconds`: how long what is queued will take, by the
+    speed measured; None where nobody has measured."""
 
     retryable = True
+    seconds: float | None = None
+
+    def __init__(self, message: str, *, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class WorkerDied(EngineError):
@@ -265,7 +271,8 @@ class Batcher:
             self._watcher.refused()
             raise EngineOverloaded(
                 f"the embedding engine is busy for another {seconds:.0f} s, and {self._max_wait:g} s is the longest "
-                "wait allowed (setting embedding.max_wait): try again later"
+                "wait allowed (setting embedding.max_wait): try again later",
+                seconds=seconds,
             )
 
     def _cancelled(self, request: Request, future: Future[Vectors]) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from app.src.doctor import machine
+from app.src.doctor.machine import why_no_gpu
 from app.src.doctor.network import Network
 from app.src.doctor.report import Check, Fault, Step
 from app.src.settings import CollectionSettings, HanaSettings, Settings
 
-__all__ = ["Check", "Fault", "Patient", "examine"]
+__all__ = ["Check", "Fault", "Patient", "examine", "why_no_gpu"]
 
 
 class Patient(Protocol):
@@ -27,6 +28,10 @@ class Patient(Protocol):
     def expected_errors(self) -> tuple[type[Exception], ...]: ...
 
     def probe_model(self) -> str: ...
+
+    def probe_gpu_use(self) -> str: ...
+
+    def probe_choices(self) -> str: ...
 
     def probe_login(self, hana: HanaSettings) -> str: ...
 
@@ -53,7 +58,11 @@ def _steps(patient: Patient) -> Iterator[Step]:
     yield Step("python", machine.python)
     yield Step("torch", lambda: machine.torch(settings.embedding))
     yield Step("gpu", lambda: machine.gpu(settings.embedding))
+    yield Step("kernels", lambda: machine.kernels(settings.embedding))
     yield Step("model", patient.probe_model, ("torch",), "check [embedding] model")
+    if settings.embedding.expect_gpu:
+        yield Step("gpu in use", patient.probe_gpu_use, ("model",))
+    yield Step("settings", patient.probe_choices, ("model",))
     yield Step("proxies", machine.proxies)
     if settings.hana.configured or settings.collections or settings.store.kind == "hana":
         yield Step("hdbcli", machine.hdbcli)

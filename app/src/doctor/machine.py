@@ -12,14 +12,17 @@ import socket
 import sys
 from pathlib import Path
 
-from app.src.core.device import torch_build
-from app.src.core.nvml import GpuSnapshot, driver_too_old, snapshot
+from app.src.core.builds import BUILDS, builds_for, kernels_exist, torch_build, what_to_install
+from app.src.core.cards import Capability
+from app.src.core.nvml import GpuSnapshot, GpuState, driver_too_old, snapshot_within, summary
 from app.src.doctor.report import Fault
 from app.src.settings import ApiSettings, EmbeddingSettings, proxy_variables
 
 MINIMUM_FREE = 1 << 30
-_OLDER_TORCH = ("2.10", 525)
-"""The newest torch built for CUDA 12 on PyPI, and the driver it needs."""
+_PATIENCE = 2.0
+"""Seconds for NVIDIA's driver, which may hang."""
+_PYTORCH = "https://download.pytorch.org/whl"
+_NO_CARD = "install the NVIDIA driver (in a container: start it with --gpus all), or USE_GPU=false"
 
 
 def python() -> str:
@@ -44,7 +47,11 @@ def hdbcli() -> str:
 # --------------------------------------------------------------------------------------------------------- torch, cards
 
 
-def torch(embedding: EmbeddingSettings) -> str:
+def look() -> GpuSnapshot:
+    return snapshot_within(_PATIENCE)
+
+
+def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
     """Installed, and does the driver run its CUDA build? Read from files: importing it is the model's business."""
     build = torch_build()
     if build is None and embedding.hashing:
@@ -53,53 +60,141 @@ def torch(embedding: EmbeddingSettings) -> str:
         raise Fault("torch is not installed", "pip install 'owl-sap-connector[engine]'")
     if build.cuda is None:
         return f"torch {build.version}, a build for the CPU"
-    driver = snapshot().driver_version
+    found = found or look()
+    driver = found.driver_version
     floor = driver_too_old(driver, build.cuda) if driver and not _cpu_only(embedding) else None
     if floor is not None:
         raise Fault(
             f"driver {driver} is too old for this torch {build.version} (built for CUDA {build.cuda}, which needs "
             f"driver {floor} or newer): the GPU would not be used",
-            _driver_fix(driver or "", floor),
+            _driver_fix(found, floor),
         )
     return f"torch {build.version}, built for CUDA {build.cuda}"
 
 
-def _driver_fix(driver: str, floor: int) -> str:
-    older, needs = _OLDER_TORCH
-    other = f", or an older torch: pip install 'torch=={older}.*'"
-    fits = floor > needs and driver_too_old(driver, "12.0") is None
-    return f'install NVIDIA driver {floor} or newer{other if fits else ""}; or [embedding] device = "cpu"'
+def _driver_fix(found: GpuSnapshot, floor: int) -> str:
+    """Another driver, or a torch that this driver and every card here take."""
+    branch = _branch(found)
+    shared = [build for build in BUILDS if branch is not None and build.driver <= branch]
+    for device in found.devices:
+        if (capability := _capability(device)) is not None:
+            shared = [build for build in shared if build in builds_for(capability)]
+    other = f", or an older torch: {shared[0].command}" if shared else ""
+    return f'install NVIDIA driver {floor} or newer{other}; or [embedding] device = "cpu"'
 
 
 def _cpu_only(embedding: EmbeddingSettings) -> bool:
     return embedding.hashing or embedding.device == "cpu"
 
 
-def gpu(embedding: EmbeddingSettings) -> str:
-    found = snapshot()
+def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
+    """The cards, and what they do now."""
+    found = found or look()
     wanted = embedding.expect_gpu or embedding.device.startswith("cuda")
     if not found.devices:
         if wanted:
-            raise Fault(f"a GPU is asked for, but {found.reason}", "install the driver, or USE_GPU=false")
+            raise Fault(f"a GPU is asked for, but {found.reason}", _NO_CARD)
         return f"the CPU is used: {found.reason}"
     build = torch_build()
     if build is not None and build.cuda is None and not embedding.hashing:
         if wanted:
             raise Fault(
-                f"torch {build.version} is a build for the CPU and cannot use {_cards(found)}",
-                "install the CUDA build: pip install --force-reinstall torch --index-url "
-                "https://download.pytorch.org/whl/cu130",
+                f"torch {build.version} is a build for the CPU and cannot use {_cards(found)}", _cuda_fix(found)
             )
         return f"{_cards(found)}; not used, torch is a build for the CPU"
     return _cards(found)
 
 
+def _cuda_fix(found: GpuSnapshot) -> str:
+    """Forced, for pip leaves a build for the CPU where its version fits; from an index that has no such build."""
+    capability = next((each for each in map(_capability, found.devices) if each is not None), (7, 5))
+    builds = builds_for(capability, _branch(found))
+    if not builds:
+        return what_to_install(capability, _branch(found))
+    index = "" if builds[0].index else f" --index-url {_PYTORCH}/cu{builds[0].cuda.replace('.', '')}"
+    return f"install the CUDA build: {builds[0].command.replace('install', 'install --force-reinstall', 1)}{index}"
+
+
 def _cards(found: GpuSnapshot) -> str:
-    cards = [
-        device.name + (f" ({device.memory_total_bytes / (1 << 30):.0f} GiB)" if device.memory_total_bytes else "")
-        for device in found.devices
+    return f"{'; '.join(map(_card, found.devices))}; driver {found.driver_version}"
+
+
+def _card(device: GpuState) -> str:
+    if device.reason is not None:
+        return f"card {device.index} tells nothing: {device.reason}"
+    known = [
+        f"{device.memory_total_bytes / (1 << 30):.0f} GiB" if device.memory_total_bytes else "",
+        f"compute capability {device.compute_capability}" if device.compute_capability else "",
+        summary(device),
     ]
-    return f"{', '.join(cards)}; driver {found.driver_version}"
+    told = ", ".join(part for part in known if part)
+    warning = "; NOT NORMAL: heat or the power supply hold it back" if device.throttled_abnormally else ""
+    return device.name + (f" ({told})" if told else "") + warning
+
+
+def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
+    """Has the installed torch kernels for the card? Without them the model does not load; by the published wheels, for
+    asking torch takes seconds."""
+    if _cpu_only(embedding):
+        return "the CPU computes" if not embedding.hashing else f"{embedding.model} needs none"
+    found, build = found or look(), torch_build()
+    if not found.devices or build is None:
+        return "no card here" if not found.devices else "no torch here"
+    card = next((each for each in found.devices if each.index == _index(embedding)), found.devices[0])
+    capability = _capability(card)
+    if capability is None:
+        return f"{card.name} does not tell its compute capability; loading the model will show"
+    to_do = what_to_install(capability, _branch(found))
+    if build.cuda is None:
+        return f"torch is a build for the CPU; for {card.name} (compute capability {card.compute_capability}): {to_do}"
+    built_for = next((each.architectures for each in BUILDS if each.cuda == _minor(build.cuda)), ())
+    if not built_for:
+        return f"not known for torch {build.version} (CUDA {build.cuda}); loading the model will show"
+    if not kernels_exist(built_for, capability):
+        raise Fault(
+            f"{card.name} has compute capability {card.compute_capability}, and torch {build.version} (CUDA "
+            f"{build.cuda}) has kernels for {', '.join(built_for)} only",
+            to_do,
+        )
+    return f"torch {build.version} (CUDA {build.cuda}) has them for {card.name} ({card.compute_capability})"
+
+
+def _index(embedding: EmbeddingSettings) -> int:
+    number = embedding.device.partition(":")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _capability(device: GpuState) -> Capability | None:
+    major, _, minor = (device.compute_capability or "").partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+
+
+def _branch(found: GpuSnapshot) -> int | None:
+    branch = (found.driver_version or "").partition(".")[0]
+    return int(branch) if branch.isdecimal() else None
+
+
+def why_no_gpu(embedding: EmbeddingSettings) -> Fault | None:
+    """What keeps the CPU computing, as far as settings, driver and packages tell; None: nothing that they know of."""
+    if embedding.hashing:
+        return Fault(
+            f"the model {embedding.model} runs on CPUs only", "choose another [embedding] model, or USE_GPU=false"
+        )
+    if embedding.device == "cpu":
+        return Fault('[embedding] device is "cpu"', 'device = "auto", or USE_GPU=false')
+    found = look()
+    if not found.devices:
+        return Fault(str(found.reason), _NO_CARD)
+    for check in (torch, gpu, kernels):
+        try:
+            check(embedding, found)
+        except Fault as fault:
+            return fault
+    return None
 
 
 # -------------------------------------------------------------------------------------------------- disk, port, proxies

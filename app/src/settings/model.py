@@ -86,7 +86,9 @@ class EmbeddingSettings(_Section):
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = "auto"
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:<n>")
-    expect_gpu: bool = Field(default=False, description="doctor reports a fault when no CUDA device is there")
+    expect_gpu: bool = Field(
+        default=False, description="no CUDA device is a warning at each start, a metric and a fault in doctor"
+    )
     memory_fraction: float = Field(default=0.8, gt=0, le=1, description="share of the card's memory to use")
     reserve_mb: int = Field(default=512, ge=0, description="MB of the card's memory left alone")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's choice")

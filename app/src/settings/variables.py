@@ -150,7 +150,7 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     Variable("GPU_DEVICE_ID", "sets embedding.device", _device_id, ("embedding", "device")),
     Variable(
         "USE_GPU",
-        "false sets embedding.device to cpu; true makes doctor report a missing GPU as a fault",
+        "false sets embedding.device to cpu; true makes a missing GPU a warning, a metric and a fault in doctor",
         _use_gpu,
         ("embedding", "device"),
     ),
