@@ -385,6 +385,16 @@ def test_a_dying_thread_takes_what_was_launched_with_it_and_nothing_else(
     np.testing.assert_allclose(queued.result(PATIENCE), expected(many(5)), atol=1e-6)
 
 
+def test_a_batch_that_dies_behind_one_that_came_back_is_not_forgotten(shut: Scene) -> None:
+    backend = shut.backend
+    backend.fail = lambda batch: SystemExit() if backend.events[-1] == ("result", 1) else None
+    bulk = shut.batcher.submit(many(256), "bulk")
+    for _ in range(2):
+        backend.launched.get(timeout=PATIENCE)
+    backend.let_all()
+    assert isinstance(bulk.exception(PATIENCE), WorkerDied)
+
+
 def test_a_failing_launch_leaves_the_batch_before_it_alone(shut: Scene) -> None:
     backend = shut.backend
     backend.fail_launch = lambda batch: RuntimeError("planted") if any(map(is_poison, batch)) else None
