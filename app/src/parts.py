@@ -246,6 +246,7 @@ class Parts:
             preallocate=wanted.preallocate,
             clear_cache=wanted.clear_cache,
             cudnn_benchmark=wanted.cudnn_benchmark,
+            profiling=wanted.profiling,
         )
         try:
             return load_engine(options)

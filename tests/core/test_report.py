@@ -2,29 +2,88 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
 from app.src.core import t4_gpu_optimizer as optimizer
 from app.src.core.choices import Setting, settings_of
-from app.src.core.device import PRECISIONS, DeviceProfile
-from app.src.core.t4_gpu_optimizer import Bench, Embedding, Matmul, Plan, Product, Report, Shape
+from app.src.core.device import PRECISIONS, DeviceProfile, Precision
+from app.src.core.measuring import applying, plots
+from app.src.core.measuring import report as reports
+from app.src.core.measuring.applying import EXPANDABLE, Change, changes
+from app.src.core.measuring.embedding import (
+    Embedding,
+    measure_embedding,
+    mixed_lengths,
+    model_rate,
+    texts_of,
+    usable_precisions,
+    with_shares,
+    workloads,
+)
+from app.src.core.measuring.products import Matmul, measure_products
+from app.src.core.measuring.report import Report, as_json, describe, ratios_of
+from app.src.core.measuring.sampling import Conditions, Range
+from app.src.core.measuring.shapes import ModelProducts, groups_of
+from app.src.core.measuring.sustained import Point, Sustained
+from app.src.core.measuring.tables import as_text, show
 
 CPU = DeviceProfile.cpu("Test CPU")
 T4 = DeviceProfile.of_card("Tesla T4")
+A100 = DeviceProfile.of_card("NVIDIA A100")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Several wait for each other at every product when tests take turns on few cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def measured() -> Report:
     """Real, tiny measurements of the processor, the model left out."""
-    report = Report(optimizer.describe(CPU), settings_of(CPU))
-    for found in optimizer.measure_products(CPU, Plan(sizes=(64, 96), seconds=0.2)):
+    report = Report(describe(CPU), settings_of(CPU))
+    for found in measure_products(CPU, groups_of(CPU, (64, 96), None), 0.2):
         (report.matmul if isinstance(found, Matmul) else report.settings).append(found)  # type: ignore[arg-type]
-    report.embedding.append(Embedding("fp32", 16, 1234.5, 22222.2))
+    report.embedding.append(Embedding("fp32", 16, 1234.5, 22222.2, path="packed"))
+    return report
+
+
+def on_t4() -> Report:
+    """As a T4 might report it."""
+    kernel = "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn"
+    rows = [
+        Matmul(
+            "fp32", 4096, 4096, 4096, True, False, 5.0, 0.02, 0.62, 2.5e-7, "square", 27.0, "turing_sgemm_tn", False
+        ),
+        Matmul("fp16", 4096, 4096, 4096, True, True, 45.5, 0.02, 0.7, 3.2e-4, "square", 3.0, kernel, True),
+        Matmul("fp16", 4095, 4095, 4095, False, True, 9.1, 0.02, 0.14, 3.2e-4, "square", 15.0, kernel, True),
+        Matmul("tf32", 4096, 4096, 4096, True, False),
+    ]
+    report = Report(describe(T4), [Setting("precision", "fp16", "why")], rows, [])
+    report.embedding = [
+        Embedding("fp32", 64, 1000.0, 66_000.0),
+        Embedding("fp16", 64, 4000.0, 264_000.0),
+        Embedding("fp16", 100, 2000.0, 200_000.0, "mixed", 16, 256),
+    ]
+    seen = Conditions(9, Range(870, 900, 1590), None, Range(30.0, 69.0, 70.2), 70.0, None, {"sw_power_cap": 0.9})
+    points = [Point(1.0, 50.0, 1590, 30.0), Point(30.0, 24.0, 900, 70.0)]
+    report.sustained = [
+        Sustained("fp32", 4096, 4096, 4096, 30.0, 5.0, 4.0, 0.8, 0.49, Conditions(), []),
+        Sustained("fp16", 4096, 4096, 4096, 30.0, 50.0, 24.0, 0.48, 0.37, seen, points),
+    ]
+    report.ratios = list(ratios_of(T4, report))
     return report
 
 
@@ -32,18 +91,18 @@ def cells(line: str) -> list[str]:
     return line.split()
 
 
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
 def test_the_table_has_every_row_of_the_json(measured: Report) -> None:
-    document = json.loads(json.dumps(asdict(measured)))
-    lines = optimizer.as_text(measured).splitlines()
-    products = [line for line in lines if " x " in line and line.startswith("  ")]
-    assert len(products) == len(document["matmul"]) == len(PRECISIONS) * 4
+    document = json.loads(json.dumps(as_json(measured)))
+    lines = as_text(measured).splitlines()
+    products = [line for line in lines if " x " in line and line.split()[0] in PRECISIONS and "square" in line]
+    assert len(products) == len(document["matmul"]) == len(PRECISIONS) * 3
     for line, row in zip(products, document["matmul"], strict=True):
-        name, m, _, n, _, k, aligned, tflops, spread, peak, error = cells(line)
-        assert (name, int(m), int(n), int(k), aligned == "yes") == (
-            row["dtype"],
-            row["m"],
-            row["n"],
-            row["k"],
+        name, role, m, _, n, _, k, aligned, tflops, spread, peak, error = cells(line)
+        assert (name, role, int(m), int(n), int(k), aligned == "yes") == (
+            *(row["dtype"], row["role"], row["m"], row["n"], row["k"]),
             row["aligned"],
         )
         assert peak == "-"
@@ -53,34 +112,21 @@ def test_the_table_has_every_row_of_the_json(measured: Report) -> None:
             assert float(tflops) == pytest.approx(row["tflops"], abs=5.1e-4)
             assert float(spread.rstrip("%")) / 100 == pytest.approx(row["spread"], abs=5.1e-3)
             assert float(error) == pytest.approx(row["relative_error"], rel=0.06)
-    assert cells(lines[-1]) == ["fp32", "16", "1234.5", "22222"]
+    assert ["fp32", "16", "1234.5", "22222", "-", "-", "packed"] in [cells(line) for line in lines]
 
 
 def test_the_table_has_every_setting_with_its_reason(measured: Report) -> None:
-    text = optimizer.as_text(measured)
+    text = as_text(measured)
     for setting in measured.settings:
         value = "-" if setting.value is None else str(setting.value)
-        (line,) = [
-            line for line in text.splitlines() if line.startswith(f"  {setting.name} ") and setting.reason in line
-        ]
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{setting.name} ") and setting.reason in line]
         assert value in line
 
 
-def test_figures_of_products_are_plausible(measured: Report) -> None:
-    bounds = {"fp32": (0, 1e-5), "tf32": (0, 1e-2), "fp16": (1e-5, 5e-3), "bf16": (5e-4, 2e-2), "int8": (1e-3, 1e-1)}
-    reasons = {setting.name for setting in measured.settings if setting.value is None}
-    for row in measured.matmul:
-        if row.tflops is None:
-            assert {f"matmul {row.dtype}", f"matmul {row.dtype} {row.m}x{row.n}x{row.k}"} & reasons
-            assert row.relative_error is row.spread is row.share_of_peak is None
-            continue
-        assert row.tflops > 0
-        assert row.spread is not None
-        assert row.relative_error is not None
-        assert row.spread >= 0
-        least, most = bounds[row.dtype]
-        assert least <= row.relative_error < most, row
-    assert any(row.tflops for row in measured.matmul if row.dtype == "fp32")
+def test_a_cpu_is_labelled_as_one(measured: Report) -> None:
+    assert as_text(measured).splitlines()[:2][0].startswith("Test CPU (cpu), torch ")
+    assert as_text(measured).splitlines()[1] == "measured on the CPU: no GPU is used"
+    assert "no GPU" not in as_text(on_t4())
 
 
 def test_numbers_in_json_are_finite(measured: Report) -> None:
@@ -91,19 +137,153 @@ def test_numbers_in_json_are_finite(measured: Report) -> None:
             return [number for value in node for number in numbers(value)]
         return [node] if isinstance(node, float) else []
 
-    found = numbers(asdict(measured))
+    found = numbers(as_json(measured))
     assert len(found) > 10
     assert all(map(math.isfinite, found))
 
 
-def test_a_gpu_row_shows_tensor_cores_and_peak() -> None:
-    row = Matmul("fp16", 4096, 4096, 4096, True, True, 45.5, 0.02, 0.7, 3.2e-4)
-    report = Report(optimizer.describe(T4), [Setting("precision", "fp16", "why")], [row], [])
-    text = optimizer.as_text(report)
+def test_a_gpu_row_shows_tensor_cores_peak_and_kernel() -> None:
+    text = as_text(on_t4())
     assert "Tesla T4 (cuda, compute capability 7.5)" in text
-    (line,) = [line for line in text.splitlines() if "4096 x 4096" in line]
-    assert cells(line)[:3] == ["fp16", "tensor", "cores"]
-    assert cells(line)[-5:] == ["yes", "45.500", "2%", "70%", "3.2e-04"]
+    assert "16.0 GiB; 320 GB/s; peaks in TFLOP/s (int8: TOPS): fp32 8.1, fp16 65, int8 130" in text
+    line = next(line for line in text.splitlines() if line.startswith("fp16 tensor cores") and "4096 x 4096" in line)
+    assert cells(line)[-7:] == ["yes", "45.500", "2%", "70%", "3.2e-04", "ran", on_t4().matmul[1].kernel]
+    fp32 = next(line for line in text.splitlines() if line.startswith("fp32") and "square" in line)
+    assert cells(fp32)[-3:] == ["not", "used", "turing_sgemm_tn"]
+
+
+def test_a_sustained_run_shows_what_held_the_clocks_back() -> None:
+    line = next(line for line in as_text(on_t4()).splitlines() if "sw_power_cap" in line)
+    assert cells(line)[-10:] == [
+        *("30.0", "50.000", "24.000", "48%", "37%", "870..1590", "30..70", "-", "sw_power_cap", "90%")
+    ]
+
+
+def test_on_a_terminal_it_is_in_colour_and_keeps_to_its_width() -> None:
+    out = io.StringIO()
+    show(on_t4(), Console(file=out, width=120, force_terminal=True, color_system="standard"))
+    assert "\x1b[1m" in out.getvalue()
+    plain = Console(file=io.StringIO(), width=120, color_system=None)
+    show(on_t4(), plain)
+    tables = [line for line in plain.file.getvalue().splitlines() if "fp16" in line and "times" not in line]  # type: ignore[attr-defined]
+    assert max(map(len, tables)) <= 120
+
+
+# --------------------------------------------------------------------------------------------------------------- ratios
+
+
+def test_ratios_are_what_a_person_came_for() -> None:
+    assert {ratio.name: ratio.value for ratio in on_t4().ratios} == {
+        "fp16 over fp32": 9.1,
+        "fp16 square 4096 over 4095": 5.0,
+        "fp32 sustained over burst": 0.8,
+        "fp16 sustained over burst": 0.48,
+        "fp16 over fp32 sustained": 6.0,
+        "embedding fp16 over fp32, 64 tokens": 4.0,
+    }
+    texts = [ratio.text for ratio in on_t4().ratios]
+    assert texts[0] == "tensor cores: fp16 is 9.10 times fp32 here (4096 x 4096)"
+    assert texts[1] == "multiples of 8 in every edge: fp16 is 5.00 times as fast with 4096 as with 4095"
+    assert texts[3] == "sustained: fp16 keeps 48% of its burst over 30 s"
+    assert texts[-1] == "embedding: fp16 is 4.00 times fp32, texts of 64 tokens"
+
+
+def test_tensor_cores_are_not_claimed_where_there_are_none() -> None:
+    report = Report(describe(CPU), matmul=[Matmul(each, 64, 64, 64, True, False, 1.0) for each in ("fp32", "bf16")])
+    assert [ratio.text for ratio in ratios_of(CPU, report)] == [
+        "no tensor cores (cpu): bf16 is 1.00 times fp32 here (64 x 64)"
+    ]
+
+
+def test_there_are_no_ratios_of_nothing() -> None:
+    assert list(ratios_of(T4, Report(describe(T4), matmul=[Matmul("fp16", 64, 64, 64, True, True)]))) == []
+
+
+@pytest.mark.parametrize(("spreads", "expected"), [([0.1, 0.2, 0.9], None), ([0.1, 0.6, 0.9], 0.6), ([], None)])
+def test_a_disturbed_machine_is_said(spreads: list[float], expected: float | None) -> None:
+    rows = [Matmul("fp32", 64, 64, 64, True, False, 1.0, spread) for spread in spreads]
+    found = reports._disturbed(rows)
+    assert [each.value for each in found] == ([] if expected is None else [expected])
+
+
+# ------------------------------------------------------------------------------------------------------------ embedding
+
+
+def test_texts_differ_and_have_their_length() -> None:
+    texts = texts_of([16] * 500)
+    assert len(set(texts)) == 500
+    assert {len(text.split()) for text in texts} == {16}
+    assert [len(text.split()) for text in texts_of([3, 40])] == [3, 40]
+
+
+def test_mixed_lengths_are_the_same_each_time_and_mostly_short() -> None:
+    lengths = mixed_lengths(16, 512, 60_000)
+    assert lengths == mixed_lengths(16, 512, 60_000)
+    assert 16 <= min(lengths) < 20 < 450 < max(lengths) <= 512
+    assert 60_000 <= sum(lengths) < 60_512
+    assert sorted(lengths)[len(lengths) // 2] == pytest.approx(90, rel=0.25)  # the geometric mean of both ends
+
+
+@pytest.mark.parametrize(("most", "equal"), [(512, [16, 64, 254]), (64, [16, 64]), (10, [10])])
+def test_lengths_keep_to_what_the_model_takes(most: int, equal: list[int]) -> None:
+    *fixed, mixed = workloads(most, 6000)
+    assert [set(lengths) for lengths in fixed] == [{length} for length in equal]
+    assert max(mixed) <= most
+    assert all(5000 <= sum(lengths) <= 6600 for lengths in fixed)
+
+
+TWO_LAYERS = ModelProducts("tiny", 2, (("feed-forward in", 64, 32), ("feed-forward out", 32, 64)))
+
+
+def layer(role: str, n: int, k: int, tflops: float | None, m: int = 1000) -> Matmul:
+    return Matmul("fp16", m, n, k, m == 1000, True, tflops, role=role)
+
+
+def test_the_rate_of_a_layer_is_that_of_its_products_in_turn() -> None:
+    rows = [
+        layer("feed-forward in", 64, 32, 30.0),
+        layer("feed-forward in", 64, 32, 3.0, m=999),
+        layer("feed-forward out", 32, 64, 10.0),
+        Matmul("fp16", 64, 64, 64, True, True, 99.0),
+    ]
+    assert model_rate(rows, TWO_LAYERS, "fp16") == pytest.approx(15.0)  # the harmonic mean of 30 and 10
+    assert model_rate(rows, TWO_LAYERS, "fp32") is None
+    row = with_shares(Embedding("fp16", 64, 1.0, 1e9), rows, TWO_LAYERS)
+    assert row.linear_tflops == pytest.approx(2 * 2 * 2 * 64 * 32 * 1e9 / 1e12, rel=1e-3)
+    assert row.share_of_products == pytest.approx(16.38 / 15, rel=1e-3)
+
+
+def test_without_one_of_its_products_there_is_no_rate() -> None:
+    rows = [layer("feed-forward in", 64, 32, 30.0), layer("feed-forward out", 32, 64, None)]
+    assert model_rate(rows, TWO_LAYERS, "fp16") is None
+    assert with_shares(Embedding("fp16", 64, 1.0, 1e9), rows, TWO_LAYERS).share_of_products is None
+
+
+def test_a_model_that_is_not_there_is_said_for_each_precision() -> None:
+    found = list(measure_embedding(CPU, "no/such/model", ["fp32", "bf16"]))
+    assert [(each.name, each.value) for each in found if isinstance(each, Setting)] == [
+        ("embedding fp32", None),
+        ("embedding bf16", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("profile", "measured_in", "expected"),
+    [
+        (CPU, ["fp32", "bf16"], ["fp32", "bf16"]),
+        (CPU, ["fp16"], []),
+        (T4, ["fp32", "fp16", "bf16", "tf32"], ["fp32", "fp16"]),
+        (A100, ["fp32", "tf32", "fp16", "bf16"], ["fp32", "tf32", "fp16", "bf16"]),
+    ],
+)
+def test_only_what_was_measured_and_can_be_asked_for_is_embedded(
+    profile: DeviceProfile, measured_in: list[Precision], expected: list[Precision]
+) -> None:
+    rows = [Matmul(each, 64, 64, 64, True, False, 1.0 if each in measured_in else None) for each in PRECISIONS]
+    assert usable_precisions(profile, rows) == expected
+
+
+# --------------------------------------------------------------------------------------------------------------- device
 
 
 @pytest.mark.parametrize(
@@ -120,89 +300,147 @@ def test_a_gpu_row_shows_tensor_cores_and_peak() -> None:
     ],
 )
 def test_the_device_in_json(profile: DeviceProfile, expected: dict[str, Any]) -> None:
-    described = optimizer.describe(profile)
+    described = describe(profile)
     assert {name: described[name] for name in expected} == expected
-    assert {"torch", "cuda", "threads"} <= set(described)
+    assert {"torch", "cuda", "threads", "driver"} <= set(described)
+
+
+@pytest.mark.parametrize(("profile", "precision"), [(T4, "fp16"), (A100, "fp16"), (CPU, "fp32")])
+def test_settings_say_what_is_chosen_and_what_is_not(profile: DeviceProfile, precision: str) -> None:
+    settings = {each.name: each for each in optimizer.settings_of(profile)}
+    assert settings["precision"].value == precision
+    assert ("embedding int8" in settings) == (profile is not CPU)
+    assert ("embedding bf16" in settings) == (profile is T4)
+    assert ("share_of_peak" in settings) == (profile is CPU)
+    assert all(each.reason for each in settings.values())
+
+
+# ------------------------------------------------------------------------------------------------------------- applying
+
+
+class Switches:
+    """torch's settings of a process, recorded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, allocator: str = "") -> None:
+        self.set: list[str] = []
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+        monkeypatch.setattr(torch, "set_float32_matmul_precision", self.set.append)
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+        monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: allocator, raising=False)
+        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", self.set.append, raising=False)
+
+    @property
+    def cudnn(self) -> bool:
+        return bool(torch.backends.cudnn.benchmark)
+
+
+def by_name(found: list[Change]) -> dict[str, tuple[Any, Any, bool]]:
+    return {each.name: (each.old, each.new, each.applied) for each in found}
+
+
+def test_without_apply_nothing_is_set_and_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = Switches(monkeypatch)
+    assert by_name(changes(A100, "tf32", apply=False)) == {
+        "float32_matmul_precision": ("highest", "high", False),
+        "cudnn.benchmark": (True, False, False),
+        "allocator": (None, EXPANDABLE, False),
+    }
+    assert switches.set == []
+    assert switches.cudnn
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("tf32", "high"), ("fp16", "highest"), ("fp32", "highest")])
+def test_apply_sets_what_the_precision_wants(monkeypatch: pytest.MonkeyPatch, precision: Precision, tf32: str) -> None:
+    switches = Switches(monkeypatch)
+    found = by_name(changes(A100, precision, apply=True))
+    assert found["float32_matmul_precision"] == ("highest", tf32, True)
+    assert all(applied for _, _, applied in found.values())
+    assert switches.set == [tf32, EXPANDABLE]
+    assert not switches.cudnn
+
+
+def test_a_t4_has_no_tf32_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = Switches(monkeypatch)
+    assert by_name(changes(T4, "fp16", apply=True))["float32_matmul_precision"] == ("highest", "highest", False)
+    assert switches.set == [EXPANDABLE]
+
+
+def test_a_cpu_has_nothing_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = Switches(monkeypatch)
+    assert not any(applied for _, _, applied in by_name(changes(CPU, "bf16", apply=True)).values())
+    assert switches.set == []
+    assert switches.cudnn
 
 
 @pytest.mark.parametrize(
-    ("shape", "operations", "aligned"),
+    ("old", "new", "applied", "on"),
     [
-        (Shape(64, 64, 64), 524_288, "fp32 tf32 fp16 bf16 int8"),
-        (Shape(1024, 1536, 384), 1_207_959_552, "fp32 tf32 fp16 bf16 int8"),
-        (Shape(1023, 1023, 1023), 2_141_198_334, ""),
-        (Shape(8, 8, 8), 1024, "fp32 tf32 fp16 bf16"),
-        (Shape(4, 4, 12), 384, "fp32 tf32"),
+        ("high", "highest", False, True),
+        ("high", "highest", True, False),
+        ("highest", "high", True, True),
+        (None, "high", False, False),
     ],
 )
-def test_operations_and_alignment(shape: Shape, operations: int, aligned: str) -> None:
-    assert shape.operations == operations
-    assert [each for each in PRECISIONS if shape.aligned(each)] == aligned.split()
-
-
-def test_rate_and_spread_come_from_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slow outlier among the samples changes neither much."""
-    monkeypatch.setattr(Bench, "_samples", lambda _self, _work: [2e-6] * 98 + [1.0] * 2)
-    row = Bench(CPU, 1).measure(Shape(64, 64, 64), "fp32")
-    assert row.tflops == pytest.approx(524_288 / 2e-6 / 1e12, abs=1e-4)
-    assert row.spread == 0
-
-
-@pytest.mark.parametrize(("seconds", "tflops"), [(1.0, 5.243e-07), (1e-2, 5.243e-05), (1e-6, 0.5243), (4.11e-9, 127.6)])
-def test_a_slow_device_is_slow_and_not_nothing(monkeypatch: pytest.MonkeyPatch, seconds: float, tflops: float) -> None:
-    monkeypatch.setattr(Bench, "_samples", lambda _self, _work: [seconds] * 5)
-    assert Bench(CPU, 1).measure(Shape(64, 64, 64), "fp32").tflops == pytest.approx(tflops, rel=1e-3)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.01])
-def test_even_without_time_there_are_some_samples(seconds: float) -> None:
-    samples = Bench(CPU, seconds)._samples(lambda: None)
-    assert optimizer.LEAST_SAMPLES <= len(samples) <= optimizer.MOST_SAMPLES
-
-
-def test_the_error_grows_as_precision_falls() -> None:
-    errors = [Product(Shape(64, 64, 256), precision, "cpu").relative_error() for precision in ("fp32", "fp16", "bf16")]
-    assert errors == sorted(errors)
-    assert errors[2] / errors[1] == pytest.approx(8, rel=0.5)  # 8 bits of mantissa against 11
-
-
-@pytest.mark.parametrize("text", ["31", "32769", "64,16", "", "64,", "x", "1e3"])
-def test_sizes_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        optimizer.main(["--sizes", text])
-    assert caught.value.code == 2
-    assert "--sizes" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", "cpu:1"])
-def test_a_device_that_is_none(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert optimizer.main(["--device", device, "--json"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert device in captured.err
-
-
-def test_a_model_that_is_none_costs_only_its_own_section() -> None:
-    found = list(optimizer.measure_embedding(CPU, Plan(model="no/such/model"), ["fp32", "bf16"]))
-    assert [(each.name, each.value) for each in found if isinstance(each, Setting)] == [
-        ("embedding fp32", None),
-        ("embedding bf16", None),
-    ]
-    assert all("no such folder" in each.reason for each in found if isinstance(each, Setting))
-
-
-@pytest.mark.parametrize(
-    ("profile", "measured_in", "expected"),
-    [
-        (CPU, "fp32 fp16 bf16 int8", ["fp32", "bf16", "int8"]),
-        (T4, "fp32 fp16 int8", ["fp32", "fp16"]),
-        (DeviceProfile.of_card("NVIDIA A100"), "fp32 tf32 fp16 bf16 int8", ["fp32", "tf32", "fp16", "bf16"]),
-        (CPU, "", []),
-    ],
-)
-def test_the_model_is_measured_where_products_were(
-    profile: DeviceProfile, measured_in: str, expected: list[str]
+def test_measuring_leaves_tf32_as_it_was_or_as_it_was_applied(
+    old: str | None, new: str, applied: bool, on: bool
 ) -> None:
-    rows = [Matmul(precision, 1, 1, 1, True, False, 1.0) for precision in measured_in.split()]  # type: ignore[arg-type]
-    rows += [Matmul("bf16", 1, 1, 1, True, False)] * ("bf16" not in measured_in)
-    assert optimizer.usable_precisions(profile, rows) == expected
+    assert reports._tf32_wanted([Change("float32_matmul_precision", old, new, applied, "why")]) is on
+
+
+def test_an_allocator_that_was_set_from_outside_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = Switches(monkeypatch, "max_split_size_mb:512")
+    found = next(each for each in changes(T4, "fp16", apply=True) if each.name == "allocator")
+    assert (found.old, found.applied) == ("max_split_size_mb:512", False)
+    assert "PYTORCH_ALLOC_CONF" in found.reason
+    assert switches.set == []
+
+
+def test_what_torch_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    Switches(monkeypatch)
+
+    def refuse(_value: str = "") -> str:
+        raise RuntimeError("expandable_segments not supported on this platform\nmore")
+
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse, raising=False)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    found = by_name(changes(A100, "tf32", apply=True))
+    assert found["float32_matmul_precision"] == (None, "high", True)
+    reason = next(each.reason for each in changes(A100, "tf32", apply=True) if each.name == "allocator")
+    assert reason == "torch refuses: expandable_segments not supported on this platform"
+    assert applying._asked(refuse) is None
+
+
+# ---------------------------------------------------------------------------------------------------------------- plots
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_the_report_is_drawn(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib comes with the extra benchmark")
+    file = tmp_path / f"report{suffix}"
+    plots.draw(on_t4(), file)
+    assert file.read_bytes().startswith({".png": b"\x89PNG", ".svg": b"<?xml"}[suffix])
+
+
+def test_a_report_of_nothing_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib comes with the extra benchmark")
+    plots.draw(Report(describe(CPU)), tmp_path / "empty.svg")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("report.jpeg", "must end in .png or .svg"),
+        ("missing/report.png", "there is no folder"),
+        ("folder.png", "that is a folder"),
+    ],
+)
+def test_files_that_cannot_be_drawn_into(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(plots.NotDrawable, match=message):
+        plots.check_drawable(tmp_path / name)
+
+
+def test_without_matplotlib_the_fix_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: None)  # type: ignore[attr-defined]
+    with pytest.raises(plots.NotDrawable, match=r"pip install 'owl-sap-connector\[benchmark\]'"):
+        plots.check_drawable(tmp_path / "report.png")

@@ -28,6 +28,7 @@ from .computing import usable as usable
 from .device import DeviceProfile
 from .memory import MemoryLimits, T4MemoryManager
 from .planning import padded, plan_batches, windows_of
+from .ranges import show_to_nvtx
 from .splitting import piece_spans
 
 AHEAD = 2
@@ -47,7 +48,8 @@ class EngineOptions:
     On a card: `overlap` launches a batch while the one before it computes, `pinned` copies by way of pinned memory, and
     `graphs` (auto, on, off) replays small batches from CUDA graphs; auto where that measures faster.
     There too, `preallocate` computes one largest batch at loading, `clear_cache` gives memory back after large batches,
-    `cudnn_benchmark` lets cuDNN try its convolutions. None of them changes a vector, or anything on a CPU.
+    `cudnn_benchmark` lets cuDNN try its convolutions, `profiling` shows what every engine of the process does as NVTX
+    ranges (Nsight Systems). None of them changes a vector, or anything on a CPU.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -62,6 +64,7 @@ class EngineOptions:
     overlap: bool = True
     pinned: bool = True
     graphs: str = "auto"
+    profiling: bool = False
     preallocate: bool = False
     clear_cache: bool = False
     cudnn_benchmark: bool = False
@@ -464,6 +467,8 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
             clear_cache=options.clear_cache,
         )
     )
+    if options.profiling and backend.profile.kind == "cuda":
+        show_to_nvtx()
     engine = EmbeddingEngine(backend, limits)
     if options.preallocate:
         preallocate(engine)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..ranges import ranged
 from . import TokenIds
 from .attention import Inputs, Layout
 from .staging import Uploads
@@ -108,8 +109,12 @@ class GraphedEncoder:
             return self._computed(batch)
         self._rungs.move_to_end(tokens)
         self._fill(rung, self._encoder.staged(batch), [len(ids) for ids in batch])
+        return self._replayed(rung)[: len(batch)].clone()  # the next replay writes over it
+
+    @ranged("forward")
+    def _replayed(self, rung: _Rung) -> torch.Tensor:
         rung.recording.replay()
-        return rung.found[: len(batch)].clone()  # the next replay writes over it
+        return rung.found
 
     def only_up_to(self, tokens: int) -> None:
         """Replay no larger batches, and forget their recordings."""
@@ -154,6 +159,7 @@ class GraphedEncoder:
         rung.recording, rung.found = self._record(lambda: self._encoder.compute(inputs))
         return rung
 
+    @ranged("copy")
     def _fill(self, rung: _Rung, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int]) -> None:
         fill(self._uploads.room(len(rung.numbers)), rung.tokens, staged, lengths, self._encoder.longest)
         self._uploads.send_into(rung.numbers)

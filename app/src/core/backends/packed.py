@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from ..device import DeviceProfile
+from ..ranges import ranged
 from . import ModelUnsupported, TokenIds
 from .architectures import Attention as Extras
 from .architectures import EncoderWeights, LayerWeights, read, turned
@@ -166,6 +167,7 @@ class PackedEncoder:
         counted = places if self._padding_id is None else counted_positions(ids, lengths, self._padding_id)
         return ids, counted, places
 
+    @ranged("forward")
     def compute(self, inputs: Inputs) -> torch.Tensor:
         """(sequences, dimension), pooled, float32."""
         x = F.embedding(inputs.ids, self._words)
@@ -189,6 +191,7 @@ class PackedEncoder:
         turns = attention.rotary.turns(inputs.places, dtype)
         return lambda qkv: apply(turned(qkv, self._heads, turns), layout, bias)
 
+    @ranged("pool")
     def _pool(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
         if x.device.type == "cpu" and layout.runs:
             return self._pool_runs(x, layout.runs)
@@ -206,6 +209,7 @@ class PackedEncoder:
         return torch.cat(parts)
 
 
+@ranged("copy")
 def sent(uploads: Uploads, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int]) -> Inputs:
     """A batch's numbers on the device, in one copy."""
     cumulative = np.cumsum([0, *lengths], dtype=np.int32)

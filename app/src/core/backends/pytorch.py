@@ -18,6 +18,7 @@ import numpy as np
 
 from ..device import BF16_PAYS, ELEMENT_BYTES, DeviceError, DeviceProfile, Precision, choose_precision, detect
 from ..memory import PROBE_TOKENS, TokenCost, measured_cost
+from ..ranges import ranged
 from ..switches import TF32, tune_convolutions
 from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
 from .compute_thread import on_compute_thread
@@ -144,6 +145,7 @@ class TorchBackend:
             matryoshka=self._folder.matryoshka,
         )
 
+    @ranged("tokenise")
     def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
         return self._tokenizer.ids(texts)
 
@@ -485,6 +487,7 @@ class _Rectangular:
         self._pad_id = int(folder.config.get("pad_token_id") or 0)
         self._uploads = _uploads(target)
 
+    @ranged("copy")
     def _inputs(self, batch: Sequence[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
         longest = max(map(len, batch))
         width = min(-(-longest // self._multiple) * self._multiple, max(longest, self._longest))
@@ -510,8 +513,14 @@ class PaddedEncoder(_Rectangular):
         self._model = _load_transformer(folder, target)
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
-        ids, mask = self._inputs(batch)
-        hidden: torch.Tensor = self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        return self._computed(*self._inputs(batch))
+
+    @ranged("forward")
+    def _computed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self._pooled(self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float(), mask)
+
+    @ranged("pool")
+    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if not self._mean:
             return hidden[:, 0]
         weights = mask.unsqueeze(-1).float()
@@ -559,7 +568,10 @@ class StackEncoder(_Rectangular):
             ).eval()
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
-        ids, mask = self._inputs(batch)
+        return self._computed(*self._inputs(batch))
+
+    @ranged("forward")
+    def _computed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         vectors: torch.Tensor = self._model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
         return vectors.float()
 

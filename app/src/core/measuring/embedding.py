@@ -1,0 +1,146 @@
+"""The embedding benchmark: texts and tokens per second of the real engine, tokenising included, by precision and by
+length of text. Never a rate without the length: ten times as short is ten times as many.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..backends import EngineError
+from ..choices import Setting
+from ..device import PRECISIONS, DeviceError, DeviceProfile, Precision, choose_precision
+from ..engine import EmbeddingEngine, EngineOptions, load_engine
+from .clocks import figure, host_clock
+from .products import Matmul, first_line, set_tf32
+from .shapes import SQUARE, ModelProducts
+
+TEXT_LENGTHS = (16, 64, 254)
+SHORTEST, LONGEST = 16, 512
+"""Tokens of texts of mixed length; a model that takes fewer cuts them there."""
+WORDS = (
+    *("pump", "motor", "valve", "seal", "oil", "filter", "pressure", "gear"),
+    *("order", "late", "noise", "water", "steel", "plant", "repair", "engine"),
+)
+TEXTS_TOKENS = {"cpu": 3_000, "cuda": 600_000}
+"""Tokens of one embedding measurement, where a second and more is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """`tokens` is the length of every text, of mixed ones their mean, special tokens not counted; the rates count what
+    was computed with them. `linear_tflops`: the products of the model's layers alone, as a rate over the whole time;
+    `share_of_products`: that as a share of what the same products reach by themselves, in this precision."""
+
+    precision: Precision
+    tokens: int
+    texts_per_second: float
+    tokens_per_second: float
+    lengths: Literal["equal", "mixed"] = "equal"
+    shortest: int | None = None
+    longest: int | None = None
+    texts: int | None = None
+    path: str | None = None
+    linear_tflops: float | None = None
+    share_of_products: float | None = None
+
+
+def measure_embedding(
+    profile: DeviceProfile, model: str, precisions: Sequence[Precision], share: float = 1.0
+) -> Iterator[Embedding | Setting]:
+    """Equal lengths, then mixed ones, in each precision. `share`: of the tokens that are worth measuring."""
+    for precision in precisions:
+        set_tf32(profile, False)  # an engine switches it on where it wants it, and supposes it off
+        try:
+            options = EngineOptions(model=model, precision=precision, device=profile.torch_name)
+            with load_engine(options) as engine:
+                yield Setting(f"embedding {precision}", engine.path, "how batches are computed in this precision")
+                tokens = int(TEXTS_TOKENS[engine.profile.kind] * share)
+                for lengths in workloads(engine.max_tokens, tokens):
+                    yield _embed(engine, precision, lengths)
+        except (EngineError, ImportError) as error:
+            yield Setting(f"embedding {precision}", None, first_line(error))
+
+
+def workloads(most: int, tokens: int) -> list[list[int]]:
+    """Lengths of the texts of each measurement, about `tokens` together: equal ones, then mixed ones."""
+    equal = sorted({min(length, most) for length in TEXT_LENGTHS})
+    found = [[length] * max(4, tokens // length) for length in equal]
+    return [*found, mixed_lengths(min(SHORTEST, most), min(LONGEST, most), tokens)]
+
+
+def mixed_lengths(shortest: int, longest: int, tokens: int) -> list[int]:
+    """As many short texts as long ones by the logarithm: most are short, as descriptions are. Always the same."""
+    drawn = random.Random(11)
+    found: list[int] = []
+    while sum(found) < tokens or len(found) < 4:
+        found.append(min(longest, round(shortest * (longest / shortest) ** drawn.random())))
+    return found
+
+
+def _embed(engine: EmbeddingEngine, precision: Precision, lengths: Sequence[int]) -> Embedding:
+    texts = texts_of(lengths)
+    engine.embed(texts[:8])
+    before = engine.stats().tokens
+    seconds = min(host_clock(lambda: engine.embed(texts)) for _ in range(2))
+    computed = (engine.stats().tokens - before) / 2
+    shortest, longest = min(lengths), max(lengths)
+    return Embedding(
+        precision,
+        round(sum(lengths) / len(lengths)),
+        round(len(texts) / seconds, 1),
+        round(computed / seconds, 1),
+        lengths="equal" if shortest == longest else "mixed",
+        shortest=shortest,
+        longest=longest,
+        texts=len(texts),
+        path=engine.path,
+    )
+
+
+def texts_of(lengths: Sequence[int]) -> list[str]:
+    """Different texts of so many one-token words each."""
+    return [
+        " ".join(WORDS[(number >> (place % 8 * 4)) % 16] for place in range(length))
+        for number, length in enumerate(lengths)
+    ]
+
+
+def model_rate(products: Sequence[Matmul], model: ModelProducts, precision: Precision) -> float | None:
+    """TFLOP/s of a layer's products one after the other, by their aligned measurements; None where one is missing."""
+    seconds = {
+        row.role: row.shape.operations / row.tflops / row.m
+        for row in reversed(products)  # the aligned one of a group stands before the other
+        if row.dtype == precision and row.role != SQUARE and row.tflops is not None
+    }
+    roles = [role for role, _, _ in model.products]
+    if not set(roles) <= set(seconds):
+        return None
+    per_token = sum(2 * n * k for _, n, k in model.products)
+    return per_token / sum(seconds[role] for role in roles)
+
+
+def usable_precisions(profile: DeviceProfile, products: Sequence[Matmul]) -> list[Precision]:
+    """Those the engine takes here and whose products were measured."""
+    measured = {row.dtype for row in products if row.tflops is not None}
+    return [each for each in PRECISIONS if each in measured and not _refused(profile, each)]
+
+
+def _refused(profile: DeviceProfile, precision: Precision) -> bool:
+    try:
+        choose_precision(profile, precision)
+    except DeviceError:
+        return True
+    return False
+
+
+def with_shares(row: Embedding, products: Sequence[Matmul], model: ModelProducts) -> Embedding:
+    """The row with what its rate means in products."""
+    from dataclasses import replace
+
+    reached = row.tokens_per_second * model.operations_per_token / 1e12
+    alone = model_rate(products, model, row.precision)
+    share = figure(reached / alone) if alone else None
+    return replace(row, linear_tflops=figure(reached), share_of_products=share)

@@ -1,0 +1,280 @@
+"""The matrix product benchmark: every precision that a device has, over every shape, in turns; the rate, how far it
+scatters, its share of the card's peak, its error against fp64, and which kernel ran. What cannot be measured is a row
+of nulls and a setting with the reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..choices import Setting
+from ..device import PRECISIONS, DeviceProfile, Precision
+from .clocks import LEAST_SAMPLE, Work, clock_of, figure, in_turns, spread
+from .kernels import kernel_of, on_tensor_cores
+from .shapes import Group, Shape
+
+if TYPE_CHECKING:
+    import torch
+
+SLOWEST = 0.5
+"""A precision slower than this share of fp32 on a small probe is not measured further: it runs in emulation (fp16 on
+most CPUs), or on units that are few (fp16 on a P4)."""
+PROBE = Shape(256, 1536, 384)
+ERROR_ROWS = 64
+"""The relative error is taken over the first rows of the product, which need little fp64 work."""
+CACHES = 3
+"""How many times as large as the last cache all copies of a product's matrices are, so that it finds it cold."""
+CPU_CACHE = 32 << 20
+"""Bytes, where the system does not tell."""
+MOST_COPIES = 64
+MOST_BYTES = 512 << 20
+"""Of all copies of one product: memory is for its matrices first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """One measured product (m, k) x (k, n). `spread` is (p90 - p10) / median of the times. `relative_error` is that of
+    the result in this precision, inputs rounded to it, against fp64 (Frobenius norm). `tensor_cores`: whether the
+    device has them for this precision; `kernel_on_tensor_cores`: whether the kernel that ran is one of theirs by its
+    name, null where that cannot be told (no card, an unknown name)."""
+
+    dtype: Precision
+    m: int
+    n: int
+    k: int
+    aligned: bool
+    tensor_cores: bool
+    tflops: float | None = None
+    spread: float | None = None
+    share_of_peak: float | None = None
+    relative_error: float | None = None
+    role: str = "square"
+    milliseconds: float | None = None
+    kernel: str | None = None
+    kernel_on_tensor_cores: bool | None = None
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.m, self.n, self.k, self.role)
+
+
+class Operands:
+    """Random matrices of a shape, in fp32 on the device, made once for all precisions. The right one is laid out as a
+    layer's weight is, (n, k): so the engine multiplies, and cuBLAS has no fast 8-bit product for the other way. Normal
+    numbers, not zeros: what a card switches costs power, and power is what bounds it."""
+
+    def __init__(self, shape: Shape, device: str) -> None:
+        import torch
+
+        generator = torch.Generator(device).manual_seed(7)
+        self.shape = shape
+        self.left = torch.randn(shape.m, shape.k, generator=generator, device=device)
+        self.weight = torch.randn(shape.n, shape.k, generator=generator, device=device)
+
+    @cached_property
+    def reference(self) -> torch.Tensor:
+        """The first rows of the product, in fp64."""
+        return self.left[:ERROR_ROWS].double() @ self.weight.double().t()
+
+
+class Product:
+    """One product in one precision, ready to run; each run takes the next of its copies."""
+
+    def __init__(self, operands: Operands, precision: Precision, cache_bytes: int = 0) -> None:
+        self._operands = operands
+        self._precision = precision
+        self._scale = 1.0
+        left, weight = self._rounded(operands.left), self._rounded(operands.weight)
+        sets = [(left, weight.t(), self._empty(left, weight))]
+        for _ in range(copies(sum(each.nbytes for each in sets[0]), cache_bytes) - 1):
+            again = left.clone(), weight.clone()
+            sets.append((again[0], again[1].t(), self._empty(*again)))
+        self.copies = len(sets)
+        self._next = itertools.cycle(sets)
+
+    def _rounded(self, matrix: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if self._precision == "int8":
+            step = float(matrix.abs().max()) / 127
+            self._scale *= step
+            return (matrix / step).round().to(torch.int8)
+        return matrix.to({"fp16": torch.float16, "bf16": torch.bfloat16}.get(self._precision, torch.float32))
+
+    def _empty(self, left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        dtype = torch.int32 if self._precision == "int8" else left.dtype
+        return torch.empty(len(left), len(weight), dtype=dtype, device=left.device)
+
+    def run(self) -> torch.Tensor:
+        import torch
+
+        left, right, out = next(self._next)
+        multiply = torch._int_mm if self._precision == "int8" else torch.mm
+        return multiply(left, right, out=out)
+
+    def relative_error(self) -> float:
+        rows = self.run()[:ERROR_ROWS].double() * self._scale
+        reference = self._operands.reference
+        return float((rows - reference).norm() / reference.norm())
+
+
+def copies(size: int, cache_bytes: int) -> int:
+    """How many copies of matrices of `size` bytes a cache does not hold."""
+    wanted = -(-CACHES * cache_bytes // size)
+    return max(1, min(MOST_COPIES, wanted, MOST_BYTES // size))
+
+
+def cache_bytes_of(profile: DeviceProfile) -> int:
+    """The last cache before memory: a card's L2, a CPU's L3."""
+    if profile.kind == "cuda":
+        import torch
+
+        return int(getattr(torch.cuda.get_device_properties(profile.index), "L2_cache_size", 0))
+    try:
+        size = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text(encoding="ascii").strip()
+        return int(size.removesuffix("K")) << 10
+    except (OSError, ValueError):
+        return CPU_CACHE
+
+
+def set_tf32(profile: DeviceProfile, on: bool) -> None:
+    """The one switch that all of torch agrees on; written, never read. Beside that of the engines (`switches`): off
+    again before one is loaded."""
+    if profile.tf32:
+        import torch
+
+        torch.set_float32_matmul_precision("high" if on else "highest")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Measures products on one device, `seconds` each."""
+
+    profile: DeviceProfile
+    seconds: float
+    cache_bytes: int = 0
+
+    def work(self, product: Product, precision: Precision) -> Work:
+        if precision in ("fp32", "tf32"):  # the same kernels' call, told apart by torch's switch
+            return Work(product.run, before=lambda: set_tf32(self.profile, precision == "tf32"))
+        return Work(product.run)
+
+    def measure(self, group: Group, precisions: Sequence[Precision]) -> Iterator[Matmul | Setting]:
+        """Rows in the order of the precisions, shapes within them. What the device refuses is null, with a setting."""
+        refusals: dict[tuple[Precision, Shape], str] = {}
+        products: dict[tuple[Precision, Shape], Product] = {}
+        for shape in group:
+            for precision, made in self._made(shape, precisions):
+                if isinstance(made, Product):
+                    products[precision, shape] = made
+                else:
+                    refusals[precision, shape] = made
+        works = [self.work(product, precision) for (precision, _), product in products.items()]
+        least = LEAST_SAMPLE[self.profile.kind]
+        samples = in_turns(works, clock_of(self.profile), self.seconds * len(works), least) if works else []
+        timed = dict(zip(products, samples, strict=True))
+        for precision, shape in itertools.product(precisions, group):
+            if (reason := refusals.get((precision, shape))) is not None:
+                yield Matmul(**names(self.profile, shape, precision))
+                yield Setting(f"matmul {precision} {shape.m}x{shape.n}x{shape.k}", None, reason)
+            else:
+                yield self._row(shape, precision, products[precision, shape], timed[precision, shape])
+
+    def _made(self, shape: Shape, precisions: Sequence[Precision]) -> Iterator[tuple[Precision, Product | str]]:
+        """Products that ran once, or why they did not."""
+        try:
+            operands = Operands(shape, self.profile.torch_name)
+        except RuntimeError as error:  # memory
+            yield from ((precision, refused(error)) for precision in precisions)
+            return
+        for precision in precisions:
+            try:
+                product = Product(operands, precision, self.cache_bytes)
+                product.run()
+                yield precision, product
+            except RuntimeError as error:
+                yield precision, refused(error)
+
+    def _row(self, shape: Shape, precision: Precision, product: Product, samples: Sequence[float]) -> Matmul:
+        seconds = statistics.median(samples)
+        rate = shape.operations / seconds / 1e12
+        peak = self.profile.peak(precision)
+        set_tf32(self.profile, precision == "tf32")
+        kernel = kernel_of(self.profile, product.run)
+        return Matmul(
+            **names(self.profile, shape, precision),
+            tflops=figure(rate),
+            spread=round(spread(samples), 4),
+            share_of_peak=figure(rate / peak) if peak else None,
+            relative_error=product.relative_error(),
+            milliseconds=figure(seconds * 1000),
+            kernel=kernel,
+            kernel_on_tensor_cores=None if kernel is None else on_tensor_cores(kernel),
+        )
+
+
+def names(profile: DeviceProfile, shape: Shape, precision: Precision) -> dict[str, Any]:
+    tensor_cores = precision in profile.tensor_cores
+    return {
+        "dtype": precision,
+        **asdict(shape),
+        "aligned": shape.aligned(precision),
+        "tensor_cores": tensor_cores,
+    }
+
+
+def refused(error: BaseException) -> str:
+    return f"torch refuses: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+def unavailable(profile: DeviceProfile, precision: Precision) -> str | None:
+    """Why products of this precision are not measured here, or None. What is slow is found by a small probe."""
+    if precision == "tf32" and not profile.tf32:
+        where = (
+            "a CPU" if profile.capability is None else "compute capability " + ".".join(map(str, profile.capability))
+        )
+        return f"not available: {where}; TF32 starts at compute capability 8.0"
+    if precision == "bf16" and profile.kind == "cuda" and precision not in profile.tensor_cores:
+        return "emulated below compute capability 8.0"
+    if precision == "fp32":
+        return None
+    try:
+        rounds = [[_probe(profile, each) for each in (precision, "fp32")] for _ in range(4)]
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        return refused(error)
+    own, fp32 = (min(times) for times in zip(*rounds, strict=True))  # the least disturbed of interleaved rounds
+    if fp32 < own * SLOWEST:
+        return f"nothing to gain by it here: {own / fp32:.1f} times slower than fp32 on a small product"
+    return None
+
+
+def _probe(profile: DeviceProfile, precision: Any) -> float:
+    product = Product(Operands(PROBE, profile.torch_name), precision)
+    clock = clock_of(profile)
+    return min(clock(product.run) for _ in range(2))
+
+
+def measure_products(profile: DeviceProfile, groups: Sequence[Group], seconds: float) -> Iterator[Matmul | Setting]:
+    """Every precision over every shape, about `seconds` in all and warming up besides."""
+    reasons: Mapping[Precision, str | None] = {each: unavailable(profile, each) for each in PRECISIONS}
+    usable = [precision for precision, reason in reasons.items() if reason is None]
+    for precision, reason in reasons.items():
+        if reason:
+            yield Setting(f"matmul {precision}", None, reason)
+            yield from (Matmul(**names(profile, shape, precision)) for group in groups for shape in group)
+    cells = sum(map(len, groups)) * len(usable)
+    bench = Bench(profile, seconds / cells, cache_bytes_of(profile))
+    for group in groups:
+        yield from bench.measure(group, usable)
