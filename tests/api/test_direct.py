@@ -284,14 +284,14 @@ Held = tuple[threading.Event, list[str]]
 def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """An engine that waits for the event, and the texts that it has begun to compute."""
     go, seen = threading.Event(), list[str]()
-    compute = service.engine.compute
+    begin = service.engine.begin
 
     def slow(batch: Sequence[Sequence[int]], *more: Any) -> Any:
         seen.extend(" ".join(map(_to_word, ids)) for ids in batch)
         assert go.wait(20)
-        return compute(batch, *more)
+        return begin(batch, *more)
 
-    monkeypatch.setattr(service.engine, "compute", slow)
+    monkeypatch.setattr(service.engine, "begin", slow)
     yield go, seen
     go.set()
 

@@ -91,13 +91,13 @@ def test_live_answers_while_the_engine_is_busy(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    compute = service.engine.compute
+    begin = service.engine.begin
 
-    def slow(*batch: Any) -> np.ndarray:
+    def slow(*batch: Any) -> Any:
         assert go.wait(20)
-        return compute(*batch)
+        return begin(*batch)
 
-    monkeypatch.setattr(service.engine, "compute", slow)
+    monkeypatch.setattr(service.engine, "begin", slow)
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(client.post("/embed", json={"inputs": "a"}).status_code))
     thread.start()

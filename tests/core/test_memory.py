@@ -10,11 +10,11 @@ from app.src.core.device import DeviceProfile
 from app.src.core.memory import (
     CPU_TOKENS,
     LEAST_TOKENS,
-    MOST_TOKENS,
     RECOVER_AFTER,
     MemoryLimits,
     ModelShape,
     T4MemoryManager,
+    full_tokens,
 )
 
 MINILM = ModelShape(384, 1536, 12, 256)
@@ -31,11 +31,11 @@ def test_cpu_budget_is_the_measured_one() -> None:
 
 
 def test_gpu_budget_follows_free_memory_and_model() -> None:
-    plenty, little = on_t4(), on_t4(free=1 * GIB)
-    assert plenty.plan_for(MINILM, "fp16") == MOST_TOKENS
-    assert little.plan_for(MINILM, "fp16") == (512 << 20) // MINILM.bytes_per_token("fp16")
+    plenty, little = on_t4(), on_t4(free=768 << 20)
+    assert plenty.plan_for(MINILM, "fp16") == full_tokens(DeviceProfile.of_card("Tesla T4"), 384)
+    assert little.plan_for(MINILM, "fp16") == (256 << 20) // MINILM.bytes_per_token("fp16")
     assert little.plan_for(BERT_LARGE, "fp16") < little.plan_for(MINILM, "fp16")
-    assert little.plan_for(MINILM, "fp32") == (512 << 20) // MINILM.bytes_per_token("fp32")
+    assert little.plan_for(MINILM, "fp32") == (256 << 20) // MINILM.bytes_per_token("fp32")
 
 
 def test_budget_never_vanishes() -> None:
@@ -61,12 +61,12 @@ def test_shrinks_by_half_and_recovers_slowly() -> None:
     assert memory.shrink(whole) == whole // 2
     assert memory.out_of_memory_count == 1
     for _ in range(RECOVER_AFTER - 1):
-        memory.succeeded()
+        memory.succeeded(memory.token_budget)
     assert memory.token_budget == whole // 2
-    memory.succeeded()
+    memory.succeeded(memory.token_budget)
     assert memory.token_budget == whole // 2 + whole // 16
     for _ in range(20 * RECOVER_AFTER):
-        memory.succeeded()
+        memory.succeeded(memory.token_budget)
     assert memory.token_budget == whole
 
 
@@ -82,9 +82,9 @@ def test_trouble_resets_the_recovery() -> None:
     memory.plan_for(MINILM, "fp16")
     memory.shrink(4096)
     for _ in range(RECOVER_AFTER - 1):
-        memory.succeeded()
+        memory.succeeded(memory.token_budget)
     memory.shrink(2048)
-    memory.succeeded()
+    memory.succeeded(memory.token_budget)
     assert memory.token_budget == 1024
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core.backends import NonFinite, Vectors
+from app.src.core.backends import NonFinite
+from app.src.core.computing import Running
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
 from app.src.embedder import EngineEmbedder
 from app.src.metrics import Metrics
@@ -98,12 +99,12 @@ def test_a_cache_of_no_size_remembers_nothing(metrics: Metrics) -> None:
 def test_errors_are_translated_and_not_remembered(
     embedder: EngineEmbedder, engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute = engine.compute
+    begin = engine.begin
 
-    def ill(batch: Sequence[Any], *more: Any) -> Vectors:
-        return compute(batch, *more) * np.float32(np.nan)
+    def ill(batch: Sequence[Any], *more: Any) -> Running:
+        return Running(lambda: begin(batch, *more).result() * np.float32(np.nan))
 
-    monkeypatch.setattr(engine, "compute", ill)
+    monkeypatch.setattr(engine, "begin", ill)
     with pytest.raises(TextsNotEmbeddable) as caught:
         embedder.embed_documents(["a", "b"])
     assert caught.value.indices == (0, 1)

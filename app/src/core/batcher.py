@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .backends import EngineClosed, EngineError, NonFinite, OutOfMemory, TokenIds, Vectors
-from .engine import EmbeddingEngine, normalized, strings, usable
+from .computing import Running, normalized, usable
+from .engine import EmbeddingEngine, strings
 from .lanes import LANES, Lane, LaneQueue, Pace, Piece, Request, Turns
 
 REQUEST_TEXTS = 2048
@@ -29,7 +30,8 @@ AHEAD = 2
 SMALL_SHARE = 0.25
 """Of the tokens of one batch: a request above it would keep others waiting, and takes its turn with the bulk work."""
 STEP_SECONDS = 0.005
-"""What a step of bulk work, after which interactive work may go before it, should take at most..."""
+"""What a step of bulk work, after which interactive work may go before it, should take at most; of all that the device
+has been given of it, where it is given batches ahead..."""
 LEAST_SHARE = 0.25
 """... but not less than this share of a full batch: smaller ones cost more than they save, most of all where the
 machine is busy otherwise, and every step takes long whatever it holds..."""
@@ -90,6 +92,19 @@ class _Unwatched:
     def refused(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A batch that was begun. `part`: what was still wanted of it then; `passed`: the seconds that had passed for other
+    batches in the midst of some."""
+
+    lane: Lane
+    batch: list[Piece]
+    part: Sequence[Piece]
+    running: Running | None
+    begun: float
+    passed: float
+
+
 class Batcher:
     """Thread-safe. Its thread is started by the first call and is the only one that computes."""
 
@@ -111,8 +126,11 @@ class Batcher:
         self._turns, self._pace = Turns(), Pace()
         self._thread: threading.Thread | None = None
         self._in_hand: list[list[Piece]] = []
-        """Batches being computed: one, and the interactive one that went before it in its midst."""
+        """Batches being computed: one and, on a device that works on its own, one behind it; or the interactive one
+        that went before it in its midst."""
         self._passed_seconds = 0.0
+        self._landed = -math.inf
+        """When the last batch was done."""
         self._seen = -math.inf
         self._closed = False
 
@@ -309,9 +327,17 @@ class Batcher:
             self._fail(request, error)
 
     def _work(self) -> None:
+        """Where the device works on its own, the next batch is begun before the one in hand is waited for."""
+        flying: deque[_Flight] = deque()
         try:
-            while (found := self._next()) is not None:
-                self._serve(*found)
+            while True:
+                found = self._next(wait=not flying)
+                if found is not None:
+                    flying.append(self._launch(*found))
+                elif not flying:
+                    return
+                if found is None or len(flying) > self._engine.ahead:
+                    self._land(flying.popleft())
         except BaseException as error:  # what is an Exception has become the error of a request before
             with self._changed:
                 lost = self._left_in_hand()
@@ -320,8 +346,9 @@ class Batcher:
                     self._ensure_thread()
             self._lose(lost, error)
 
-    def _next(self) -> tuple[Lane, list[Piece]] | None:
-        """The next batch, as soon as there is one; None: the thread is to end."""
+    def _next(self, *, wait: bool = True) -> tuple[Lane, list[Piece]] | None:
+        """The next batch, as soon as there is one; None: the thread is to end. Without `wait` None when there is
+        none."""
         with self._changed:
             waited = True
             while not self._closed:
@@ -332,10 +359,13 @@ class Batcher:
                         return lane, batch
                     if 0 < sum(queue.texts for queue in self._lanes.values()) < sum(texts.values()):
                         continue  # who could not be planned for was told; others wait
+                if not wait:
+                    return None
                 if not waited:
                     break
                 waited = self._changed.wait(IDLE_SECONDS)
-            self._thread = None
+            if wait:
+                self._thread = None
             return None
 
     def _take(self, lane: Lane) -> list[Piece]:
@@ -343,7 +373,7 @@ class Batcher:
         most = budget
         if lane == "bulk" and self._clock() - self._seen < LATELY_SECONDS:
             step = self._pace.tokens_in("bulk", STEP_SECONDS) * self._engine.steps
-            most = int(min(budget, max(step, budget * LEAST_SHARE)))
+            most = int(min(budget, max(step, budget * LEAST_SHARE) / (1 + self._engine.ahead)))
         try:
             batch = self._lanes[lane].take(self._engine.plan, budget, most)
         except Exception as error:  # memory; whoever waits here is told, or texts that nobody has would be waited for
@@ -362,9 +392,9 @@ class Batcher:
                     return
                 batch = self._take("interactive")
             if batch:
-                self._serve("interactive", batch)
+                self._land(self._launch("interactive", batch), nested=True)
 
-    def _serve(self, lane: Lane, batch: list[Piece]) -> None:
+    def _launch(self, lane: Lane, batch: list[Piece]) -> _Flight:
         now = self._clock()
         self._watcher.queued(lane, -len(batch))
         self._watcher.batch(lane, len(batch))
@@ -373,37 +403,52 @@ class Batcher:
                 request.begun = True
                 self._watcher.began(lane, now - request.arrived)
         passed = self._passed_seconds
-        self._compute(batch, self._let_pass if lane == "bulk" else None)
-        seconds = self._clock() - now
-        own = seconds - (self._passed_seconds - passed)
+        part = [piece for piece in batch if not piece.request.over]
+        return _Flight(lane, batch, part, self._begin(lane, part) if part else None, now, passed)
+
+    def _begin(self, lane: Lane, part: Sequence[Piece]) -> Running:
+        return self._engine.begin([piece.tokens for piece in part], self._let_pass if lane == "bulk" else None)
+
+    def _land(self, flight: _Flight, *, nested: bool = False) -> None:
+        """`nested`: in the midst of another one."""
+        if flight.running is not None:
+            self._settle(flight.lane, flight.part, flight.running)
+        now = self._clock()
+        own = now - max(flight.begun, self._landed) - (self._passed_seconds - flight.passed)
         with self._changed:
-            self._in_hand.pop()
-            nested = bool(self._in_hand)
-            self._passed_seconds += seconds if nested else 0.0
-            self._pace.ran(lane, sum(piece.length for piece in batch), own)
-            self._turns.ran(lane, own, bulk=nested or self._lanes["bulk"].texts > 0)
+            self._in_hand = [batch for batch in self._in_hand if batch is not flight.batch]
+            if nested:
+                self._passed_seconds += now - flight.begun
+            else:
+                self._landed = now
+            self._pace.ran(flight.lane, sum(piece.length for piece in flight.batch), own)
+            self._turns.ran(flight.lane, own, bulk=nested or self._lanes["bulk"].texts > 0)
 
     # --------------------------------------------------------------------------------------------------- on the device
 
-    def _compute(self, batch: Sequence[Piece], pause: Callable[[], None] | None) -> None:
-        """Every text of the batch gets its vector, or its request an error that is no other request's."""
-        pending = deque([batch])
+    def _settle(self, lane: Lane, part: Sequence[Piece], running: Running) -> None:
+        """Every text of the batch gets its vector, or its request an error that is no other request's. What is computed
+        again is waited for at once."""
+        pending: deque[tuple[Sequence[Piece], Running | None]] = deque([(part, running)])
         while pending:
-            part = [piece for piece in pending.popleft() if not piece.request.over]
-            if not part:
-                continue
+            part, begun = pending.popleft()
+            if begun is None:
+                part = [piece for piece in part if not piece.request.over]
+                if not part:
+                    continue
+                begun = self._begin(lane, part)
             try:
-                vectors = self._engine.compute([piece.tokens for piece in part], pause)
+                vectors = begun.result()
             except OutOfMemory as error:
                 if len(part) > 1:
                     smaller = self._engine.smaller([piece.length for piece in part])
-                    pending.extendleft([part[place] for place in places] for places in reversed(smaller))
+                    pending.extendleft(([part[place] for place in places], None) for places in reversed(smaller))
                 else:
                     self._fail(part[0].request, error)
             except Exception as error:
                 apart = _by_request(part)
                 if len(apart) > 1:
-                    pending.extendleft(reversed(apart))
+                    pending.extendleft((each, None) for each in reversed(apart))
                 else:
                     self._fail(part[0].request, error)
             else:

@@ -14,16 +14,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends import Backend, EngineClosed, NonFinite, OutOfMemory, TokenIds, Vectors
+from .backends import Backend, NonFinite, OutOfMemory, TokenIds, Vectors
+from .backends.footprint import Measurable
 from .backends.hashing import PREFIX as HASHING
 from .backends.hashing import HashingBackend
-from .backends.pausing import Interruptible
+from .computing import Computing, Running
+from .computing import normalized as normalized
+from .computing import usable as usable
 from .device import DeviceError, DeviceProfile, detect
 from .memory import MemoryLimits, T4MemoryManager
 from .planning import padded, plan_batches, windows_of
@@ -48,10 +50,12 @@ class EngineOptions:
 
     `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `memory_fraction` and `reserve_mb`
     bound the GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's
-    CPU threads, for the whole process. `packed` False forces padded batches. `onnx`: whether and how the model runs as a
-    graph in ONNX Runtime; None: it never does.
+    CPU threads, for the whole process. `packed` False forces padded batches. `onnx`: whether and how the model runs as
+    a graph in ONNX Runtime; None: it never does.
 
-    On a card: `preallocate` computes one largest batch at loading, `clear_cache` gives memory back after large batches,
+    On a card: `overlap` launches a batch while the one before it computes, `pinned` copies by way of pinned memory, and
+    `graphs` (auto, on, off) replays small batches from CUDA graphs; auto where that measures faster.
+    There too, `preallocate` computes one largest batch at loading, `clear_cache` gives memory back after large batches,
     `cudnn_benchmark` lets cuDNN try its convolutions, `profiling` shows what every engine of the process does as NVTX
     ranges (Nsight Systems). None of them changes a vector, or anything on a CPU.
     """
@@ -65,6 +69,9 @@ class EngineOptions:
     revision: str | None = None
     threads: int | None = None
     packed: bool = True
+    overlap: bool = True
+    pinned: bool = True
+    graphs: str = "auto"
     profiling: bool = False
     onnx: GraphOptions | None = None
     preallocate: bool = False
@@ -104,22 +111,25 @@ class _Window:
     tokens: Sequence[TokenIds]
 
 
+class _Flight(NamedTuple):
+    """A batch that was begun: texts of a window, by their places in it."""
+
+    window: _Window
+    places: Sequence[int]
+    running: Running
+
+
 class EmbeddingEngine:
     """One model on one device. Thread-safe: calls share the device batch by batch."""
 
     def __init__(self, backend: Backend, limits: MemoryLimits | None = None) -> None:
         self._backend = backend
-        self._interruptible = backend if isinstance(backend, Interruptible) else None
-        self._memory = T4MemoryManager(backend.profile, limits, free_bytes=backend.free_bytes())
-        self._memory.plan_for(backend.info.shape, backend.info.precision)
+        self._memory = _memory_of(backend, limits)
         self._packed = backend.info.path in UNPADDED
         self._multiple = backend.profile.padding_multiple(backend.info.precision)
-        self._device = threading.Lock()
-        self._passing: int | None = None
-        """The thread in which a batch lets another one pass, which is then within the lock already."""
+        self._computing = Computing(backend, self._batch_done)
         self._counting = threading.Lock()
         self._stats = EngineStats()
-        self._closed = False
 
     # -- what it is
 
@@ -216,7 +226,7 @@ class EmbeddingEngine:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each whole text, without special tokens."""
-        self._check_open()
+        self._computing.check_open()
         return self._backend.count(strings(texts))
 
     def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
@@ -228,7 +238,7 @@ class EmbeddingEngine:
 
     def piece_spans(self, text: str, max_tokens: int, overlap: int) -> Iterator[tuple[int, int]]:
         """Where the pieces of `split` stand: first character, one after the last."""
-        self._check_open()
+        self._computing.check_open()
         return piece_spans(text, self._backend.offsets(text), max_tokens, overlap, self._tokens_of)
 
     # -- for the batcher, which plans for many callers
@@ -240,12 +250,18 @@ class EmbeddingEngine:
 
     @property
     def steps(self) -> int:
-        """In how many parts of about equal length `compute` can be interrupted; 1: not at all."""
-        return 1 if self._interruptible is None else 1 + self._interruptible.pauses
+        """In how many parts of about equal length `begin` can be interrupted; 1: not at all."""
+        return self._computing.steps
+
+    @property
+    def ahead(self) -> int:
+        """How many batches should be begun beside the one that is waited for. 0: `begin` returns when its batch is
+        done."""
+        return self._computing.ahead
 
     def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
         """Ids with special tokens, cut to what the model takes."""
-        self._check_open()
+        self._computing.check_open()
         return list(self._tokenize(texts, range(len(texts))).tokens)
 
     def plan(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -256,13 +272,13 @@ class EmbeddingEngine:
         """Positions of a batch that ran out of memory, in smaller ones; later batches are planned smaller, too."""
         return self._smaller(range(len(lengths)), lengths)
 
-    def compute(self, batch: Sequence[TokenIds], pause: Callable[[], None] | None = None) -> Vectors:
-        """One batch: float32 (n, dimension), not normalised, rows without a finite vector included (`usable`).
+    def begin(self, batch: Sequence[TokenIds], pause: Callable[[], None] | None = None) -> Running:
+        """One batch: float32 (n, dimension), not normalised, rows without a finite vector included (`usable`). Whatever
+        goes wrong with it is raised by its `result`: OutOfMemory, EngineClosed.
 
-        `pause` is called now and then in its midst, by backends that can (`steps`); it may call `compute`. Raises
-        OutOfMemory, EngineClosed.
+        `pause` is called now and then in its midst, by backends that can (`steps`); it may begin another one.
         """
-        return self._run(batch, pause)
+        return self._computing.begin(batch, pause)
 
     def count_texts(self, texts: int, computed: int) -> None:
         """Texts of a call, and how many of them are different."""
@@ -272,10 +288,7 @@ class EmbeddingEngine:
 
     def close(self) -> None:
         """Wait for the batch in progress, then let go of model and memory. Calls after that raise EngineClosed."""
-        with self._device:
-            if not self._closed:
-                self._closed = True
-                self._backend.close()
+        self._computing.close()
 
     def __enter__(self) -> EmbeddingEngine:
         return self
@@ -290,12 +303,14 @@ class EmbeddingEngine:
 
     def _embed_unique(self, texts: Sequence[str], vectors: Vectors) -> NDArray[np.intp]:
         """Tokens of each text as it was computed: cut, special ones included."""
-        self._check_open()
+        self._computing.check_open()
         lengths = np.zeros(len(texts), dtype=np.intp)
         with contextlib.closing(self._tokenized(texts)) as windows:  # a failure must stop the tokenising thread at once
+            flying: deque[_Flight] = deque()
             for window in windows:
                 lengths[window.positions] = [len(tokens) for tokens in window.tokens]
-                self._compute(window, vectors)
+                self._launch(window, flying, vectors)
+            self._land(flying, vectors, 0)
         return lengths
 
     def whole_lengths(self, texts: Sequence[str], lengths: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -320,20 +335,38 @@ class EmbeddingEngine:
         self._count(tokenize_seconds=time.perf_counter() - started)
         return _Window(window, tokens)
 
-    def _compute(self, window: _Window, vectors: Vectors) -> None:
+    def _launch(self, window: _Window, flying: deque[_Flight], vectors: Vectors) -> None:
+        """The last batches of a window may still be on their way when this returns."""
         lengths = [len(tokens) for tokens in window.tokens]
         pending = deque(self._planned(lengths, self._memory.token_budget))
         while pending:
-            batch = pending.popleft()
-            tokens = [window.tokens[place] for place in batch]
-            try:
-                found = self._run(tokens)
-            except OutOfMemory:
-                if len(batch) == 1:
-                    raise
-                pending.extendleft(reversed(self._smaller(batch, lengths)))
+            places = pending.popleft()
+            own, budget = [lengths[place] for place in places], self._memory.token_budget
+            if len(places) > 1 and self._cost(own) > budget:  # planned before memory ran out
+                pending.extendleft([places[each] for each in part] for part in reversed(self._planned(own, budget)))
                 continue
-            vectors[[window.positions[place] for place in batch]] = found
+            flying.append(_Flight(window, places, self.begin([window.tokens[place] for place in places])))
+            self._land(flying, vectors, self.ahead)
+
+    def _land(self, flying: deque[_Flight], vectors: Vectors, left: int) -> None:
+        """Wait for the first ones, until so many are left."""
+        while len(flying) > left:
+            self._settle(flying.popleft(), vectors)
+
+    def _settle(self, flight: _Flight, vectors: Vectors) -> None:
+        """What runs out of memory is computed again in smaller parts, one after the other."""
+        window, places, running = flight
+        try:
+            found = running.result()
+        except OutOfMemory:
+            if len(places) == 1:
+                raise
+            smaller = self._smaller(places, [len(tokens) for tokens in window.tokens])
+        else:
+            vectors[[window.positions[place] for place in places]] = found
+            return
+        for part in smaller:
+            self._settle(_Flight(window, part, self.begin([window.tokens[place] for place in part])), vectors)
 
     def _planned(self, lengths: Sequence[int], budget: int) -> list[list[int]]:
         return plan_batches(lengths, budget, self._multiple, packed=self._packed)
@@ -350,62 +383,19 @@ class EmbeddingEngine:
             plan = [plan[0][: len(batch) // 2], plan[0][len(batch) // 2 :]]
         return [[batch[place] for place in part] for part in plan]
 
-    def _run(self, tokens: Sequence[TokenIds], pause: Callable[[], None] | None = None) -> Vectors:
-        """One batch on the device; rows that are not finite are computed again, alone and in fp32."""
-        passes = self._passing == threading.get_ident()
-        with contextlib.nullcontext() if passes else self._device:
-            self._check_open()
-            paused: list[float] = []
-            started = time.perf_counter()
-            with self._pausing(None if pause is None else partial(self._let_pass, pause, paused)):
-                vectors = self._backend.forward(tokens)
-            bad = np.flatnonzero(~usable(vectors)).tolist()
-            if bad:
-                vectors = np.array(vectors)
-                for row in bad:
-                    vectors[row] = self._backend.forward([tokens[row]], exact=True)[0]
-            seconds = time.perf_counter() - started - sum(paused)
-        self._memory.succeeded()
-        self._count_batch(tokens, seconds, len(bad))
-        return vectors
-
-    def _let_pass(self, pause: Callable[[], None], paused: list[float]) -> None:
-        started = time.perf_counter()
-        self._passing = threading.get_ident()
-        try:
-            pause()
-        finally:
-            self._passing = None
-            paused.append(time.perf_counter() - started)
-
-    @contextlib.contextmanager
-    def _pausing(self, pause: Callable[[], None] | None) -> Iterator[None]:
-        """Batches nest: each has its own way to pause, and most have none."""
-        backend = self._interruptible
-        if backend is None:
-            yield
-            return
-        before, backend.pause = backend.pause, pause
-        try:
-            yield
-        finally:
-            backend.pause = before
-
     def _refuse_bad(self, vectors: Vectors, rows: NDArray[np.intp]) -> None:
         good = usable(vectors)
         if not good.all():
             raise NonFinite([int(index) for index in np.flatnonzero(~good[rows])])
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EngineClosed(f"the engine of {self.model} is closed")
-
-    def _count_batch(self, tokens: Sequence[TokenIds], seconds: float, recomputed: int) -> None:
+    def _batch_done(self, tokens: Sequence[TokenIds], seconds: float, recomputed: int) -> None:
         lengths = [len(ids) for ids in tokens]
+        cost = self._cost(lengths)
+        self._memory.succeeded(cost)
         self._count(
             batches=1,
             tokens=sum(lengths),
-            padded_tokens=self._cost(lengths),
+            padded_tokens=cost,
             compute_seconds=seconds,
             recomputed=recomputed,
         )
@@ -413,24 +403,6 @@ class EmbeddingEngine:
     def _count(self, **more: float) -> None:
         with self._counting:
             self._stats = replace(self._stats, **{name: getattr(self._stats, name) + more[name] for name in more})
-
-
-def usable(vectors: Vectors) -> NDArray[np.bool_]:
-    """Which rows are finite and not zero (so that they can be normalised)."""
-    squares = _squares(vectors)
-    return np.isfinite(squares) & (squares > 0)
-
-
-def normalized(vectors: Vectors) -> Vectors:
-    """Each row of length 1, in place; all are `usable`."""
-    vectors /= np.sqrt(_squares(vectors))[:, None]
-    return vectors
-
-
-def _squares(vectors: Vectors) -> NDArray[np.float64]:
-    """Squared lengths of the rows, in float64, where no finite float32 row overflows."""
-    squares: NDArray[np.float64] = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
-    return squares
 
 
 def strings(texts: Sequence[str]) -> list[str]:
@@ -515,6 +487,9 @@ def _in_torch(options: EngineOptions) -> TorchBackend:
             weights_sha256=options.weights_sha256,
             revision=options.revision,
             packed=options.packed,
+            overlap=options.overlap,
+            pinned=options.pinned,
+            graphs=options.graphs,
             cudnn_benchmark=options.cudnn_benchmark,
             clear_cache=options.clear_cache,
         )
@@ -564,3 +539,15 @@ def preallocate(engine: EmbeddingEngine) -> int:
     texts = max(1, engine.token_budget // engine.max_tokens)
     engine.embed([f"{number} " + "oil " * engine.max_tokens for number in range(texts)])
     return engine.stats().tokens - before
+
+
+def _memory_of(backend: Backend, limits: MemoryLimits | None) -> T4MemoryManager:
+    """The budget by what a batch measures to cost, where the backend can tell; else by an estimate."""
+    info, measured = backend.info, None
+    used = 0
+    if isinstance(backend, Measurable):
+        measured = backend.token_cost()
+        used = backend.used_bytes()
+    memory = T4MemoryManager(backend.profile, limits, free_bytes=backend.free_bytes(), used_bytes=used)
+    memory.plan_for(info.shape, info.precision, measured)
+    return memory

@@ -114,7 +114,7 @@ class LaneQueue:
         """
         while self._planned or self._plan(plan, WINDOW * budget):
             alive = [piece for piece in self._planned.popleft() if not piece.request.over]
-            batch, rest = _cut(alive, most) if most < budget else (alive, [])
+            batch, rest = _cut(alive, most)  # it may have been planned before memory ran out, for a larger budget
             if rest:
                 self._planned.appendleft(rest)
             for piece in batch:

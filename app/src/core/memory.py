@@ -7,20 +7,49 @@ Knows the device profile and numbers of bytes; never a model, never torch.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .device import ELEMENT_BYTES, DeviceProfile, Precision
+from .device import ELEMENT_BYTES, Capability, DeviceProfile, Precision
 
 CPU_TOKENS = 1024
 """Measured with all-MiniLM-L6-v2 in fp32 on two cores, padded batches: 512 to 1024 tokens are fastest; 4096 lose 25 %
 to padding and to the caches."""
-MOST_TOKENS = 65_536
-"""More tokens in a batch keep no GPU busier and only add padding."""
 LEAST_TOKENS = 64
+MOST_TOKENS = 131_072
+"""Of a batch on any card, so that every tensor of it has fewer than 2**31 numbers."""
+TILE = 128
+"""Rows and columns of the result that one multiprocessor works on at a time in cuBLAS' half-precision kernels."""
+WAVES = 16
+"""Tiles for each multiprocessor from which a card counts as full: the last, part-filled wave of 16 wastes 3 % on
+average. More tokens would gain nothing and keep whoever comes meanwhile waiting."""
+MULTIPROCESSORS: Mapping[Capability, int] = {
+    (6, 0): 56,
+    (6, 1): 20,
+    (7, 0): 80,
+    (7, 5): 40,
+    (8, 0): 108,
+    (8, 6): 72,
+    (8, 9): 58,
+    (9, 0): 132,
+    (10, 0): 148,
+    (12, 0): 170,
+}
+"""Of the data-centre card of each compute capability (P100, P4, V100, T4, A100, A10, L4, H100, B200; the RTX 5090 of
+12.0), for a profile that does not say how many it has."""
+OTHER_MULTIPROCESSORS = 80
 RECOVER_AFTER = 64
-"""Batches without trouble after which a shrunken budget grows by an eighth."""
+"""Full batches without trouble after which a shrunken budget grows by an eighth."""
+RETRY_AFTER = 16_384
+"""Full batches without trouble after which a size that ran out of memory after having recovered is tried again."""
+FULL_SHARE = 0.5
+"""Of the budget, from which a batch says that the budget fits: every batch that the planner ended for want of room
+holds more than that, for its texts come longest first."""
 BOOKABLE_SHARE = 0.5
 """Of the usable memory, what others than batches may book at most."""
+HEADROOM = 1.25
+"""Times the measured cost of a token: the allocator rounds up to 2 MiB and leaves gaps between batches of other
+sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +70,43 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCost:
+    """What a batch takes of a card's memory at its peak: `fixed_bytes`, and so much for each token."""
+
+    token_bytes: float
+    fixed_bytes: int = 0
+
+    def tokens_in(self, size: int) -> int:
+        return max(0, int((size - self.fixed_bytes) / self.token_bytes))
+
+
+PROBE_TOKENS = (8192, 24_576)
+"""Of the two batches whose peaks tell what a token costs; both larger than any that is replayed from a CUDA graph,
+whose memory was taken when it was recorded."""
+
+
+def measured_cost(peak_bytes: Callable[[int], int], least_token_bytes: int) -> TokenCost | None:
+    """The line through the peaks of a small and of a larger batch, and HEADROOM; `peak_bytes(tokens)` runs one and says
+    by how much memory grew meanwhile. None where they tell nothing: the larger one took no more, or less than
+    `least_token_bytes` for each token more, as when it found its memory among what was taken before."""
+    small, large = PROBE_TOKENS
+    peaks = peak_bytes(small), peak_bytes(large)
+    slope = (peaks[1] - peaks[0]) / (large - small)
+    if slope < least_token_bytes:
+        return None
+    return TokenCost(slope * HEADROOM, max(0, int(peaks[0] - slope * small)))
+
+
+def full_tokens(profile: DeviceProfile, hidden: int) -> int:
+    """Tokens from which the narrowest product of an encoder, (tokens, hidden), fills a card: WAVES tiles for each
+    multiprocessor. T4, hidden size 384: 27,264; 1024: 10,240. H100: 90,112; 33,792."""
+    known = profile.multiprocessors or MULTIPROCESSORS.get(profile.capability or (0, 0), OTHER_MULTIPROCESSORS)
+    columns = -(-hidden // TILE)
+    rows = known * WAVES / columns
+    return max(LEAST_TOKENS, min(MOST_TOKENS, int(rows) * TILE))
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryLimits:
     """`fraction` of the device's memory that this process may use, `reserve_bytes` left free for others."""
 
@@ -57,20 +123,29 @@ class MemoryLimits:
 class T4MemoryManager:
     """The token budget of a device. Thread-safe."""
 
-    def __init__(self, profile: DeviceProfile, limits: MemoryLimits | None = None, *, free_bytes: int = 0) -> None:
-        """`free_bytes`: what the driver reports as free now, model already loaded; 0 takes the total."""
+    def __init__(
+        self, profile: DeviceProfile, limits: MemoryLimits | None = None, *, free_bytes: int = 0, used_bytes: int = 0
+    ) -> None:
+        """`free_bytes`: what batches could take now, model already loaded; 0 takes the total. `used_bytes`: what this
+        process has taken before, its model above all; that counts against its fraction."""
         self._profile = profile
         self._limits = limits or MemoryLimits()
         self._free = free_bytes or profile.memory_bytes
+        self._used = used_bytes
         self._lock = threading.RLock()  # `release` may be called by a finalizer, within anything
         self._most = CPU_TOKENS
         self._budget = CPU_TOKENS
         self._shrunk: int | None = None
         """The budget that memory running out has led to, until it has recovered."""
+        self._ceiling: int | None = None
+        """Below a size that ran out of memory although smaller ones had gone well for long: it is no passing
+        trouble."""
+        self._recovering = False
         self._good_batches = 0
         self._out_of_memory = 0
         self._booked = 0
-        self._token_bytes = 0
+        self._cost: TokenCost | None = None
+        self._full = MOST_TOKENS
 
     @property
     def usable_bytes(self) -> int:
@@ -79,7 +154,7 @@ class T4MemoryManager:
 
     @property
     def _unbooked_bytes(self) -> int:
-        allowed = int(self._profile.memory_bytes * self._limits.fraction)
+        allowed = int(self._profile.memory_bytes * self._limits.fraction) - self._used
         return max(0, min(allowed, self._free) - self._limits.reserve_bytes)
 
     @property
@@ -108,12 +183,12 @@ class T4MemoryManager:
 
     def _plan_again(self) -> None:
         """A budget that memory running out has shrunk stays shrunk."""
-        if self._token_bytes:
-            self._most = self._affordable()
+        if self._cost:
+            self._most = self._affordable(self._cost)
             self._budget = self._most if self._shrunk is None else min(self._shrunk, self._most)
 
-    def _affordable(self) -> int:
-        return max(LEAST_TOKENS, min(MOST_TOKENS, self.usable_bytes // self._token_bytes))
+    def _affordable(self, cost: TokenCost) -> int:
+        return max(LEAST_TOKENS, min(self._full, cost.tokens_in(self.usable_bytes)))
 
     @property
     def token_budget(self) -> int:
@@ -124,32 +199,52 @@ class T4MemoryManager:
     def out_of_memory_count(self) -> int:
         return self._out_of_memory
 
-    def plan_for(self, shape: ModelShape, precision: Precision) -> int:
-        """Set the budget for a model and return it. On a CPU caches decide, not memory."""
+    def plan_for(self, shape: ModelShape, precision: Precision, measured: TokenCost | None = None) -> int:
+        """Set the budget for a model and return it: what fits, up to what fills the card. Without a `measured` cost an
+        upper estimate counts. On a CPU caches decide, not memory."""
         with self._lock:
-            self._token_bytes = shape.bytes_per_token(precision) if self._profile.kind == "cuda" else 0
-            self._most = self._budget = self._affordable() if self._token_bytes else CPU_TOKENS
-            self._shrunk = None
+            self._cost = None
+            if self._profile.kind == "cuda":
+                self._cost = measured or TokenCost(shape.bytes_per_token(precision))
+                self._full = full_tokens(self._profile, shape.hidden)
+            self._most = self._budget = self._affordable(self._cost) if self._cost else CPU_TOKENS
+            self._shrunk = self._ceiling = None
+            self._recovering = False
             return self._budget
 
     def shrink(self, failed_tokens: int) -> int:
-        """A batch of `failed_tokens` ran out of memory: halve, and return the new budget."""
+        """A batch of `failed_tokens` ran out of memory: halve, and return the new budget. What was planned before the
+        budget shrank says nothing of the new one: of several such batches only the first halves it."""
         with self._lock:
             self._out_of_memory += 1
             self._good_batches = 0
-            self._budget = self._shrunk = max(LEAST_TOKENS, min(self._budget, failed_tokens) // 2)
+            if self._recovering and failed_tokens <= self._budget:
+                self._ceiling = max(LEAST_TOKENS, failed_tokens - failed_tokens // 8)
+            self._recovering = False
+            self._budget = self._shrunk = max(LEAST_TOKENS, min(self._budget, failed_tokens // 2))
             return self._budget
 
-    def succeeded(self) -> None:
-        """A batch went well; after enough of them a shrunken budget recovers a little."""
+    def succeeded(self, tokens: int) -> None:
+        """A batch of so many tokens went well; after enough that were full a shrunken budget recovers a little. It
+        stops below a size that failed after such a recovery, until RETRY_AFTER more."""
         with self._lock:
-            if self._budget >= self._most:
+            if self._budget >= self._most and self._ceiling is None:
                 self._shrunk = None if self._shrunk is None or self._shrunk <= self._most else self._shrunk
                 return
+            if tokens < self._budget * FULL_SHARE:
+                return
             self._good_batches += 1
-            if self._good_batches >= RECOVER_AFTER:
+            if self._ceiling is not None and self._budget >= min(self._ceiling, self._most):
+                if self._good_batches >= RETRY_AFTER:
+                    self._good_batches, self._ceiling = 0, None
+            elif self._good_batches >= RECOVER_AFTER:
                 self._good_batches = 0
-                self._budget = self._shrunk = min(self._most, self._budget + max(1, self._budget // 8))
+                self._grow()
+
+    def _grow(self) -> None:
+        most = self._most if self._ceiling is None else min(self._most, self._ceiling)
+        self._budget = self._shrunk = min(most, self._budget + max(1, self._budget // 8))
+        self._recovering = True
 
     def calculate_optimal_batch_size(
         self,

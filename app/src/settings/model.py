@@ -98,6 +98,11 @@ class EmbeddingSettings(_Section):
         description="seconds (or 30s, 1m) that a search or a REST request may have to queue for the engine; beyond it "
         "is refused (HTTP 429)",
     )
+    overlap: bool = Field(default=True, description="on a card: launch a batch while the one before it computes")
+    pinned: bool = Field(default=True, description="on a card: copy by way of pinned memory")
+    cuda_graphs: Literal["auto", "on", "off"] = Field(
+        default="auto", description="replay small batches from CUDA graphs; auto: where that measures faster"
+    )
     query_cache_mb: int = Field(default=16, ge=0, description="MB for the vectors of search texts that came before")
     preallocate: bool = Field(
         default=False, description="compute one largest batch at loading, so that the card's memory is taken then"

@@ -7,11 +7,13 @@ forgetting can be tried without a card.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,13 +23,18 @@ from numpy.typing import NDArray
 from ..ranges import ranged
 from . import TokenIds
 from .attention import Inputs, Layout
+from .staging import Uploads
 
-LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Tokens of a batch, rounded up to one of these: at most half again as many tokens, where launches cost more."""
+LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Tokens of a batch, rounded up to one of these: at most half again as many tokens, where launches cost more. What some
+eighty kernels cost to launch is less than computing 1,024 tokens of MiniLM on a T4, and more than 4,096 on an H100: how
+far up a recording pays is measured."""
 SEQUENCES = 32
-"""Texts of a batch at most. A query is one; micro-batches of callers are a few."""
-KEPT = 8
-"""Recordings that are kept; the one used longest ago makes room."""
+"""Texts of a batch of up to 512 tokens; of larger ones one for each 16 tokens. A query is one text; micro-batches of
+callers are a few."""
+KEPT = len(LADDER)
+"""Recordings that are kept: all. Making one anew takes four passes and waits for the device, and they share their
+memory."""
 GAIN = 1.1
 """How many times as fast as launching a recording must measure to be used at all."""
 
@@ -60,23 +67,30 @@ Record = Callable[[Callable[[], torch.Tensor]], tuple[Recording, torch.Tensor]]
 
 @dataclass(slots=True)
 class _Rung:
-    """A recording for `tokens` tokens. `host` is filled and copied to `numbers`, which the recording reads."""
+    """A recording for `tokens` tokens, which reads `numbers`."""
 
     tokens: int
-    host: torch.Tensor
     numbers: torch.Tensor
     recording: Recording = field(init=False)
     found: torch.Tensor = field(init=False)
 
 
 class GraphedEncoder:
-    """An encoder whose small batches are replayed. Not thread-safe, like every encoder."""
+    """An encoder whose small batches are replayed. Not thread-safe, like every encoder.
 
-    def __init__(self, encoder: Computes, device: torch.device, record: Record, *, kept: int = KEPT) -> None:
+    Recordings share their memory and may be played in any order, one behind the other on one stream: what they read and
+    what they give stays theirs while they are kept, and each result is copied away before the next is played.
+    """
+
+    def __init__(
+        self, encoder: Computes, record: Record, uploads: Uploads, *, most: int = LADDER[-1], kept: int = KEPT
+    ) -> None:
+        """`most`: tokens up to which batches are replayed."""
         self.path = encoder.path
         self._encoder = encoder
-        self._device = device
         self._record = record
+        self._uploads = uploads
+        self._most = most
         self._kept = kept
         self._rungs: OrderedDict[int, _Rung] = OrderedDict()
         self._on = True
@@ -88,24 +102,25 @@ class GraphedEncoder:
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
         tokens = rung_for(sum(map(len, batch)), len(batch)) if self._on else None
-        if tokens is None:
+        if tokens is None or tokens > self._most:
             return self._computed(batch)
         rung = self._rungs.get(tokens) or self._recorded(tokens)
         if rung is None:
             return self._computed(batch)
         self._rungs.move_to_end(tokens)
-        self._staged(rung, batch)
+        self._fill(rung, self._encoder.staged(batch), [len(ids) for ids in batch])
         return self._replayed(rung)[: len(batch)].clone()  # the next replay writes over it
-
-    @ranged("copy")
-    def _staged(self, rung: _Rung, batch: Sequence[TokenIds]) -> None:
-        fill(rung, self._encoder.staged(batch), [len(ids) for ids in batch], self._encoder.longest)
-        rung.numbers.copy_(rung.host, non_blocking=True)
 
     @ranged("forward")
     def _replayed(self, rung: _Rung) -> torch.Tensor:
         rung.recording.replay()
         return rung.found
+
+    def only_up_to(self, tokens: int) -> None:
+        """Replay no larger batches, and forget their recordings."""
+        self._most = tokens
+        for rung in [rung for rung in self._rungs if rung > tokens]:
+            del self._rungs[rung]
 
     def forget(self) -> None:
         """Give the memory of all recordings back."""
@@ -133,41 +148,50 @@ class GraphedEncoder:
 
     def _make(self, tokens: int) -> _Rung:
         longest = self._encoder.longest
-        borders = SEQUENCES + -(-tokens // longest) + 1  # with room for what fills up
+        borders = sequences_in(tokens) + -(-tokens // longest) + 1  # with room for what fills up
         size = 3 * tokens + borders
-        host = torch.zeros(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        numbers = host.to(self._device, copy=True)
-        ids, positions, places, cumulative = torch.split(numbers, [tokens, tokens, tokens, size - 3 * tokens])
-        rung = _Rung(tokens, host, numbers)
-        fill(rung, [np.zeros(0, np.int32)] * 3, [], longest)
-        numbers.copy_(host)
+        host = self._uploads.room(size)
+        fill(host, tokens, [np.zeros(0, np.int32)] * 3, [], longest)
+        numbers = self._uploads.send()
+        ids, positions, places, cumulative = torch.split(numbers, [tokens, tokens, tokens, borders])
+        rung = _Rung(tokens, numbers)
         inputs = Inputs(ids, positions, places, Layout((), min(tokens, longest), cumulative))
         rung.recording, rung.found = self._record(lambda: self._encoder.compute(inputs))
         return rung
 
+    @ranged("copy")
+    def _fill(self, rung: _Rung, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int]) -> None:
+        fill(self._uploads.room(len(rung.numbers)), rung.tokens, staged, lengths, self._encoder.longest)
+        self._uploads.send_into(rung.numbers)
+
+
+def sequences_in(tokens: int) -> int:
+    """How many texts a recording for so many tokens has room for."""
+    return max(SEQUENCES, tokens // 16)
+
 
 def rung_for(tokens: int, sequences: int) -> int | None:
-    """The rung of the ladder for a batch; None when it is too large for any."""
-    if sequences > SEQUENCES:
-        return None
-    return next((rung for rung in LADDER if rung >= tokens), None)
+    """The rung of the ladder for a batch; None when it is too large for any, or too many texts for its rung."""
+    rung = next((rung for rung in LADDER if rung >= tokens), None)
+    return rung if rung is not None and sequences <= sequences_in(rung) else None
 
 
-def fill(rung: _Rung, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int], longest: int) -> None:
-    """Write a batch into a rung's numbers. What is left over are sequences of token 0, which no other sequence sees and
-    nobody reads; behind them sequences without tokens."""
-    host: NDArray[np.int32] = rung.host.numpy()
+def fill(
+    host: NDArray[np.int32], tokens: int, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int], longest: int
+) -> None:
+    """Write a batch into the numbers of a recording for `tokens` tokens. What is left over are sequences of token 0,
+    which no other sequence sees and nobody reads; behind them sequences without tokens."""
     used = sum(lengths)
-    left = rung.tokens - used
+    left = tokens - used
     for number, values in enumerate(staged):
-        part = host[number * rung.tokens : (number + 1) * rung.tokens]
+        part = host[number * tokens : (number + 1) * tokens]
         part[:used] = values
         part[used:] = 0 if number == 0 else np.arange(left) % longest
     fillers = (min(longest, left - start) for start in range(0, left, longest))
     ends = np.cumsum([0, *lengths, *fillers])
-    cumulative = host[3 * rung.tokens :]
+    cumulative = host[3 * tokens :]
     cumulative[: len(ends)] = ends
-    cumulative[len(ends) :] = rung.tokens
+    cumulative[len(ends) :] = tokens
 
 
 # ------------------------------------------------------------------------------------------------------------- CUDA's
@@ -184,40 +208,87 @@ class CudaRecorder:
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
         """Warms up on a stream of its own, as torch's notes on CUDA graphs ask for: what cuBLAS and the kernels
         allocate on their first call must not fall into the recording."""
-        beside = self._stream
-        beside.wait_stream(torch.cuda.current_stream(self._device))
+        beside, computing = self._stream, torch.cuda.current_stream(self._device)
+        beside.wait_stream(computing)
         with torch.cuda.stream(beside), torch.inference_mode():
             for _ in range(WARM_UP):
                 work()
-        torch.cuda.current_stream(self._device).wait_stream(beside)
+        computing.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         # thread_local: a search on the card allocates in another thread meanwhile; "global" would make both fail.
         recording = torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local")
-        with torch.inference_mode(), recording:
-            found = work()
+        # torch.cuda.graph waits for the current device; where ending a recording fails, it leaves its stream current.
+        with torch.cuda.device(self._device), torch.cuda.stream(computing):
+            try:
+                with torch.inference_mode(), recording:
+                    found = work()
+            except RuntimeError:
+                self._give_up()
+                raise
         return graph, found
+
+    def _give_up(self) -> None:
+        """Up to 2.12 torch's allocator goes on believing in a recording whose end has failed (pytorch #180395), and
+        from then on keeps every tensor that a second stream used."""
+        with contextlib.suppress(RuntimeError, AttributeError, TypeError):  # told so where it does know
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
 
 
 WARM_UP = 3
-PROBE_TOKENS, PROBE_ROUNDS = 24, 9
+PROBES, PROBE_ROUNDS = (24, 128, 512, 1024, 2048, 4096), 9
+"""Tokens of the batches that are measured: a query first."""
+QUERY = PROBES[0]
 
 
-def with_graphs(encoder: Computes, device: torch.device, record: Record, finish: Callable[[], None]) -> tuple[Any, str]:
-    """The encoder with recordings where they measure faster here, and right; the encoder itself otherwise. With the
-    reason in words. `finish` waits for the device."""
-    graphed = GraphedEncoder(encoder, device, record)
-    probe = [[101 + (37 * place) % 900 for place in range(PROBE_TOKENS)]]
+def with_graphs(
+    encoder: Computes,
+    record: Record,
+    uploads: Uploads,
+    finish: Callable[[], None],
+    *,
+    always: bool = False,
+    probes: Sequence[int] = PROBES,
+) -> tuple[Any, str]:
+    """The encoder with recordings for batches up to the size to which they measure faster here, and right; the encoder
+    itself where they do not even for a query. With the reason in words. `always`: without measuring. `finish` waits for
+    the device."""
+    graphed = GraphedEncoder(encoder, record, uploads)
+    gains: dict[int, float] = {}
     with torch.inference_mode():
-        wanted, found = encoder(probe), graphed(probe)
-        if not graphed.recorded:
-            return encoder, "CUDA graphs cannot be recorded here"
-        cosine = float(torch.nn.functional.cosine_similarity(wanted.double(), found.double()).min())
-        if not cosine >= LEAST_COSINE:
-            return encoder, f"CUDA graphs gave other vectors (cosine {cosine:.5f})"
-        gain = _gain(lambda: encoder(probe), lambda: graphed(probe), finish)
-    if gain < GAIN:
-        return encoder, f"CUDA graphs measured {gain:.2f} x as fast for {PROBE_TOKENS} tokens: not used"
-    return graphed, f"CUDA graphs for batches up to {LADDER[-1]} tokens: {gain:.2f} x as fast for {PROBE_TOKENS}"
+        why_not = _why_not(encoder, graphed, _probe(QUERY, encoder.longest))
+        if why_not is not None:
+            return encoder, why_not
+        if always:
+            return graphed, f"CUDA graphs for batches up to {LADDER[-1]} tokens: asked for"
+        for tokens in probes:
+            probe = _probe(tokens, encoder.longest)
+            if _why_not(encoder, graphed, probe) is not None:
+                break
+            gains[tokens] = _gain(partial(encoder, probe), partial(graphed, probe), finish)
+            if gains[tokens] < GAIN:
+                break
+    measured = ", ".join(f"{gain:.2f} x as fast for {tokens}" for tokens, gain in gains.items())
+    most = max((rung_for(tokens, 1) or 0 for tokens, gain in gains.items() if gain >= GAIN), default=0)
+    if not most:
+        return encoder, f"CUDA graphs measured {measured} tokens: not used"
+    graphed.only_up_to(most)
+    return graphed, f"CUDA graphs for batches up to {most} tokens: measured {measured}"
+
+
+def _probe(tokens: int, longest: int) -> list[TokenIds]:
+    return [
+        [101 + (37 * (start + place)) % 900 for place in range(min(longest, tokens - start))]
+        for start in range(0, tokens, longest)
+    ]
+
+
+def _why_not(encoder: Computes, graphed: GraphedEncoder, probe: Sequence[TokenIds]) -> str | None:
+    """None where a recording can be made and gives the vectors of computing."""
+    wanted, found = encoder(probe), graphed(probe)
+    if not graphed.recorded:
+        return "CUDA graphs cannot be recorded here"
+    cosine = float(torch.nn.functional.cosine_similarity(wanted.double(), found.double()).min())
+    return None if cosine >= LEAST_COSINE else f"CUDA graphs gave other vectors (cosine {cosine:.5f})"
 
 
 LEAST_COSINE = 0.9999

@@ -23,6 +23,7 @@ from .architectures import EncoderWeights, LayerWeights, read, turned
 from .attention import Choice, Inputs, Layout, Run, choose, runs_of
 from .folder import Folder
 from .linears import AddingLinear, Affine, Linear, Linears, PlainLinears, PrepackedLinears
+from .staging import Uploads, uploads_for
 
 FEW_TOKENS = 256
 """Below that a batch is filled up to a multiple of 8, above it of 16."""
@@ -98,10 +99,11 @@ class NormFirst:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an encoder computes, and in which type."""
+    """Where an encoder computes, and in which type; `pinned`: whether a card's numbers come out of pinned memory."""
 
     profile: DeviceProfile
     dtype: torch.dtype
+    pinned: bool = True
 
     @classmethod
     def cpu(cls, dtype: torch.dtype) -> Place:
@@ -110,6 +112,10 @@ class Place:
     @property
     def linears(self) -> Linears:
         return PrepackedLinears() if self.profile.kind == "cpu" else PlainLinears()
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.profile.torch_name)
 
 
 class PackedEncoder:
@@ -126,7 +132,7 @@ class PackedEncoder:
         self._heads = weights.heads
         self._words, self._positions, self._padding_id = weights.words, weights.positions, weights.padding_id
         self._attentions = weights.attentions
-        self._stage = Stage(weights.words.device)
+        self._uploads = uploads_for(weights.words.device, pinned=place.pinned)
         epsilon = weights.epsilon
         self._norm = _norm(weights.embedding_norm, epsilon)
         self._final_norm = None if weights.final_norm is None else _norm(weights.final_norm, epsilon)
@@ -150,7 +156,7 @@ class PackedEncoder:
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
         filler = filling(sum(map(len, batch)))
         filled = [*batch, list(islice(cycle(chain.from_iterable(batch)), filler))] if filler else batch
-        found = self.compute(self._stage.send(self.staged(filled), [len(tokens) for tokens in filled]))
+        found = self.compute(sent(self._uploads, self.staged(filled), [len(tokens) for tokens in filled]))
         return found[: len(batch)]
 
     def staged(self, batch: Sequence[TokenIds]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
@@ -203,29 +209,14 @@ class PackedEncoder:
         return torch.cat(parts)
 
 
-class Stage:
-    """Brings a batch's numbers to the device in one copy, out of pinned memory that is used again and again: pinning
-    anew for each batch would cost more than it gains. A batch must be read before the next one is sent."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pinned = torch.empty(0, dtype=torch.int32)
-
-    @ranged("copy")
-    def send(self, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int]) -> Inputs:
-        cumulative = np.cumsum([0, *lengths], dtype=np.int32)
-        host = torch.from_numpy(np.concatenate([*staged, cumulative]))
-        if self._device.type != "cpu":
-            host = self._through_pinned(host)
-        tokens = sum(lengths)
-        ids, positions, places, borders = torch.split(host, [tokens, tokens, tokens, len(cumulative)])
-        return Inputs(ids, positions, places, Layout(runs_of(lengths), max(lengths), borders))
-
-    def _through_pinned(self, numbers: torch.Tensor) -> torch.Tensor:
-        if len(self._pinned) < len(numbers):
-            self._pinned = torch.empty(2 * len(numbers), dtype=torch.int32, pin_memory=True)
-        part = self._pinned[: len(numbers)].copy_(numbers)
-        return part.to(self._device, non_blocking=True)
+@ranged("copy")
+def sent(uploads: Uploads, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int]) -> Inputs:
+    """A batch's numbers on the device, in one copy."""
+    cumulative = np.cumsum([0, *lengths], dtype=np.int32)
+    tokens = sum(lengths)
+    np.concatenate([*staged, cumulative], out=uploads.room(3 * tokens + len(cumulative)))
+    ids, positions, places, borders = torch.split(uploads.send(), [tokens, tokens, tokens, len(cumulative)])
+    return Inputs(ids, positions, places, Layout(runs_of(lengths), max(lengths), borders))
 
 
 def load_tensors(folder: Folder, place: Place) -> Mapping[str, torch.Tensor]:
@@ -234,7 +225,7 @@ def load_tensors(folder: Folder, place: Place) -> Mapping[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
-    device = place.profile.torch_name
+    device = place.device
     try:
         for file in folder.weights:
             tensors.update({name: value.to(device, place.dtype) for name, value in load_file(file).items()})

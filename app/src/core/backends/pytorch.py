@@ -8,18 +8,22 @@ are imported on loading.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..device import BF16_PAYS, DeviceError, DeviceProfile, Precision, choose_precision, detect
+from ..device import BF16_PAYS, ELEMENT_BYTES, DeviceError, DeviceProfile, Precision, choose_precision, detect
+from ..memory import PROBE_TOKENS, TokenCost, measured_cost
 from ..ranges import ranged
 from ..switches import TF32, tune_convolutions
 from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
 from .compute_thread import on_compute_thread
 from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
+from .overlapping import Pending
 from .pausing import Interruptible
 from .tokenizing import RustTokenizer
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from .packed import PackedEncoder, Place
+    from .staging import Downloads, Uploads
 
 AGREEMENT = 0.99999
 """Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged."""
@@ -39,7 +44,7 @@ class TorchOptions:
     """What to load and how. `weights_sha256`: expected sum of the weights, for models that are not packaged.
 
     `threads` sets torch's number of CPU threads for the whole process; None leaves it. `packed` False forces the
-    padded path, for comparison. `cudnn_benchmark` and `clear_cache` as in EngineOptions.
+    padded path, for comparison. The others as in EngineOptions.
     """
 
     model: str
@@ -49,6 +54,9 @@ class TorchOptions:
     weights_sha256: str | None = None
     revision: str | None = None
     packed: bool = True
+    overlap: bool = True
+    pinned: bool = True
+    graphs: str = "auto"
     cudnn_benchmark: bool = False
     clear_cache: bool = False
 
@@ -63,10 +71,12 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and in which precision an encoder computes."""
+    """Where and in which precision an encoder computes, and, on a card, how numbers get there and batches start."""
 
     profile: DeviceProfile
     precision: Precision
+    pinned: bool = True
+    graphs: str = "auto"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -82,7 +92,7 @@ class Target:
     def place(self) -> Place:
         from .packed import Place
 
-        return Place(self.profile, self.dtype)
+        return Place(self.profile, self.dtype, self.pinned)
 
 
 class TorchBackend:
@@ -97,6 +107,8 @@ class TorchBackend:
         self._tokenizer = RustTokenizer.load(folder)
         self._encoder: Encoder | None = chosen.encoder
         self._exact: Encoder | None = chosen.encoder if target.precision == "fp32" else None
+        self._downloads = _downloads(target)
+        self.ahead = 1 if target.profile.kind == "cuda" and options.overlap else 0
         self.info: ModelInfo
 
     @classmethod
@@ -144,19 +156,34 @@ class TorchBackend:
         return self._tokenizer.offsets(text)
 
     def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
-        if self.profile.kind == "cpu":
+        if self._downloads is None:
             return on_compute_thread(lambda: self._forward(batch, exact))
-        return self._forward(batch, exact)
+        return self._launched(batch, exact, self._downloads).result()
+
+    def begin(self, batch: Sequence[TokenIds]) -> Pending:
+        """On a card. Activations of two batches are never there at once: both are computed on one stream, whose memory
+        the allocator gives to the next batch as soon as this one is queued."""
+        assert self._downloads is not None, "a CPU computes at once"
+        return self._launched(batch, False, self._downloads)
 
     def _forward(self, batch: Sequence[TokenIds], exact: bool) -> Vectors:
         import torch
 
-        encoder = self._in_fp32() if exact else self._loaded()
         with torch.inference_mode(), memory_errors_mapped():
-            vectors: Vectors = encoder(batch).float().cpu().numpy()
+            encoder = self._in_fp32() if exact else self._loaded()
+            vectors: Vectors = encoder(batch).float().numpy()
+        return vectors
+
+    def _launched(self, batch: Sequence[TokenIds], exact: bool, downloads: Downloads) -> Pending:
+        import torch
+
+        with torch.inference_mode(), memory_errors_mapped():
+            encoder = self._in_fp32() if exact else self._loaded()
+            return _Mapped(downloads.fetch(encoder(batch).float()), partial(self._landed, batch))
+
+    def _landed(self, batch: Sequence[TokenIds]) -> None:
         if self._options.clear_cache:
             give_back_after(self.profile, batch)
-        return vectors
 
     @property
     def pauses(self) -> int:
@@ -184,8 +211,39 @@ class TorchBackend:
             return 0
         import torch
 
+        torch.cuda.empty_cache()  # what torch keeps for later is free, too, and the driver does not know
         free, _total = torch.cuda.mem_get_info(self.profile.index)
         return int(free)
+
+    def used_bytes(self) -> int:
+        if self.profile.kind == "cpu":
+            return 0
+        import torch
+
+        return int(torch.cuda.memory_allocated(self.profile.index))
+
+    def token_cost(self) -> TokenCost | None:
+        """By two batches of the longest texts: more than those of short ones take."""
+        if self.profile.kind == "cpu":
+            return None
+        least = self.info.shape.hidden * ELEMENT_BYTES[self.info.precision]
+        try:
+            self._peak_bytes(PROBE_TOKENS[0])  # what libraries take for good on the first batch is no batch's
+            return measured_cost(self._peak_bytes, least)
+        except OutOfMemory:
+            return None
+
+    def _peak_bytes(self, tokens: int) -> int:
+        """By how much memory grows while so many tokens are computed."""
+        import torch
+
+        index, longest = self.profile.index, self._folder.max_length
+        batch = [_sequence(min(longest, tokens - start)) for start in range(0, tokens, longest)]
+        torch.cuda.synchronize(index)
+        torch.cuda.reset_peak_memory_stats(index)
+        before = torch.cuda.memory_allocated(index)
+        self.forward(batch)
+        return int(torch.cuda.max_memory_allocated(index) - before)
 
     def close(self) -> None:
         if self._encoder is not None:
@@ -204,7 +262,7 @@ class TorchBackend:
     def _in_fp32(self) -> Encoder:
         """Loaded when first needed: rows that overflow in half precision are rare."""
         if self._exact is None:
-            exact = Target(self.profile, "fp32")
+            exact = replace(self._target, precision="fp32", graphs="off")
             self._exact = load_encoder(self._folder, exact, packed=self._options.packed).encoder
         return self._exact
 
@@ -224,7 +282,7 @@ def _target(options: TorchOptions) -> tuple[Target, str]:
         raise DeviceUnavailable(str(error)) from error
     TF32.hold(profile, precision)
     tune_convolutions(profile, options.cudnn_benchmark)
-    return Target(profile, precision), reason
+    return Target(profile, precision, options.pinned, options.graphs), reason
 
 
 LARGE_BATCH = 8192
@@ -244,12 +302,14 @@ def give_back_after(profile: DeviceProfile, batch: Sequence[TokenIds]) -> bool:
 
 @contextlib.contextmanager
 def memory_errors_mapped() -> Iterator[None]:
-    """torch reports exhausted memory in three ways; one error leaves here, with the GPU's cache given back."""
+    """torch reports exhausted memory in three ways; one error leaves here, with the GPU's cache given back. The batch
+    that failed is let go first: its tensors live on in the frames of the traceback."""
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
+        traceback.clear_frames(error.__traceback__)
         torch.cuda.empty_cache()
         raise OutOfMemory("the GPU's memory does not hold this batch") from error
     except MemoryError as error:
@@ -258,6 +318,43 @@ def memory_errors_mapped() -> Iterator[None]:
         if "allocate memory" in str(error) or "not enough memory" in str(error):
             raise OutOfMemory("memory does not hold this batch") from error
         raise
+
+
+def _downloads(target: Target) -> Downloads | None:
+    if target.profile.kind == "cpu":
+        return None
+    from .staging import downloads_for
+
+    return downloads_for(target.place.device, pinned=target.pinned)
+
+
+def _uploads(target: Target) -> Uploads | None:
+    if target.profile.kind == "cpu":
+        return None
+    from .staging import uploads_for
+
+    return uploads_for(target.place.device, pinned=target.pinned)
+
+
+class _Mapped:
+    """A batch whose errors, also those that the device tells late, are the engine's."""
+
+    def __init__(self, pending: Pending, landed: Callable[[], object]) -> None:
+        self._pending = pending
+        self._landed = landed
+
+    def result(self) -> Vectors:
+        import torch
+
+        with torch.inference_mode(), memory_errors_mapped():
+            vectors = self._pending.result()
+        self._landed()
+        return vectors
+
+
+def _sequence(length: int) -> TokenIds:
+    """Any tokens that every vocabulary has."""
+    return [100 + place % 800 for place in range(length)]
 
 
 # ------------------------------------------------------------------------------------------------------ ways to compute
@@ -299,19 +396,28 @@ def _on_card(target: Target, encoder: PackedEncoder, reason: str) -> Chosen:
     import torch
 
     from .graphs import CudaRecorder, with_graphs
+    from .staging import uploads_for
 
     reasons = f"{reason}; {encoder.attention.reason}"
+    if target.graphs == "off":
+        return Chosen(encoder, f"{reasons}; CUDA graphs are switched off")
     if not encoder.attention.attention.any_layout:
         return Chosen(encoder, f"{reasons}; no CUDA graphs with that")
-    device = torch.device(target.profile.torch_name)
-    best, why = with_graphs(encoder, device, CudaRecorder(device), lambda: torch.cuda.synchronize(device))
+    device = target.place.device
+    best, why = with_graphs(
+        encoder,
+        CudaRecorder(device),
+        uploads_for(device, pinned=target.pinned),
+        lambda: torch.cuda.synchronize(device),
+        always=target.graphs == "on",
+    )
     return Chosen(best, f"{reasons}; {why}")
 
 
 def _compared(folder: Folder, target: Target, encoder: Encoder) -> Chosen:
     """Whether the architecture was understood is seen in fp32, where rounding hides nothing; whether a shorter
     precision works, by how near its vectors are to those."""
-    exact = Target(target.profile, "fp32")
+    exact = replace(target, precision="fp32")
     reference = load_rectangular(folder, exact)
     structure = encoder if target.precision == "fp32" else _plain_packed(folder, exact)
     least, rough = least_cosine(folder, structure, reference), least_cosine(folder, encoder, reference)
@@ -376,17 +482,24 @@ class _Rectangular:
     """Common to encoders that want every text of a batch at one length."""
 
     def __init__(self, folder: Folder, target: Target) -> None:
-        self._device = target.profile.torch_name
         self._multiple = target.profile.padding_multiple(target.precision)
         self._longest = folder.max_length
         self._pad_id = int(folder.config.get("pad_token_id") or 0)
+        self._uploads = _uploads(target)
 
     @ranged("copy")
     def _inputs(self, batch: Sequence[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
         longest = max(map(len, batch))
         width = min(-(-longest // self._multiple) * self._multiple, max(longest, self._longest))
         ids, mask = pad(batch, width, self._pad_id)
-        return ids.to(self._device), mask.to(self._device)
+        return (ids, mask) if self._uploads is None else self._sent(self._uploads, ids, mask)
+
+    def _sent(self, uploads: Uploads, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """In one copy of half the size; int64 on the card."""
+        room = uploads.room(2 * ids.numel()).reshape(2, *ids.shape)
+        room[0], room[1] = ids.numpy(), mask.numpy()
+        there = uploads.send().view(2, *ids.shape).long()
+        return there[0], there[1]
 
 
 class PaddedEncoder(_Rectangular):

@@ -1,0 +1,323 @@
+"""Numbers on their way to a card and back: the card of these tests has queues that run when they like, in an order
+drawn at random, and memory that is overwritten as soon as it may be. Whoever reads or writes too early gets garbage."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.src.core.backends import Vectors
+from app.src.core.backends.overlapping import Pending
+from app.src.core.backends.staging import (
+    CardDownloads,
+    CardUploads,
+    CudaCard,
+    HostUploads,
+    PageableDownloads,
+    downloads_for,
+    uploads_for,
+)
+
+GARBAGE = -7
+
+
+class SimulatedEvent:
+    def __init__(self, card: SimulatedCard) -> None:
+        self._card = card
+        self.reached = False
+
+    def synchronize(self) -> None:
+        self._card.run_until(lambda: self.reached)
+        if self._card.broken is not None:
+            raise self._card.broken
+
+
+class SimulatedStream:
+    """Work in order; a piece of work is (may it run?, what it does)."""
+
+    def __init__(self, card: SimulatedCard) -> None:
+        self._card = card
+        self.queue: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
+
+    def add(self, work: Callable[[], object]) -> None:
+        self.queue.append((lambda: True, work))
+
+    def record_event(self) -> SimulatedEvent:
+        event = SimulatedEvent(self._card)
+        self.add(lambda: setattr(event, "reached", True))
+        return event
+
+    def wait_event(self, event: SimulatedEvent) -> None:
+        self.queue.append((lambda: event.reached, lambda: None))
+
+
+class SimulatedCard:
+    """Device tensors are tensors whose memory turns to garbage when the last reference is gone, as soon as the stream
+    that it belongs to, and those it is kept for, have done what is queued there by then."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._streams: list[SimulatedStream] = []
+        self._computing = self.stream()
+        self._current: list[SimulatedStream] = []
+        self._kept: dict[int, list[SimulatedStream]] = {}
+        self.broken: Exception | None = None
+        self.pinned: list[bool] = []
+
+    # -- what staging asks for
+
+    def stream(self) -> SimulatedStream:
+        self._streams.append(SimulatedStream(self))
+        return self._streams[-1]
+
+    def computing(self) -> SimulatedStream:
+        return self._computing
+
+    @contextlib.contextmanager
+    def on(self, stream: SimulatedStream) -> Iterator[None]:
+        self._current.append(stream)
+        yield
+        self._current.pop()
+
+    def host(self, count: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+        self.pinned.append(pinned)
+        return torch.full((count,), GARBAGE, dtype=dtype)
+
+    def sent(self, numbers: torch.Tensor) -> torch.Tensor:
+        found = self.allocated(numbers.shape, numbers.dtype)
+        self.copy(found, numbers)
+        return found
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        into, out_of = target.detach(), source.detach()  # the same memory, without keeping it from being given back
+        self._stream().add(lambda: into.copy_(out_of))
+
+    def keep_for(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
+        self._kept.setdefault(id(tensor), []).append(stream)
+
+    # -- what a test does
+
+    def _stream(self) -> SimulatedStream:
+        return self._current[-1] if self._current else self._computing
+
+    def allocated(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.full(tuple(shape), GARBAGE, dtype=dtype)
+        weakref.finalize(tensor, self._given_back, tensor.detach(), id(tensor), self._stream())
+        return tensor
+
+    def _given_back(self, memory: torch.Tensor, key: int, owner: SimulatedStream) -> None:
+        events = [stream.record_event() for stream in [owner, *self._kept.pop(key, [])]]
+        others = SimulatedStream(self)
+        for event in events:
+            others.wait_event(event)
+        others.add(lambda: memory.fill_(GARBAGE))
+        self._streams.append(others)
+
+    def compute(self, numbers: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        """Each number times two, in float32, as rows."""
+        found = self.allocated(shape, torch.float32)
+        source, target = numbers.detach(), found.detach()
+        self._computing.add(lambda: target.copy_(source.view(shape) * 2))
+        return found
+
+    def step(self) -> bool:
+        """One piece of work of any stream that can go on."""
+        ready = [stream for stream in self._streams if stream.queue and stream.queue[0][0]()]
+        if not ready:
+            return False
+        self._random.choice(ready).queue.popleft()[1]()
+        return True
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            assert self.step(), "the streams wait for each other"
+
+    def dawdle(self) -> None:
+        for _ in range(self._random.randrange(6)):
+            self.step()
+
+
+def numbers_of(batch: int, rows: int, columns: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return (np.arange(rows * columns, dtype=np.int32) + 1000 * batch).reshape(rows, columns)
+
+
+def computed(card: SimulatedCard, uploads: CardUploads, batch: int, shape: tuple[int, int]) -> torch.Tensor:
+    """As a backend does: nothing of the batch is held once it is queued."""
+    room = uploads.room(shape[0] * shape[1])
+    card.dawdle()
+    room[:] = numbers_of(batch, *shape).ravel()
+    return card.compute(uploads.send(), shape)
+
+
+SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    shapes=SHAPES,
+    seed=st.integers(0, 10_000),
+    slots=st.integers(1, 3),
+    lag=st.integers(0, 5),
+    pinned=st.booleans(),
+)
+def test_everybody_gets_his_own_numbers_back(
+    shapes: list[tuple[int, int]], seed: int, slots: int, lag: int, pinned: bool
+) -> None:
+    """`lag`: how many batches later one is asked for; more than there are buffers, too. Each third is never asked
+    for."""
+    card = SimulatedCard(seed)
+    uploads = CardUploads(card, pinned=pinned, slots=slots)
+    downloads = CardDownloads(card, slots=slots) if pinned else PageableDownloads(card)
+    pending: deque[tuple[int, Pending]] = deque()
+
+    def ask() -> None:
+        number, one = pending.popleft()
+        if number % 3 < 2:
+            found = one.result()
+            card.dawdle()
+            np.testing.assert_array_equal(found, 2.0 * numbers_of(number, *shapes[number]))
+
+    for number, shape in enumerate(shapes):
+        pending.append((number, downloads.fetch(computed(card, uploads, number, shape))))
+        card.dawdle()
+        if len(pending) > lag:
+            ask()
+    while pending:
+        ask()
+    assert set(card.pinned) <= {pinned}
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), batches=st.integers(1, 8), slots=st.integers(1, 3))
+def test_numbers_that_a_recording_reads_are_written_when_it_has_read_the_last_ones(
+    seed: int, batches: int, slots: int
+) -> None:
+    card = SimulatedCard(seed)
+    uploads, downloads = CardUploads(card, slots=slots), CardDownloads(card, slots=slots)
+    room = uploads.room(6)
+    room[:] = 0
+    numbers = uploads.send()
+    pending = []
+    for number in range(batches):
+        room = uploads.room(6)
+        room[:] = numbers_of(number, 2, 3).ravel()
+        uploads.send_into(numbers)
+        pending.append(downloads.fetch(card.compute(numbers, (2, 3))))
+        card.dawdle()
+    for number, one in enumerate(pending):
+        np.testing.assert_array_equal(one.result(), 2.0 * numbers_of(number, 2, 3))
+
+
+def test_the_next_batch_gets_to_the_card_before_this_one_is_computed() -> None:
+    """Neither direction waits for what computes, and the host waits for nothing."""
+    card = SimulatedCard()
+    uploads, downloads = CardUploads(card), CardDownloads(card)
+    blocked = SimulatedEvent(card)
+    card.computing().wait_event(blocked)
+    first = downloads.fetch(computed(card, uploads, 0, (2, 2)))
+    room = uploads.room(4)
+    room[:] = 5
+    second = uploads.send()
+    while card.step():
+        pass
+    assert second.tolist() == [5, 5, 5, 5]
+    blocked.reached = True
+    np.testing.assert_array_equal(first.result(), 2.0 * numbers_of(0, 2, 2))
+
+
+def test_buffers_are_used_again_and_grow_seldom() -> None:
+    card = SimulatedCard()
+    uploads, downloads = CardUploads(card), CardDownloads(card)
+    for number in range(50):
+        downloads.fetch(computed(card, uploads, number, (1 + number % 7, 3))).result()
+    made = len(card.pinned)
+    for number in range(50):
+        downloads.fetch(computed(card, uploads, number, (7, 3))).result()
+    assert made <= 6 + 18  # six empty ones, each grown at most three times
+    assert len(card.pinned) == made
+
+
+def test_what_the_device_tells_late_is_raised_by_the_batch_that_asks() -> None:
+    card = SimulatedCard()
+    uploads, downloads = CardUploads(card), CardDownloads(card, slots=1)
+    first = downloads.fetch(computed(card, uploads, 0, (2, 2)))
+    card.broken = RuntimeError("an illegal memory access was encountered")
+    slot = downloads._slots[0].arriving
+    assert slot is not None
+    slot.read()  # as who needs the buffer again does; it is not his error
+    card.broken = None
+    second = downloads.fetch(computed(card, uploads, 1, (2, 2)))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        first.result()
+    np.testing.assert_array_equal(second.result(), 2.0 * numbers_of(1, 2, 2))
+
+
+def test_a_result_may_be_asked_for_again() -> None:
+    card = SimulatedCard()
+    pending = CardDownloads(card).fetch(computed(card, CardUploads(card), 3, (2, 2)))
+    np.testing.assert_array_equal(pending.result(), pending.result())
+
+
+def test_where_the_device_is_the_host_nothing_is_copied() -> None:
+    uploads = uploads_for(torch.device("cpu"))
+    assert isinstance(uploads, HostUploads)
+    room = uploads.room(3)
+    room[:] = [1, 2, 3]
+    found = uploads.send()
+    assert found.numpy().ctypes.data == room.ctypes.data
+    assert uploads.room(3).ctypes.data != room.ctypes.data
+    target = torch.zeros(2, dtype=torch.int32)
+    uploads.room(2)[:] = [8, 9]
+    uploads.send_into(target)
+    assert target.tolist() == [8, 9]
+    assert found.tolist() == [1, 2, 3]
+
+
+# ------------------------------------------------------------------------------------------------------------ on a card
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda", 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [True, False])
+def test_numbers_come_back_from_a_card(device: torch.device, pinned: bool) -> None:
+    uploads, downloads = uploads_for(device, pinned=pinned), downloads_for(device, pinned=pinned)
+    pending: deque[tuple[Vectors, Pending]] = deque()
+    generator = np.random.default_rng(4)
+    with torch.inference_mode():
+        for number in range(200):
+            values = generator.integers(0, 1000, size=1 + int(generator.integers(0, 50_000)), dtype=np.int32)
+            uploads.room(len(values))[:] = values
+            found = uploads.send().float()
+            for _ in range(number % 5):  # keeps the device busy, so that copies run beside it
+                found = found * 2 / 2
+            pending.append((values.astype(np.float32), downloads.fetch(found.view(-1, 1))))
+            if len(pending) > 4:
+                wanted, one = pending.popleft()
+                np.testing.assert_allclose(one.result()[:, 0], wanted, rtol=1e-5)
+        for wanted, one in pending:
+            np.testing.assert_allclose(one.result()[:, 0], wanted, rtol=1e-5)
+
+
+@pytest.mark.gpu
+def test_launching_on_a_card_does_not_wait(device: torch.device) -> None:
+    card, downloads = CudaCard(device), downloads_for(device)
+    with torch.inference_mode():
+        downloads.fetch(torch.ones(8, 8, device=device)).result()
+        torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]  # cycles: some tenths of a second
+        pending = downloads.fetch(torch.ones(8, 8, device=device))
+        assert not card.computing().query(), "the device had time to come to its end"
+    assert pending.result().sum() == 64
