@@ -40,6 +40,7 @@ ENGINE_CODES = {
     "WeightsMismatch": USAGE,
     "DeviceUnavailable": USAGE,
     "NonFinite": FAILED,
+    "TrainingFailed": FAILED,
 }
 
 
