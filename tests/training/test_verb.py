@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from app.src.service import Service
+from app.src.settings import load
 from tests.emulator.process import Emulator
 from tests.surface.conftest import Run, environment
 from tests.training.toy import CANARY, files_with, tiny_model, toy_pairs, write_pairs
@@ -47,11 +49,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Verb = Callable[..., Run]
 
 
+def login(emulator: Emulator) -> dict[str, str]:
+    given = {"HOST": emulator.host, "PORT": str(emulator.port), "USER": emulator.user, "PASSWORD": emulator.password}
+    return {f"HANA_{name}": value for name, value in given.items()} | {"HANA_ENCRYPT": "false"}
+
+
 @pytest.fixture
 def configured(tmp_path: Path, base: Path, emulator: Emulator) -> Callable[[str], Verb]:
     """Given the schema, writes the settings and gives the command line beside them."""
-    login = {"HOST": emulator.host, "PORT": str(emulator.port), "USER": emulator.user, "PASSWORD": emulator.password}
-    variables = {f"HANA_{name}": value for name, value in login.items()} | {"HANA_ENCRYPT": "false"}
 
     def configure(schema: str = "NOWHERE") -> Verb:
         (tmp_path / "owl-sap.toml").write_text(TOML.format(model=base, schema=schema), encoding="utf-8")
@@ -60,7 +65,7 @@ def configured(tmp_path: Path, base: Path, emulator: Emulator) -> Callable[[str]
             completed = subprocess.run(
                 [sys.executable, "-m", "app", *arguments],
                 cwd=tmp_path,
-                env=environment(**variables),
+                env=environment(**login(emulator)),
                 capture_output=True,
                 text=True,
                 timeout=120,
@@ -84,13 +89,37 @@ def fill(emulator: Emulator, schema: str, count: int) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.covers("finetune", "generations", "sync")
-def test_rows_become_a_model_and_a_generation(
+def test_from_rows_to_a_generation_that_serves(
     configured: Callable[[str], Verb], emulator: Emulator, hana_schema: str, tmp_path: Path
 ) -> None:
     fill(emulator, hana_schema, 200)
     cli = configured(hana_schema)
     assert cli("sync", "rows").code == 0
+    report = cli("finetune", "rows", "--columns", "TITLE", "LTEXT", *LEARN, "--json").json
+    assert report["generation"] == 2
+    settings = tmp_path / "owl-sap.toml"
+    settings.write_text(settings.read_text(encoding="utf-8") + f'model = "{report["folder"]}"\n', encoding="utf-8")
+    assert cli("generations", "rows", "--switch").code == 0
+    (synced,) = cli("sync", "rows", "--json").json
+    assert (synced["unchanged"], synced["embedded_texts"]) == (201, 0), "the settings name what serves"
+
+
+@pytest.mark.covers("finetune")
+def test_rows_become_a_model_and_a_generation(
+    configured: Callable[[str], Verb],
+    emulator: Emulator,
+    hana_schema: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(emulator, hana_schema, 200)
+    cli = configured(hana_schema)
+    monkeypatch.chdir(tmp_path)
+    service = Service(load(environ=login(emulator)).settings)
+    assert service.sync("rows").upserted == 201
+    service.close()
 
     run = cli("finetune", "rows", "--columns", "TITLE", "LTEXT", *LEARN, "--json")
     assert run.code == 0, run.err
@@ -114,13 +143,9 @@ def test_rows_become_a_model_and_a_generation(
     assert CANARY not in run.err + run.out
 
     assert f'model = "{folder}"' in run.err
-    settings = tmp_path / "owl-sap.toml"
-    settings.write_text(settings.read_text(encoding="utf-8") + f'model = "{folder}"\n', encoding="utf-8")
-    assert cli("generations", "rows", "--switch").code == 0
-    (synced,) = cli("sync", "rows", "--json").json
-    assert (synced["unchanged"], synced["embedded_texts"]) == (201, 0), "the settings name what serves"
 
 
+@pytest.mark.slow
 @pytest.mark.covers("finetune")
 def test_a_file_of_pairs_stopped_and_gone_on_with(configured: Callable[[], Verb], tmp_path: Path) -> None:
     """Ctrl-C keeps a checkpoint; --resume needs nothing more to be said."""

@@ -63,7 +63,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
             _build(service, report, interrupted)
         model = service.settings.embedding_of(name).model
     _print(report, json)
-    _tell(report, model, asked=generation)
+    _tell(report, model, asked=generation, out=out)
     if interrupted.code is not None and (report.stopped or (generation and report.generation is None)):
         return interrupted.code
     return FAILED if report.worse else OK
@@ -113,12 +113,12 @@ def _print(report: Report, json: bool) -> None:
         output.table(f"{report.collection}: {report.folder}", rows, _COLUMNS, records=[document])
 
 
-def _tell(report: Report, model: str, *, asked: bool) -> None:
+def _tell(report: Report, model: str, *, asked: bool, out: Path | None) -> None:
     """What to do next."""
     name = report.collection
     if report.stopped:
-        resume = f"go on with: owl-sap finetune {name} --resume" if report.unfinished else "nothing was begun"
-        output.say(f"stopped on request; {resume}")
+        resume = f"owl-sap finetune {name} --resume" + ("" if out is None else f" --out {out}")
+        output.say("stopped on request; " + (f"go on with: {resume}" if report.unfinished else "nothing was begun"))
     elif report.worse:
         output.say(
             f"{name}: the trained model finds less than {model} does, so it is not proposed; it is kept in "

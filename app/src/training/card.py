@@ -11,11 +11,14 @@ from typing import Any
 
 LICENCE_NOTICE = (
     "The rows were read through SAP's driver hdbcli. It comes under SAP's Developer License Agreement 3.2, whose "
-    "section 3 forbids using it, and applications built on it, for AI training including refinement; its metadata says "
-    "that existing SAP customers are also covered by their own agreement. Whether yours allows a model trained on these "
-    "rows is for you to settle before you use it. This is no legal advice."
+    "section 3 forbids using it, and applications built on it, for AI training including refinement; its metadata "
+    "says that existing SAP customers are also covered by their own agreement. Whether yours allows a model trained on "
+    "these rows is for you to settle before you use it. This is no legal advice."
 )
-ROWS_OF_YOURS = "The pairs came out of a file of the person who ran the training; the rights to its texts are that person's to settle."
+FILE_NOTICE = (
+    "The pairs came out of a file of the person who ran the training; the rights to its texts are that person's to "
+    "settle."
+)
 BASE_LICENCE = "The base model's own licence goes on to hold for this one: see where the base model came from."
 _TRAINING = ("steps", "batch_size", "epochs", "learning_rate", "seed", "precision")
 _README = """---
@@ -41,7 +44,8 @@ No text of a held-out pair was met in the training. Figures on other queries wil
 | base model | `{base}`, SHA-256 of its weights `{base_sha256}` |
 | SHA-256 of these weights | `{weights_sha256}` |
 | pairs | {training} to learn from, {held_out} held out, of {read} {unit} |
-| training | {steps} steps of {batch_size} pairs, {epochs} epoch(s), learning rate {learning_rate}, seed {seed}, {precision} |
+| training | {steps} steps of {batch_size} pairs, {epochs} epoch(s), learning rate {learning_rate}, \
+seed {seed}, {precision} |
 | loss | MultipleNegativesRankingLoss (sentence-transformers), no pair twice in a batch |
 | made | {made}, owl-sap-connector {version} |
 
@@ -56,7 +60,7 @@ A model remembers some of what it was trained on: treat this folder as you treat
 
 
 def notice(origin: str) -> str:
-    return LICENCE_NOTICE if origin == "rows" else ROWS_OF_YOURS
+    return LICENCE_NOTICE if origin == "rows" else FILE_NOTICE
 
 
 def write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:

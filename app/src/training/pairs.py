@@ -76,7 +76,7 @@ class Pairs:
         return whole.hexdigest()
 
 
-# --------------------------------------------------------------------------------------------------------- out of a file
+# -------------------------------------------------------------------------------------------------------- out of a file
 
 
 def read_file(file: Path, limit: int) -> Pairs:
@@ -157,7 +157,7 @@ def read_rows(
     stop: Callable[[], bool] = lambda: False,
 ) -> Pairs:
     """The first column as what is asked, the second as what answers it, of each row of the collection, formatted as
-    texts of the collection are. Raises ConfigurationError, UnknownTable, UnknownColumn, NoKey; what the source raises."""
+    texts of the collection are. Raises ConfigurationError, UnknownTable, UnknownColumn, NoKey, and as the source."""
     table = source.describe(spec.source)
     query = _query(spec, table, columns)
     show = [values.formatter(_column(table, name)) for name in columns]

@@ -1,5 +1,5 @@
-"""A fine-tuning from beginning to end: pairs, split, figures before, training, folder, figures after. Knows the parts and
-the core's trainer; no HTTP, no terminal, no generations.
+"""A fine-tuning from beginning to end: pairs, split, figures before, training, folder, figures after. Knows the parts
+and the core's trainer; no HTTP, no terminal, no generations.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Base:
         return {"model": self.folder.name, "weights_sha256": self.weights_sha256}
 
 
-def finetune(  # noqa: PLR0913 - what a run is made of
+def finetune(
     spec: CollectionSpec, parts: Parts, source: ModelSource, request: Request, work: Work, onlooker: Onlooker
 ) -> Report:
     """Train `source` and write the model to `work.out`. Raises ConfigurationError for what cannot be begun,
@@ -163,7 +163,7 @@ def _profile(device: str) -> DeviceProfile:
 class _Run:
     """One fine-tuning in its work folder."""
 
-    def __init__(  # noqa: PLR0913 - what a run is made of
+    def __init__(
         self, spec: CollectionSpec, parts: Parts, base: Base, profile: DeviceProfile, work: Work, onlooker: Onlooker
     ) -> None:
         self._spec = spec

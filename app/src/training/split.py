@@ -1,4 +1,4 @@
-"""Which pairs are held out to see what the training was good for: whole groups of pairs that share a text, by a seed."""
+"""Which pairs are held out to see what a training was good for: whole groups of pairs that share a text, by a seed."""
 
 from __future__ import annotations
 

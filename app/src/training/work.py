@@ -1,5 +1,5 @@
-"""A training that is not finished: its folder beside the one to come, what it was begun with, and that nobody else works
-in it. The finished folder appears in one step, whole.
+"""A training that is not finished: its folder beside the one to come, what it was begun with, and that nobody else
+works in it. The finished folder appears in one step, whole.
 """
 
 from __future__ import annotations
