@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.src.core.device import CARDS, DeviceProfile
+from app.src.core.device import DeviceProfile
 from app.src.core.finetune.checkpoints import last_checkpoint
 from app.src.core.finetune.recipe import Pace, Recipe, Technique, TrainingFailed
 
@@ -25,7 +25,7 @@ PRECISIONS = {
 }
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", PRECISIONS)
 def test_mixed_precision_by_card(card: str) -> None:
     technique = Technique.of(DeviceProfile.of_card(card))
     assert technique.precision == PRECISIONS[card]

@@ -59,12 +59,13 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
         onlooker = Onlooker(output.say, _Steps(name), interrupted)
         report = service.finetune(name, request, out, onlooker)
-        if generation and not report.worse and not report.stopped:
-            _build(service, report, interrupted)
+        whole = not report.stopped
+        if generation and whole and not report.worse:
+            whole = _build(service, report, interrupted)
         model = service.settings.embedding_of(name).model
     _print(report, json)
     _tell(report, model, asked=generation, out=out)
-    if interrupted.code is not None and (report.stopped or (generation and report.generation is None)):
+    if interrupted.code is not None and not whole:
         return interrupted.code
     return FAILED if report.worse else OK
 
@@ -87,18 +88,20 @@ class _Steps:
             output.line_on_stderr({"collection": self._name, "step": done, "steps": steps, "loss": loss})
 
 
-def _build(service: Service, report: Report, interrupted: Interrupted) -> None:
-    """A generation with the trained model, beside what serves."""
+def _build(service: Service, report: Report, interrupted: Interrupted) -> bool:
+    """A generation with the trained model, beside what serves; whether it came to its end."""
     from connector.model import ModelSource
 
     precision = service.settings.embedding.precision
     model = ModelSource(str(report.folder), None, report.weights_sha256, precision)
     with watched(report.collection) as observer:
         built = service.build_with(report.collection, model, observer, interrupted)
-    if built is not None:
-        report.generation = built.generation
-        for note in built.notes:
-            output.say(f"{report.collection}: {note}")
+    if built is None:
+        return True
+    report.generation = built.generation
+    for note in built.notes:
+        output.say(f"{report.collection}: {note}")
+    return not built.stopped
 
 
 def _print(report: Report, json: bool) -> None:

@@ -181,6 +181,8 @@ class _Run:
         pairs = self._pairs(chosen)
         report = Report(self._spec.name, self._base.as_dict(), pairs.counts())
         try:
+            if self._onlooker.stop():  # then the reading was cut short
+                raise _Stopped
             self._finish(chosen, begun, pairs, report)
         except _Stopped:
             report.stopped = True

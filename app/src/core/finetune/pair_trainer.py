@@ -5,6 +5,7 @@ stdout, pickled arguments, workers that take a Ctrl-C for themselves. Imports se
 from __future__ import annotations
 
 import functools
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,8 @@ class Progress(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
             self._loss = float(logs["loss"])
+            if not math.isfinite(self._loss):
+                control.should_training_stop = True  # `train` says why
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._watch.step(state.global_step, self._steps, self._loss)

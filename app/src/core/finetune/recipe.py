@@ -64,17 +64,15 @@ class Technique:
         fp16. torch's fused AdamW is a CUDA kernel. `workers` replaces the choice."""
         if profile.kind == "cpu":
             return cls("fp32", False, workers or 0, False, ("fp32: a CPU",))
-        cores = profile.tensor_cores
         dotted = ".".join(map(str, profile.capability or ()))
-        if "bf16" in cores:
+        precision: Precision = "fp32"
+        why = f"fp32: compute capability {dotted} has no tensor cores"
+        if "bf16" in profile.tensor_cores:
             precision, why = "bf16", f"bf16: compute capability {dotted} has tensor cores for it"
-        elif "fp16" in cores:
+        elif "fp16" in profile.tensor_cores:
             precision, why = "fp16", f"fp16 with a scaled loss: compute capability {dotted} has no bf16 tensor cores"
-        else:
-            precision, why = "fp32", f"fp32: compute capability {dotted} has no tensor cores"
         reasons = (why, "fused AdamW", "pinned memory")
-        chosen: Precision = precision  # type: ignore[assignment]
-        return cls(chosen, True, 2 if workers is None else workers, True, reasons)
+        return cls(precision, True, 2 if workers is None else workers, True, reasons)
 
 
 @dataclass(frozen=True, slots=True)
