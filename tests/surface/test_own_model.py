@@ -68,7 +68,7 @@ def test_a_model_of_its_own_is_a_change_of_model_for_that_collection_alone(
         assert other.sync("own").embedded_texts == 0
         back = service.rollback("own")
         assert (back.generation, back.notes) == (1, []), "those settings name hash:32"
-        notes = other.switch("own").notes + other.rollback("own").notes
+        notes = other.switch("own", 2).notes + other.rollback("own").notes
         assert [note for note in notes if "hash:64" in note], "these name the other"
     finally:
         other.close()

@@ -63,7 +63,11 @@ def tiny_model(folder: Path, **config: Any) -> Path:
         shutil.copy(packaged / file, folder / file)
     write(folder / "tokenizer.json", tokenizer)
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    settings = TINY | {"hidden_dropout_prob": 0.05, "attention_probs_dropout_prob": 0.05, "vocab_size": len(words)}
+    settings: dict[str, Any] = TINY | {
+        "hidden_dropout_prob": 0.05,
+        "attention_probs_dropout_prob": 0.05,
+        "vocab_size": len(words),
+    }
     settings |= config
     write(folder / "config.json", settings)
     write(folder / "sentence_bert_config.json", {"max_seq_length": 48, "do_lower_case": False})

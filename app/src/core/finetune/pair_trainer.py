@@ -18,7 +18,7 @@ from transformers.trainer_callback import DefaultFlowCallback
 from .recipe import Watch
 
 
-class Progress(TrainerCallback):  # type: ignore[misc]
+class Progress(TrainerCallback):
     """Tells a `Watch`, and asks it after each step whether to stop."""
 
     def __init__(self, watch: Watch, steps: int) -> None:
@@ -39,7 +39,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             self.stopped = control.should_save = control.should_training_stop = True
 
 
-class PairTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
+class PairTrainer(SentenceTransformerTrainer):
     """A trainer of pairs whose checkpoints hold weights and states, and nothing of the texts."""
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class PairTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
         return loader
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(str(folder), create_model_card=False)
 

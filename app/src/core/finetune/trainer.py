@@ -91,7 +91,7 @@ def _attempt(job: TrainingJob, pace: Pace, watch: Watch) -> tuple[SentenceTransf
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     finally:
         trainer.let_go()
-    losses = {entry["step"]: float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry}
+    losses = {int(entry["step"]): float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry}
     if not all(map(math.isfinite, losses.values())):
         raise TrainingFailed("the loss is no number any more: begin again with a lower --learning-rate")
     done = trainer.state.global_step
