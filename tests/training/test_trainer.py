@@ -290,9 +290,11 @@ def signals_in(pipe: int) -> bytes:
 
 
 def children() -> list[int]:
-    """Of every thread: workers are started by the one that computes."""
+    """Workers alone, which are copies of this process; started by the thread that computes."""
     listed = [path.read_text(encoding="ascii").split() for path in Path("/proc/self/task").glob("*/children")]
-    found = [int(number) for of_thread in listed for number in of_thread]
+    ours = Path("/proc/self/cmdline").read_bytes()
+    started = [int(number) for of_thread in listed for number in of_thread]
+    found = [number for number in started if Path(f"/proc/{number}/cmdline").read_bytes() == ours]
     assert found, "there is a worker"
     return found
 

@@ -56,8 +56,9 @@ class PairTrainer(SentenceTransformerTrainer):
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
+        inner = getattr(loader, "base_dataloader", loader)  # accelerate's wraps the one that starts the workers
         if self.args.dataloader_num_workers:
-            loader.worker_init_fn = functools.partial(_leave_signals_to_the_parent, loader.worker_init_fn)
+            inner.worker_init_fn = functools.partial(_leave_signals_to_the_parent, inner.worker_init_fn)
         return loader
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
