@@ -40,7 +40,7 @@ LONGEST_ID = 2000
 """SRC_KEY is NVARCHAR(2000), which counts UTF-16 units."""
 LARGEST_METADATA = 100_000
 """Bytes of one row's metadata as JSON: filters and hits are no place for documents."""
-_UNREADABLE = VECTOR_TYPES | {"BLOB", "ST_GEOMETRY", "ST_POINT", "ARRAY"}
+UNREADABLE = VECTOR_TYPES | {"BLOB", "ST_GEOMETRY", "ST_POINT", "ARRAY"}
 _FLOATS = frozenset({"DOUBLE", "REAL", "FLOAT"})
 _DIGEST = 16
 RENDERING = 1
@@ -408,7 +408,7 @@ def _column(table: Table, name: str) -> Column:
 def _check_types(table: Table, in_template: Iterable[str], in_metadata: Iterable[str]) -> None:
     for setting, names in (("template", in_template), ("metadata", in_metadata)):
         for name in names:
-            if (kind := _column(table, name).type_name) in _UNREADABLE:
+            if (kind := _column(table, name).type_name) in UNREADABLE:
                 raise ConfigurationError(
                     f"`{setting}`: column {name!r} of {table.ref} is a {kind}, which cannot go there"
                 )

@@ -109,10 +109,11 @@ class Discovery:
         from connector.plan import plan
 
         self._parts.check_schema()
+        embedder = self._parts.embedder_for(spec.name)
         with self._parts.store_to_read() as store:
             filled = spec
             if store is not None:
-                filled, store = filled_by_sync(store, spec, self._parts.embedder)
-            planned = plan(filled, self._parts.source, store, self._parts.embedder, options, observer)
+                filled, store = filled_by_sync(store, spec, embedder)
+            planned = plan(filled, self._parts.source, store, embedder, options, observer)
         planned.collection = spec.name
         return planned

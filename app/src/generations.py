@@ -107,7 +107,7 @@ class Generations:
         found = self._parts.store.generations(spec.name, counted=False)
         if number is not None:
             return self._maker_of(spec, chosen(spec.name, found, number))
-        serving, stamp = active(found), ModelStamp.of(self._parts.embedder)
+        serving, stamp = active(found), ModelStamp.of(self._parts.embedder_for(spec.name))
         if serving is None:
             return self._configured(spec)
         if is_of(serving, stamp) and building_for(found, stamp) is None:
@@ -115,7 +115,7 @@ class Generations:
         return self._maker_of(spec, serving)
 
     def _configured(self, spec: CollectionSpec, number: int | None = None) -> Maker:
-        return Maker(spec, self._parts.embedder, self._parts.model_source, number)
+        return Maker(spec, self._parts.embedder_for(spec.name), self._parts.model_source_for(spec.name), number)
 
     def _maker_of(self, spec: CollectionSpec, generation: Generation) -> Maker:
         embedder, source = self._model_of(spec.name, generation)
@@ -138,25 +138,25 @@ class Generations:
         for generation in self._parts.store.generations(stored.collection, counted=False):
             if generation.number == stored.generation:
                 return self._model_of(stored.collection, generation)[0]
-        return self._parts.embedder  # switched away from and dropped: the search will find out
+        return self._parts.embedder_for(stored.collection)  # switched away from and dropped: the search will find out
 
     def _model_of(self, name: str, generation: Generation) -> tuple[EngineEmbedder, ModelSource]:
         """By what is recorded of it; an earlier version recorded no more than its name, which may do."""
-        wanted = self._parts.settings.embedding
+        wanted = self._parts.settings.embedding_of(name)
         recipe = generation.recipe
         recorded = ModelSource(re.sub("@[0-9a-f]{8}$", "", generation.model)) if recipe is None else recipe.model
         reasons = []
         ours = (recorded.name, recorded.revision) == (wanted.model, wanted.revision)
         for source in (None,) if ours else (recorded, None):
             try:
-                embedder = self._parts.embedder if source is None else self._parts.embedder_of(source)
+                embedder = self._parts.embedder_for(name) if source is None else self._parts.embedder_of(source)
             except self._parts.expected_errors as error:
                 if source is None and not ours:
                     continue  # the configured model's trouble is not this generation's
                 reasons.append(str(error))
                 continue
             if is_of(generation, ModelStamp.of(embedder)):
-                return embedder, source or self._parts.model_source
+                return embedder, source or self._parts.model_source_for(name)
             reasons.append(f"the model {embedder.model} that is there now gives other vectors")
         raise ModelMismatch(
             f"generation {generation.number} of {name!r} was made with {generation.model} ({generation.dimension} "
@@ -169,7 +169,7 @@ class Generations:
     def sync(self, spec: CollectionSpec, working: Working) -> SyncReport:
         """What serves, where that is what the settings describe. Where they name another model, or where another
         generation is being built, what serves is kept up by its own recipe, and the other one is built on."""
-        store, stamp = self._parts.store, ModelStamp.of(self._parts.embedder)
+        store, stamp = self._parts.store, ModelStamp.of(self._parts.embedder_for(spec.name))
         found = store.generations(spec.name, counted=False)
         if building_for(found, stamp) is not None or needs_another(store, spec.name, found, stamp):
             report: SyncReport = self.build(spec, working)
@@ -186,10 +186,12 @@ class Generations:
             )
         return report
 
-    def build(self, spec: CollectionSpec, working: Working) -> BuildReport:
-        """Keep up what serves, by its own recipe, and build another generation as the settings say beside it, going on
-        with an unfinished one. Raises UnknownCollection before a first sync."""
-        store, maker = self._parts.store, self._configured(spec)
+    def build(self, spec: CollectionSpec, working: Working, model: ModelSource | None = None) -> BuildReport:
+        """Keep up what serves, by its own recipe, and build another generation as the settings say beside it (with
+        `model`: by another model than they name), going on with an unfinished one. Raises UnknownCollection before a
+        first sync."""
+        store = self._parts.store
+        maker = self._configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model), model)
         before = active(store.generations(spec.name, counted=False))
         # First of all: with one beside it, what serves keeps its own recipe even if the settings are for its model.
         beside = store.begin_generation(spec.name, maker.embedder, Recipe(spec, maker.source))
@@ -309,7 +311,7 @@ class Generations:
                 f"{status.foreign} records that others wrote stay in generation {serving.number} "
                 f"({status.table}) and are not found any more"
             )
-        wanted = self._parts.settings.embedding.model
+        wanted = self._parts.settings.embedding_of(name).model
         if target.recipe is not None and target.recipe.model.name != wanted:
             notes.append(
                 f"the settings name the model {wanted}: the next sync builds a generation of it again, unless they "

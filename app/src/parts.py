@@ -110,11 +110,18 @@ class Parts:
     def embedder(self) -> EngineEmbedder:
         return self._part("embedder", lambda: self._embedder_over(self.engine))
 
-    @property
-    def model_source(self) -> ModelSource:
-        """What would load the configured model again."""
-        wanted = self.settings.embedding
-        return ModelSource(wanted.model, wanted.revision, self.engine.weights_sha256, wanted.precision)
+    def embedder_for(self, collection: str) -> EngineEmbedder:
+        """The model that the settings name for a collection. Raises the engine's errors."""
+        wanted = self.settings.embedding_of(collection)
+        if wanted.model == self.settings.embedding.model:
+            return self.embedder
+        return self.embedder_of(ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision))
+
+    def model_source_for(self, collection: str) -> ModelSource:
+        """What would load that model again."""
+        wanted = self.settings.embedding_of(collection)
+        weights = self.embedder_for(collection).engine.weights_sha256
+        return ModelSource(wanted.model, wanted.revision, weights, wanted.precision)
 
     def embedder_of(self, model: ModelSource) -> EngineEmbedder:
         """A model that is not the configured one, beside it in memory from now on. Raises the engine's errors."""
@@ -123,6 +130,10 @@ class Parts:
             if key not in self._others:
                 self._others[key] = self._embedder_over(self._load_engine(model))
             return self._others[key]
+
+    def load(self, model: ModelSource) -> EmbeddingEngine:
+        """A model of the caller's own, who closes it. Raises the engine's errors."""
+        return self._load_engine(model)
 
     @property
     def source(self) -> Source:

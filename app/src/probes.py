@@ -214,7 +214,7 @@ class Probes:
         try:
             table = source.describe(spec.source)
             check(spec, table)
-            query = Renderer(spec, table, self._parts.embedder).query
+            query = Renderer(spec, table, self._parts.embedder_for(collection.name)).query
             if spec.changes.method == "log":
                 source.capture.check_log(query, log_of(spec))
             rows = source.count(query)

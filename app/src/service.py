@@ -33,11 +33,14 @@ from connector.errors import (
     DatabaseError,
     UnknownCollection,
 )
-from connector.model import CollectionSpec, CollectionStatus, Filter, Vectors
+from connector.model import CollectionSpec, CollectionStatus, Filter, ModelSource, Vectors
 from connector.protocols import Observer, Source, VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
+    from app.src.training.run import Onlooker
+    from app.src.training.run import Report as TrainingReport
+    from app.src.training.run import Request as TrainingRequest
     from connector.generations import Comparison
     from connector.plan import Plan
     from connector.quarantine import Entry, RetryReport, Wanted
@@ -353,6 +356,36 @@ class Service:
     def drop_generation(self, name: str, number: int) -> None:
         """As `Generations.drop`."""
         self._generations.drop(self.spec(name), number)
+
+    # -------------------------------------------------------------------------------------------------- fine-tuning
+
+    def finetune(
+        self, name: str, request: TrainingRequest, out: Path | None = None, onlooker: Onlooker | None = None
+    ) -> TrainingReport:
+        """Train the collection's model on pairs of texts, as `training.run.finetune`. `out`: the folder to come;
+        default: the next free one among the models beside the job records."""
+        from app.src.training.run import Onlooker, finetune
+        from app.src.training.work import Work, next_folder
+
+        spec, wanted = self.spec(name), self.settings.embedding_of(name)
+        source = ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision)
+        folder = out or next_folder(self.settings.state_folder(self.file) / "models", name)
+        return finetune(spec, self.parts, source, request, Work(folder.absolute()), onlooker or Onlooker())
+
+    def build_with(
+        self,
+        name: str,
+        model: ModelSource,
+        observer: Observer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> BuildReport | None:
+        """As `build`, with another model than the settings name. None when the collection was never synced."""
+        if self._stored(name) is None:
+            return None
+        report = self._generations.build(self.spec(name), Working(self._options("finetune"), observer, stop), model)
+        self._searching.forget(name)
+        self._count_sync(report)
+        return report
 
     # ------------------------------------------------------------------------------------------------------- status
 

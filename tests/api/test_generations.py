@@ -162,7 +162,7 @@ def test_nothing_to_go_back_to(synced: Service) -> None:
 
 
 def test_one_that_is_not_complete_is_not_switched_to(wide: Service) -> None:
-    wide.store.begin_generation(NAME, wide.embedder, Recipe(wide.spec(NAME), wide.parts.model_source))
+    wide.store.begin_generation(NAME, wide.embedder, Recipe(wide.spec(NAME), wide.parts.model_source_for(NAME)))
     with pytest.raises(GenerationRefused, match=r"not complete.*--force"):
         wide.switch(NAME)
     assert states(wide) == {1: "active", 2: "building"}

@@ -10,6 +10,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     commands,
     discovery,
     emulator,
+    finetune,
     generations,
     jobs,
     quarantine,

@@ -41,6 +41,7 @@ ENGINE_CODES = {
     "DeviceUnavailable": USAGE,
     "NonFinite": FAILED,
     "TooFewTexts": FAILED,
+    "TrainingFailed": FAILED,
 }
 
 

@@ -382,6 +382,11 @@ class CollectionSettings(_Section):
     key: Columns = Field(default=(), description="key columns; default: the primary key")
     where: str | None = Field(default=None, description="your own SQL condition, sent as it stands")
     metadata: Columns = ()
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a model of its own: packaged name, folder or hub id; default: [embedding] model",
+    )
     changes: ChangesSettings = ChangesSettings()
     chunk: ChunkSettings = ChunkSettings()
     schedule: ScheduleSettings | None = None
@@ -438,6 +443,14 @@ class Settings(_Section):
                 raise ValueError(f'two collections are named "{collection.name}"; names must differ')
             seen.add(collection.name)
         return collections
+
+    def embedding_of(self, collection: str) -> EmbeddingSettings:
+        """The section [embedding], with the collection's own model where it has one; what pins the other does not
+        hold for that."""
+        own = next((each.model for each in self.collections if each.name == collection), None)
+        if own is None or own == self.embedding.model:
+            return self.embedding
+        return self.embedding.model_copy(update={"model": own, "revision": None, "weights_sha256": None})
 
     def state_folder(self, file: Path | None) -> Path:
         """`file`: where the settings were read."""

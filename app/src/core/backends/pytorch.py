@@ -531,7 +531,7 @@ def _load_transformer(folder: Folder, target: Target) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModel
 
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             model, found = AutoModel.from_pretrained(
                 folder.encoder,
@@ -558,7 +558,7 @@ class StackEncoder(_Rectangular):
         super().__init__(folder, target)
         from sentence_transformers import SentenceTransformer
 
-        with _quiet_transformers():
+        with quiet_transformers():
             self._model = SentenceTransformer(
                 str(folder.path),
                 device=target.profile.torch_name,
@@ -577,7 +577,7 @@ class StackEncoder(_Rectangular):
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bar of theirs in the middle of ours."""
     from transformers.utils import logging
 
