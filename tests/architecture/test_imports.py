@@ -34,6 +34,7 @@ PLANTED = [
     ("app/src/core/engine.py", "from connector import model", "core knows no HANA, no HTTP, no settings, no metrics"),
     ("app/src/core/device.py", "from app.src.core import engine", "layers of core"),
     ("app/src/core/helpers.py", "ANSWER = 42", "layers of core"),
+    ("app/src/core/onnx_export/graph.py", "from app.src.core.onnx_export import quantise", "layers of the ONNX export"),
     ("app/src/core/memory.py", "from app.src import settings", "core knows no HANA, no HTTP, no settings, no metrics"),
     ("app/src/service.py", "import torch", "torch stays in app.src.core"),
     ("app/src/doctor.py", "import sentence_transformers", "torch stays in app.src.core"),

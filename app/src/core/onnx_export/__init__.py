@@ -1,0 +1,17 @@
+"""A sentence encoder as an ONNX graph, and that graph in calibrated INT8. Needs the extra `onnx`, which nothing else
+does: onnx and onnxruntime are imported where they are used, after `needs` has said a clear word."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from ..backends import DeviceUnavailable
+
+
+def needs(*libraries: str) -> None:
+    """Raises DeviceUnavailable when one of them cannot be imported."""
+    for name in libraries:
+        if find_spec(name) is None:
+            raise DeviceUnavailable(
+                f"ONNX graphs need the library {name}, which is not installed: pip install 'owl-sap-connector[onnx]'"
+            )

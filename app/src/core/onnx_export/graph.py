@@ -1,0 +1,285 @@
+"""A sentence encoder as an ONNX graph, written node by node from the weights that the packed path reads: padded
+rectangles of token ids in, pooled vectors out. Knows layers and tensors; nothing of texts, devices or providers.
+
+Written, not traced: no torch exporter has a say in it, and its names are ours, by which `quantise.py` finds the layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends import ModelUnsupported, TokenIds
+from ..backends.folder import Folder
+from . import needs
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ..backends.architectures import EncoderWeights, LayerWeights
+    from ..backends.linears import Affine
+
+GraphPrecision = Literal["fp32", "fp16"]
+Numbers = NDArray[Any]
+
+INPUT_IDS, ATTENTION_MASK, OUTPUT = "input_ids", "attention_mask", "sentence_embedding"
+OPSET, IR_VERSION = 19, 9
+"""The first opset whose QuantizeLinear takes fp16, which strongly typed engines need; TensorRT 10's parser and ONNX
+Runtime from 1.17 on read it. The IR version is the one that came with it."""
+PARTS = ("query_key_value", "attention_out", "wide", "narrow")
+"""The linear layers of one layer, in the order they compute."""
+MOST_BYTES = 2_000_000_000
+"""Of weights: a protobuf message, and so an ONNX file without files beside it, ends at 2 GiB."""
+HIDDEN_SCORE = -10_000.0
+"""Added to the score of a token that is padding. Fits fp16; e to its power is 0 there and in fp32."""
+
+_WITHOUT_GRAPH = {
+    "mpnet": "its attention adds a bias for each pair of tokens",
+    "modernbert": "its positions are rotations and its feed-forward is gated",
+}
+
+
+def linear_name(layer: int, part: str) -> str:
+    """Of the MatMul of one linear layer; its constants are called the same, with `.weight` (in, out) and `.bias`."""
+    return f"layer.{layer}/{part}"
+
+
+def graph_refusal(folder: Folder) -> str | None:
+    """Why there is no graph for this model; None when there is one."""
+    from ..backends.architectures import refusal
+
+    return refusal(folder) or _WITHOUT_GRAPH.get(str(folder.config.get("model_type")))
+
+
+def build_graph(folder: Folder, *, precision: GraphPrecision = "fp32") -> onnx.ModelProto:
+    """`input_ids` and `attention_mask`, int64 (batch, seq), to `sentence_embedding`, float32 (batch, hidden): pooled as
+    the model says, not normalised. No row may be longer than the model's `max_length`; rows with an empty mask give
+    numbers that mean nothing. `precision` is that of the weights and of everything but norms' sums and pooling.
+
+    Raises DeviceUnavailable without the extra, ModelUnsupported for a model that has no graph.
+    """
+    needs("onnx")
+    import torch
+
+    from ..backends.architectures import read
+    from ..backends.packed import Place, load_tensors
+
+    why_not = graph_refusal(folder)
+    if why_not is not None:
+        raise ModelUnsupported(f"model {folder.name!r} has no ONNX graph: {why_not}")
+    try:
+        weights = read(folder, load_tensors(folder, Place.cpu(torch.float32)))
+    except KeyError as error:
+        raise ModelUnsupported(f"model {folder.name!r} lacks the tensor {error}") from error
+    writer = _Writer(folder.name, precision)
+    output = _encoder(writer, weights, mean=folder.pooling == "mean")
+    return writer.model(output, int(weights.words.shape[1]), {"pooling": folder.pooling, "precision": precision})
+
+
+def rectangle(batch: Sequence[TokenIds], *, width: int | None = None, rows: int | None = None) -> dict[str, Numbers]:
+    """Inputs of the graph for these token ids. Filled up with 0, which the mask hides, to the longest or to `width`;
+    with whole rows, that mean nothing, to `rows`."""
+    shape = (len(batch) if rows is None else rows, max(map(len, batch)) if width is None else width)
+    ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for row, tokens in enumerate(batch):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+    return {INPUT_IDS: ids, ATTENTION_MASK: mask}
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+class _Writer:
+    """Nodes and constants in the order they are written. What a node computes is called as the node is."""
+
+    def __init__(self, model: str, precision: GraphPrecision) -> None:
+        self._model = model
+        self._precision = precision
+        self._float = np.dtype(np.float16 if precision == "fp16" else np.float32)
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+        self._bytes = 0
+
+    def node(self, kind: str, name: str, *inputs: str, **attributes: Any) -> str:
+        return self.nodes(kind, name, inputs, [name], **attributes)[0]
+
+    def nodes(
+        self, kind: str, name: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
+    ) -> list[str]:
+        """One node with several results."""
+        from onnx import helper
+
+        self._nodes.append(helper.make_node(kind, list(inputs), list(outputs), name=name, **attributes))
+        return list(outputs)
+
+    def constant(self, name: str, numbers: Numbers) -> str:
+        from onnx import numpy_helper
+
+        if name not in self._constants:
+            self._constants[name] = numpy_helper.from_array(np.asarray(numbers, order="C"), name)
+            self._bytes += numbers.nbytes
+            if self._bytes > MOST_BYTES:
+                raise ModelUnsupported(
+                    f"model {self._model!r} has no ONNX graph in {self._precision}: its weights take more than the 2 GB"
+                    " that one ONNX file holds" + ("; use fp16" if self._precision == "fp32" else "")
+                )
+        return name
+
+    def integers(self, name: str, *values: int) -> str:
+        return self.constant(name, np.array(values, np.int64))
+
+    def numbers(self, name: str, values: Any) -> str:
+        """In the graph's precision: a torch tensor, an array or a number."""
+        exact = np.asarray(values, np.float32)
+        with np.errstate(over="ignore"):
+            rounded = exact.astype(self._float)
+        if not np.isfinite(rounded).all():
+            raise ModelUnsupported(f"model {self._model!r} has no ONNX graph in {self._precision}: {name} overflows")
+        return self.constant(name, rounded)
+
+    def cast(self, name: str, x: str, dtype: Any) -> str:
+        from onnx import helper
+
+        return self.node("Cast", name, x, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+    def in_precision(self, name: str, x: str) -> str:
+        return self.cast(name, x, self._float)
+
+    def affine(self, name: str, x: str, layer: Affine, *, scale: Numbers | None = None) -> str:
+        """The linear layer; `scale`: of each of its outputs."""
+        weight = layer.weight.numpy() if scale is None else layer.weight.numpy() * scale[:, None]
+        product = self.node("MatMul", name, x, self.numbers(f"{name}.weight", weight.T))
+        if layer.bias is None:
+            return product
+        bias = layer.bias.numpy() if scale is None else layer.bias.numpy() * scale
+        return self.node("Add", f"{name}.sum", product, self.numbers(f"{name}.bias", bias))
+
+    def norm(self, name: str, x: str, norm: Affine, epsilon: float) -> str:
+        """Adds up in fp32 whatever the precision (stash_type 1 is the default)."""
+        inputs = [x, self.numbers(f"{name}.weight", norm.weight)]
+        if norm.bias is not None:
+            inputs.append(self.numbers(f"{name}.bias", norm.bias))
+        return self.node("LayerNormalization", name, *inputs, axis=-1, epsilon=epsilon)
+
+    def gelu(self, name: str, x: str) -> str:
+        """Exact, in the form that ONNX Runtime and TensorRT recognise."""
+        turned = self.node("Erf", f"{name}.erf", self.node("Div", f"{name}.div", x, self.numbers("root_2", 2**0.5)))
+        whole = self.node("Mul", f"{name}.mul", x, self.node("Add", f"{name}.add", turned, self.numbers("one", 1.0)))
+        return self.node("Mul", name, whole, self.numbers("half", 0.5))
+
+    def model(self, output: str, hidden: int, about: Mapping[str, str]) -> onnx.ModelProto:
+        from onnx import TensorProto, helper
+
+        shape = ["batch", "seq"]
+        inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in (INPUT_IDS, ATTENTION_MASK)]
+        outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", hidden])]
+        constants = list(self._constants.values())
+        graph = helper.make_graph(self._nodes, "sentence_encoder", inputs, outputs, initializer=constants)
+        model = helper.make_model(
+            graph,
+            producer_name="owl-sap-connector",
+            ir_version=IR_VERSION,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+        )
+        helper.set_model_props(model, dict(about))
+        return model
+
+
+# ---------------------------------------------------------------------------------------------------------- the encoder
+
+
+def _encoder(writer: _Writer, weights: EncoderWeights, *, mean: bool) -> str:
+    """The name of its output."""
+    hidden = writer.integers("hidden_axes", 1, 2)
+    seen = writer.node("Unsqueeze", "mask", ATTENTION_MASK, hidden)
+    hiding = writer.node(
+        "Mul",
+        "hiding",
+        writer.node("Sub", "padding", writer.numbers("one", 1.0), writer.in_precision("mask.number", seen)),
+        writer.numbers("hidden_score", HIDDEN_SCORE),
+    )
+    x = _embedded(writer, weights)
+    for number, layer in enumerate(weights.layers):
+        x = _layer(writer, number, layer, x, hiding, weights)
+    return _pooled(writer, x, mean=mean)
+
+
+def _embedded(writer: _Writer, weights: EncoderWeights) -> str:
+    words = writer.node("Gather", "embeddings/words", writer.numbers("words", weights.words), INPUT_IDS)
+    if weights.positions is None:
+        raise ModelUnsupported("an encoder without learnt positions has no ONNX graph")
+    table = writer.numbers("positions", weights.positions)
+    if weights.padding_id is None:
+        length = writer.node("Shape", "seq", INPUT_IDS, start=1, end=2)
+        first = (writer.integers("slice.start", 0), length, writer.integers("slice.axis", 0))
+        positions = writer.node("Slice", "embeddings/positions", table, *first)
+    else:
+        places = _counted(writer, weights.padding_id)
+        positions = writer.node("Gather", "embeddings/positions", table, places)
+    summed = writer.node("Add", "embeddings/sum", words, positions)
+    return writer.norm("embeddings/norm", summed, weights.embedding_norm, weights.epsilon)
+
+
+def _counted(writer: _Writer, padding_id: int) -> str:
+    """Positions as RoBERTa counts them (`packed.counted_positions`); in fp32, for TensorRT adds up nothing else."""
+    padding = writer.node("Equal", "places.padding", INPUT_IDS, writer.integers("padding_id", padding_id))
+    real = writer.cast("places.real", writer.node("Not", "places.not", padding), np.float32)
+    sums = writer.node("CumSum", "places.sums", real, writer.constant("places.axis", np.array(1, np.int64)))
+    counted = writer.node("Mul", "places.counted", sums, real)
+    return writer.node("Add", "places", writer.cast("places.whole", counted, np.int64), "padding_id")
+
+
+def _layer(writer: _Writer, number: int, layer: LayerWeights, x: str, hiding: str, weights: EncoderWeights) -> str:
+    """One layer with its norms behind."""
+    if layer.attention_norm is None:
+        raise ModelUnsupported("an encoder with norms first has no ONNX graph")
+    qkv, out, wide, narrow = (linear_name(number, part) for part in PARTS)
+    under, hidden = f"layer.{number}", int(weights.words.shape[1])
+    width = hidden // weights.heads
+    # Dividing the queries divides the scores, and is done once here instead of at every call.
+    scale = np.repeat(np.array([1.0 / math.sqrt(width), 1.0, 1.0], np.float32), hidden)
+    joined = writer.affine(qkv, x, layer.query_key_value, scale=scale)
+    attended = _attention(writer, f"{under}/attention", joined, hiding, (weights.heads, width))
+    summed = writer.node("Add", f"{out}.residual", writer.affine(out, attended, layer.attention_out), x)
+    x = writer.norm(f"{under}/attention_norm", summed, layer.attention_norm, weights.epsilon)
+    inner = writer.gelu(f"{under}/gelu", writer.affine(wide, x, layer.wide))
+    summed = writer.node("Add", f"{narrow}.residual", writer.affine(narrow, inner, layer.narrow), x)
+    return writer.norm(f"{under}/out_norm", summed, layer.out_norm, weights.epsilon)
+
+
+def _attention(writer: _Writer, name: str, qkv: str, hiding: str, heads: tuple[int, int]) -> str:
+    """`heads`: how many, and how wide each. (batch, seq, 3 x hidden) to (batch, seq, hidden)."""
+    count, width = heads
+    hidden = count * width
+    third = writer.integers("thirds", hidden, hidden, hidden)
+    parts = writer.nodes("Split", f"{name}/split", [qkv, third], [f"{name}/{part}" for part in "qkv"], axis=-1)
+    split = writer.integers("by_head", 0, 0, count, width)
+    q, k, v = (writer.node("Reshape", f"{part}.heads", part, split) for part in parts)
+    q, v = (writer.node("Transpose", f"{part}.first", part, perm=[0, 2, 1, 3]) for part in (q, v))
+    k = writer.node("Transpose", f"{k}.first", k, perm=[0, 2, 3, 1])
+    scores = writer.node("Add", f"{name}/hidden", writer.node("MatMul", f"{name}/scores", q, k), hiding)
+    shares = writer.node("Softmax", f"{name}/shares", scores, axis=-1)
+    mixed = writer.node(
+        "Transpose", f"{name}/mixed", writer.node("MatMul", f"{name}/mix", shares, v), perm=[0, 2, 1, 3]
+    )
+    return writer.node("Reshape", name, mixed, writer.integers("all_heads", 0, 0, hidden))
+
+
+def _pooled(writer: _Writer, x: str, *, mean: bool) -> str:
+    """In fp32."""
+    x = writer.cast("pooling/tokens", x, np.float32)
+    if not mean:
+        return writer.node("Gather", OUTPUT, x, writer.constant("pooling/first", np.array(0, np.int64)), axis=1)
+    columns = writer.node("Unsqueeze", "pooling/column", ATTENTION_MASK, writer.integers("pooling/axis", 2))
+    weights = writer.cast("pooling/weights", columns, np.float32)
+    over = writer.integers("pooling/over", 1)
+    seen = writer.node("Mul", "pooling/seen", x, weights)
+    total = writer.node("ReduceSum", "pooling/total", seen, over, keepdims=0)
+    count = writer.node("ReduceSum", "pooling/count", weights, over, keepdims=0)
+    least = writer.constant("pooling/least", np.array(1e-9, np.float32))
+    return writer.node("Div", OUTPUT, total, writer.node("Max", "pooling/divisor", count, least))
