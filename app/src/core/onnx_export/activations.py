@@ -43,6 +43,7 @@ def session(model: onnx.ModelProto, threads: int | None = None) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads leave the CPU to others
     if threads is not None:
         options.intra_op_num_threads = threads
     try:

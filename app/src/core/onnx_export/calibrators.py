@@ -101,7 +101,7 @@ def percentile(seen: Histogram, share: float = PERCENTILE) -> float:
     at = int(np.searchsorted(upto, wanted))
     before = float(upto[at - 1]) if at else 0.0
     inside = (wanted - before) / float(seen.counts[at])
-    return min(seen.greatest, float(at + inside) * seen.width)
+    return float(min(seen.greatest, (at + inside) * seen.width))
 
 
 def entropy(seen: Histogram, levels: int = LEVELS) -> float:

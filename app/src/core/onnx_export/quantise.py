@@ -34,6 +34,8 @@ SAMPLE = 512
 _TARGET = Target()
 HELD_OUT = 5
 """One text in so many is held out where none are given."""
+COARSE = 1024
+"""Bins by which plans are compared; the ranges that are used come from all texts and fine bins."""
 _LEAST = 1e-5
 
 
@@ -188,7 +190,7 @@ class _Quantising:
         shifts = self._recipe.shifts and f"{name}.bias" in constants
         found = []
         for alpha, plan in balances(seen, weight[:near], self._recipe.alphas, shifts=shifts):
-            counted = Histogram()
+            counted = Histogram(COARSE)
             counted.add(plan.balanced(rows[:, :near]))
             whole = replace(plan, threshold=threshold(counted, self._algorithm), near=near)
             found.append(_Found(whole, alpha, error(whole, rows, weight, exact)))
