@@ -61,7 +61,7 @@ def descriptions() -> list[str]:
     """Paragraphs of prose, in an order of chance that is always the same for the same packages."""
     found: dict[str, None] = {}
     for package in sorted(distributions(), key=lambda each: str(each.metadata["Name"])):
-        about = package.metadata
+        about: Any = package.metadata  # an email.message.Message, which its type does not tell
         whole = about.get_payload() or about.get("Description") or ""
         for part in (about.get("Summary") or "", *re.split(r"\n\s*\n", str(whole))):
             text = " ".join(part.split())

@@ -90,7 +90,7 @@ def test_a_layer_computes_what_its_plan_says(graph: Any, name: str) -> None:
     x = outputs(graph, "layer.0/out_norm")
     weight, bias = Constants(graph)[f"{QKV}.weight"], Constants(graph)[f"{QKV}.bias"]
     rows = x.reshape(-1, x.shape[-1])
-    inside = weight if plan.factors is None else weight / plan.factors[:, None]
+    inside: Any = weight if plan.factors is None else weight / plan.factors[:, None]
     integers, scales = rounded_weight(inside)
     undone = 0.0 if plan.shift is None else plan.shift @ weight
     wanted = rounded(plan.balanced(rows), plan.threshold) @ (integers * scales) + bias + undone

@@ -89,7 +89,10 @@ def test_agreement_does_not_ask_for_length() -> None:
 def test_agreement_by_hand() -> None:
     exact = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
     found = np.array([[1, 0], [1, 1], [1, 1]], np.float32)
-    assert agreement(found, exact) == Agreement(pytest.approx((2 + 0.5**0.5) / 3), pytest.approx(0.5**0.5), 1.0)
+    near = agreement(found, exact)
+    assert near.mean_cosine == pytest.approx((2 + 0.5**0.5) / 3)
+    assert near.least_cosine == pytest.approx(0.5**0.5)
+    assert near.overlap == 1.0
     # Twelve texts around a circle, two of which change places: their ten nearest change, and those of others.
     angles = np.arange(12) * 0.1
     circle = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)

@@ -113,7 +113,7 @@ def entropy(seen: Histogram, levels: int = LEVELS) -> float:
     cuts = [*range(levels, used, _STRIDE), used]
     divergences = np.array([divergence(counts, cut, levels) for cut in cuts])
     best = len(cuts) - 1 - int(np.argmin(divergences[::-1]))
-    return min(seen.greatest, cuts[best] * seen.width)
+    return float(min(seen.greatest, cuts[best] * seen.width))
 
 
 def divergence(counts: NDArray[np.float64], cut: int, levels: int) -> float:
