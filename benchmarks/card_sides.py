@@ -23,7 +23,9 @@ sys.path.insert(0, str(ROOT))
 from app.src.core.backends.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.device import DeviceProfile  # noqa: E402
 from app.src.core.engine import EngineOptions  # noqa: E402
-from app.src.core.nvml import GpuState, snapshot  # noqa: E402
+from app.src.core.measuring.clocks import clock_of  # noqa: E402
+from app.src.core.measuring.sampling import driver_of  # noqa: E402
+from app.src.core.nvml import GpuState  # noqa: E402
 
 BATCH_SIZES = (32, 64, 128, 256, 512)
 PRODUCTS_SECONDS = 0.3
@@ -140,7 +142,7 @@ class Products:
     def __init__(self, profile: DeviceProfile, precision: str, edge: int | None = None) -> None:
         import torch
 
-        self._profile = profile
+        self._profile, self._clock = profile, clock_of(profile)
         self.edge = edge or (1024 if profile.kind == "cpu" else 8192 if profile.memory_bytes > 20 << 30 else 4096)
         dtype = getattr(torch, DTYPES.get(precision, "float32"))
         generator = torch.Generator(profile.torch_name).manual_seed(7)
@@ -157,20 +159,14 @@ class Products:
         return 2 * self.edge**3 * self._times
 
     def __call__(self) -> float:
-        """Seconds of one call: the host's, for so many products in a row that launching them is none of it."""
+        """Seconds of one call, by the clock of the very card that works."""
         return on_compute_thread(self._run) if self._profile.kind == "cpu" else self._run()
 
     def _run(self) -> float:
         import torch
 
-        finish: Callable[[], object] = (lambda: None) if self._profile.kind == "cpu" else torch.cuda.synchronize
         with torch.inference_mode():
-            finish()
-            started = time.perf_counter()
-            for _ in range(self._times):
-                torch.mm(self._left, self._right)
-            finish()
-            return time.perf_counter() - started
+            return self._times * self._clock(lambda: torch.mm(self._left, self._right), self._times)
 
 
 # -------------------------------------------------------------------------------------------- what the driver says
@@ -180,20 +176,15 @@ class Watch:
     """Looks at the card five times a second, while a context; each look belongs to what was last named."""
 
     def __init__(self, profile: DeviceProfile) -> None:
-        self._profile = profile
         self._name: tuple[str, str] | None = None
         self._seen: dict[tuple[str, str], list[GpuState]] = defaultdict(list)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="card-watch", daemon=True)
-        self.reason: str | None = None
-        """Why nothing is seen."""
+        self._ask, self.reason = driver_of(profile)
+        """What is asked, or why nothing is seen."""
 
     def __enter__(self) -> Watch:
-        if self._profile.kind == "cpu":
-            self.reason = "no card is measured"
-        elif self._state() is None:
-            self.reason = self.reason or "NVML does not know this card"
-        if self.reason is None:
+        if self._ask is not None:
             self._thread.start()
         return self
 
@@ -233,25 +224,9 @@ class Watch:
 
     def look(self) -> None:
         """Once. What is seen while one work follows another belongs to neither."""
-        name, state = self._name, self._state()
+        name, state = self._name, None if self._ask is None else self._ask()
         if state is not None and name is not None and name == self._name:
             self._seen[name].append(state)
-
-    def _state(self) -> GpuState | None:
-        found = snapshot(throughput=False)
-        self.reason = found.reason
-        uuid = self._uuid()
-        for state in found.devices:
-            if state.uuid == uuid or (uuid is None and state.index == self._profile.index):
-                return state
-        return None
-
-    def _uuid(self) -> str | None:
-        """NVML counts all cards, torch only those that CUDA_VISIBLE_DEVICES leaves it."""
-        import torch
-
-        uuid = getattr(torch.cuda.get_device_properties(self._profile.index), "uuid", None)
-        return None if uuid is None else f"GPU-{uuid}"
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -44,7 +44,7 @@ class Calibration:
             notes.append(f'it serves with [tensorrt] algorithm = "{done.algorithm}"; now it is "{wanted.algorithm}"')
         return {
             "collection": spec.name,
-            "model": self._parts.settings.embedding.model,
+            "model": self._parts.settings.embedding_of(spec.name).model,
             **done.as_dict(),
             "notes": notes,
         }
@@ -56,10 +56,10 @@ class Calibration:
         count = int(request.texts * HELD_BACK_TOO)
         if request.stored:
             return stored_texts(self._parts.store, spec.name, count)
-        return sample_texts(spec, self._parts.source, self._parts.embedder, count)
+        return sample_texts(spec, self._parts.source, self._parts.embedder_for(spec.name), count)
 
     def _optimized(self, name: str, texts: list[str], algorithm: str) -> Optimized:
-        wanted, tensorrt = self._parts.settings.embedding, self._parts.settings.tensorrt
+        wanted, tensorrt = self._parts.settings.embedding_of(name), self._parts.settings.tensorrt
         try:
             from app.src.core.memory import MemoryLimits
             from app.src.core.onnx_export.gate import Bar

@@ -77,7 +77,7 @@ class Parts:
         graphs_folder: Path | None = None,
     ) -> None:
         """`source` and `store` replace what the settings describe; they are closed all the same. `loaded` is told of
-        the configured model's engine once it is there, before anybody uses it; it must not ask for parts.
+        each engine once it is there, before anybody uses it; it must not ask for parts.
         `graphs_folder`: where calibrations are kept; default: as if no settings file had been read."""
         self.settings = settings
         self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
@@ -86,7 +86,7 @@ class Parts:
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
         self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
-        self._others: dict[tuple[str, str | None], EngineEmbedder] = {}
+        self._others: dict[tuple[str, str | None, str], EngineEmbedder] = {}
         self._others_lock = threading.Lock()
         self.store_in_hana = store is None and settings.store.kind == "hana"
 
@@ -99,7 +99,7 @@ class Parts:
 
     @property
     def engine(self) -> EmbeddingEngine:
-        return self._part("engine", self._first_engine)
+        return self._part("engine", self._load_engine)
 
     @property
     def engine_if_loaded(self) -> EmbeddingEngine | None:
@@ -124,8 +124,13 @@ class Parts:
         return ModelSource(wanted.model, wanted.revision, weights, wanted.precision)
 
     def embedder_of(self, model: ModelSource) -> EngineEmbedder:
-        """A model that is not the configured one, beside it in memory from now on. Raises the engine's errors."""
-        key = (model.name, model.revision)
+        """The configured model, or another, beside it in memory from now on. Raises the engine's errors."""
+        key = (model.name, model.revision, model.precision)
+        wanted = self.settings.embedding
+        if key == (wanted.model, wanted.revision, wanted.precision):
+            return self.embedder  # never a second time
+        if (there := self._others.get(key)) is not None:
+            return there  # also while another model is loaded
         with self._others_lock:  # not the parts' own lock: loading takes seconds
             if key not in self._others:
                 self._others[key] = self._embedder_over(self._load_engine(model))
@@ -232,11 +237,6 @@ class Parts:
         size = wanted.query_cache_mb << 20
         return EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
 
-    def _first_engine(self) -> EmbeddingEngine:
-        engine = self._load_engine()
-        self._loaded(engine)
-        return engine
-
     def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
         """The configured model; or another, on the same device within the same limits."""
         from app.src.core.engine import EngineOptions, load_engine
@@ -271,12 +271,14 @@ class Parts:
             profiling=wanted.profiling,
         )
         try:
-            return load_engine(options)
+            engine = load_engine(options)
         except ImportError as error:
             raise ConfigurationError(
                 f'the model "{wanted.model}" needs the package {error.name or "torch"}, which cannot be imported: '
                 "pip install 'owl-sap-connector[engine]'"
             ) from error
+        self._loaded(engine)
+        return engine
 
     def _open_source(self) -> Source:
         from connector.source import HanaSource

@@ -88,6 +88,7 @@ class Service:
         self.background = Background(settings, file, self, self.parts.expected_errors)
         self.jobs = self.background.jobs
         self.probes = Probes(self.parts)
+        self._warned = False
         self.discovery = Discovery(self.parts)
         self.changes = Changes(self.parts)
         self._calibration = Calibration(self.parts)
@@ -508,10 +509,11 @@ class Service:
         return self.probes.gpu_missing(self.parts.engine_if_loaded)
 
     def _engine_loaded(self, engine: EmbeddingEngine) -> None:
-        """Whatever process it is: who asks for a GPU and gets the CPU is told, in one line, before anything is
+        """Whatever process it is: who asks for a GPU and gets the CPU is told, once and in one line, before anything is
         computed."""
-        missing = self.probes.gpu_missing(engine)
+        missing = None if self._warned else self.probes.gpu_missing(engine)
         if missing is not None:
+            self._warned = True
             _log.warning("WARNING: %s", told(missing))
 
     def ready(self) -> Readiness:

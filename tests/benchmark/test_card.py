@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from app.src.benchmark.report import Report
 from app.src.benchmark.side_by_side import Figure, interleaved
 from app.src.core import engine as engines
 from app.src.core.device import DeviceError, DeviceProfile
-from app.src.core.nvml import GpuSnapshot, GpuState
+from app.src.core.nvml import GpuState
 from benchmarks import card, card_models, card_sides
 from benchmarks.card_models import LOADS, SHAPES, TINY, Words, lengths_of
 from benchmarks.card_sides import Peer, Setting, Watch, switched_off
@@ -187,6 +187,25 @@ def test_switches_are_found_by_what_the_engine_has(monkeypatch: pytest.MonkeyPat
     assert report.notes == ["this version has no switch for pinned"]
 
 
+def test_products_are_timed_on_the_card_that_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's current card may be another, and idle: waiting for that one would time launches alone."""
+    asked: list[DeviceProfile] = []
+
+    def clock(work: Callable[[], object], launches: int) -> float:
+        work()
+        return 0.1 / launches
+
+    def clock_of(profile: DeviceProfile) -> Callable[[Callable[[], object], int], float]:
+        asked.append(profile)
+        return clock
+
+    monkeypatch.setattr(card_sides, "clock_of", clock_of)
+    bare = card_sides.Products(DeviceProfile.cpu(), "fp32", 8)
+    assert asked == [DeviceProfile.cpu()]
+    assert bare.operations == 3 * 2 * 8**3, "three of 0.1 s are a third of a second"
+    assert bare() == pytest.approx(0.1)
+
+
 # ------------------------------------------------------------------------------------------------- what it survives
 
 
@@ -229,9 +248,18 @@ def state(**more: Any) -> GpuState:
     return GpuState(**fields | {"index": 0, "name": "T4", "throttle_reasons": []} | more)
 
 
-def watching(monkeypatch: pytest.MonkeyPatch, states: Sequence[GpuState], uuid: str | None = None) -> Watch:
-    monkeypatch.setattr(card_sides, "snapshot", lambda **_: GpuSnapshot(tuple(states)))
-    monkeypatch.setattr(Watch, "_uuid", lambda self: uuid)
+class Driver:
+    """What says of the card what it is told."""
+
+    def __init__(self, now: GpuState) -> None:
+        self.now = now
+
+    def __call__(self) -> GpuState:
+        return self.now
+
+
+def watching(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Watch:
+    monkeypatch.setattr(card_sides, "driver_of", lambda _: (driver, None))
     return Watch(T4)
 
 
@@ -239,11 +267,11 @@ def test_looks_at_the_card_belong_to_what_runs(monkeypatch: pytest.MonkeyPatch) 
     hot = state(sm_clock_mhz=900, power_watts=69.9, power_limit_watts=70.0, temperature_celsius=80)
     hot = replace(hot, throttle_reasons=["sw_power_cap"])
     cold = state(sm_clock_mhz=1500, power_watts=30.0, temperature_celsius=50, throttle_reasons=["gpu_idle"])
-    watch = watching(monkeypatch, [cold])
+    driver = Driver(cold)
+    watch = watching(monkeypatch, driver)
 
     def work(name: str) -> float:
-        for each in (hot, replace(hot, sm_clock_mhz=1100), hot) if name == "ours" else (cold,):
-            monkeypatch.setattr(card_sides, "snapshot", lambda each=each, **_: GpuSnapshot((each,)))
+        for driver.now in (hot, replace(hot, sm_clock_mhz=1100), hot) if name == "ours" else (cold,):
             watch.look()
         return 1.0
 
@@ -263,23 +291,15 @@ def test_looks_at_the_card_belong_to_what_runs(monkeypatch: pytest.MonkeyPatch) 
 def test_it_looks_by_itself_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
     monkeypatch.setattr(card_sides, "_SAMPLE_SECONDS", 0.001)
-    with watching(monkeypatch, [state()]) as watch:
+    with watching(monkeypatch, Driver(state())) as watch:
         monkeypatch.setattr(watch, "look", looked.set)
         assert looked.wait(10)
     assert not watch._thread.is_alive()
 
 
-def test_the_card_is_known_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML counts cards that CUDA_VISIBLE_DEVICES hides."""
-    other, mine = state(uuid="GPU-1", sm_clock_mhz=1), state(index=1, uuid="GPU-2", sm_clock_mhz=2)
-    watch = watching(monkeypatch, [other, mine], uuid="GPU-2")
-    assert watch._state() == mine
-    assert watching(monkeypatch, [other, mine])._state() == other
-
-
 def test_no_driver_is_said() -> None:
     with Watch(DeviceProfile.cpu()) as watch:
-        assert watch.reason == "no card is measured"
+        assert watch.reason == "a CPU: clocks and power are not read"
 
 
 # ----------------------------------------------------------------------------------------- where it is meant to run

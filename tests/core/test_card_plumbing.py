@@ -4,6 +4,7 @@ numbers go by way of the buffers, the measured cost of a token, recording that f
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from app.src.core.backends import OutOfMemory, TokenIds, Vectors
+from app.src.core.backends.compute_thread import on_compute_thread
 from app.src.core.backends.footprint import Measurable
 from app.src.core.backends.graphs import CudaRecorder, with_graphs
 from app.src.core.backends.overlapping import Overlapping
@@ -23,7 +25,7 @@ from app.src.core.batcher import Batcher
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine, EngineOptions
 from app.src.core.memory import HEADROOM, MemoryLimits, TokenCost
-from tests.core.conftest import MINILM
+from tests.core.conftest import MINILM, ScriptedBackend
 
 TEXTS = [" ".join(["pump seal hydraulic oil leak"] * (1 + number * 7 % 23)) + f" {number}" for number in range(60)]
 
@@ -128,6 +130,46 @@ def test_a_batch_that_failed_lets_go_of_its_tensors() -> None:
     assert seen[0]() is None
 
 
+@pytest.mark.parametrize("words", ["", "DefaultCPUAllocator: can't allocate memory", "planted"])
+def test_what_failed_is_gone_while_it_is_computed_again(words: str) -> None:
+    """On a CPU; without waiting for the garbage collector, which may come late."""
+
+    class Activations: ...
+
+    seen: list[weakref.ref[Activations]] = []
+    alive: list[int] = []
+
+    class Failing(ScriptedBackend):
+        def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+            return on_compute_thread(lambda: self._mapped(batch))
+
+        def _mapped(self, batch: Sequence[TokenIds]) -> Vectors:
+            with memory_errors_mapped():
+                return self._computed(batch)
+
+        def _computed(self, batch: Sequence[TokenIds]) -> Vectors:
+            alive.append(sum(each() is not None for each in seen))
+            activations = Activations()
+            seen.append(weakref.ref(activations))
+            if len(batch) > 20:
+                raise RuntimeError(words) if words else MemoryError
+            return super().forward(batch)
+
+    engine = EmbeddingEngine(Failing())
+    batcher = Batcher(engine)
+    gc.disable()
+    try:
+        running = engine.begin(engine.tokenize(TEXTS))  # noqa: F841  keeps the error, until it is asked for
+        assert seen[0]() is None
+        if words != "planted":
+            engine.embed(TEXTS)
+            batcher.embed(TEXTS, "bulk")
+    finally:
+        gc.enable()
+        batcher.close()
+    assert not any(alive)
+
+
 def test_what_comes_late_is_the_engines_error() -> None:
     class Late:
         def result(self) -> Vectors:
@@ -196,6 +238,35 @@ def test_an_engine_plans_by_the_measured_cost(monkeypatch: pytest.MonkeyPatch, o
     assert isinstance(on_card, Measurable)
     engine = EmbeddingEngine(on_card, MemoryLimits(0.8, 512 << 20))
     assert engine.token_budget == ((1536 - 10) << 20) // (100_000 * HEADROOM)
+
+
+def test_a_small_vocabulary_is_not_exceeded(monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend) -> None:
+    """A card does not raise where a token is not there: it asserts, and the process can use it no more."""
+    memory = FakeMemory(monkeypatch, per_token=20_000)
+    largest: list[int] = []
+
+    def forward(batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+        largest.append(max(map(max, batch)))
+        return memory.forward(batch)
+
+    monkeypatch.setattr(on_card, "forward", forward)
+    for words in (30_522, 500, 60):
+        on_card._folder = dataclasses.replace(on_card._folder, config={**on_card._folder.config, "vocab_size": words})
+        assert on_card.token_cost() is not None
+        assert 0 < max(largest[-3:]) < words
+
+
+def test_closing_lets_go_of_the_buffers_and_leaves_what_is_on_its_way() -> None:
+    backend, _card = by_way_of_a_card(packed=True, pinned=True)
+    batch = backend.tokenize(TEXTS[:3])
+    wanted = backend.forward(batch)
+    pending = backend.begin(batch)
+    assert isinstance(backend._downloads, CardDownloads)
+    buffers = [weakref.ref(slot.buffer) for slot in backend._downloads._slots]
+    backend.close()
+    np.testing.assert_array_equal(pending.result(), wanted)
+    del pending
+    assert [buffer() for buffer in buffers] == [None] * len(buffers)
 
 
 @pytest.mark.parametrize("per_token", [0, 1000])

@@ -258,6 +258,33 @@ def test_where_nothing_can_be_recorded_the_encoder_stays(encoder: PackedEncoder)
     assert with_graphs(encoder, recorder, HostUploads(), lambda: None)[0] is encoder
 
 
+def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card that is nearly full: from the first failure on nothing is recorded any more."""
+    clock = Clock()
+    monkeypatch.setattr("app.src.core.backends.graphs.time.perf_counter", clock)
+
+    class Full(Recorder):
+        def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
+            if self.recorded == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().__call__(work)
+
+    class Slow(Counting):
+        longest = 512
+
+        def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+            clock.now += 3.0
+            return torch.ones(len(batch), 2)
+
+        def compute(self, inputs: Inputs) -> torch.Tensor:
+            return torch.ones(len(inputs.layout.cumulative) - 1, 2)
+
+    slow = Slow()
+    best, reason = with_graphs(slow, Full(), HostUploads(), lambda: None, probes=(24, 128, 512))
+    assert best is slow
+    assert "cannot be recorded for 512 tokens" in reason
+
+
 @pytest.mark.gpu
 def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
     from app.src.core.backends.graphs import CudaRecorder

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -339,6 +340,38 @@ def test_a_driver_that_hangs_is_not_waited_for(driver: Driver, monkeypatch: pyte
     answers.set()
     assert nvml.snapshot_within(30).devices[0].name == "Tesla T4"
     assert len(asked) <= 2, "while it hangs nobody asks it again"
+
+
+def test_a_driver_that_is_slow_hangs_for_the_first_call_alone(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each asked for anew by who gets the one before; too old an answer is none."""
+    turns: list[threading.Event] = []
+
+    def count(self: Driver) -> int:
+        turns.append(threading.Event())
+        assert turns[-1].wait(30)
+        return 1
+
+    def answer() -> None:
+        (reading,) = nvml._READINGS
+        for _ in range(3000):
+            if turns:
+                turns.pop().set()
+                break
+            time.sleep(0.01)
+        assert reading.done.wait(30)
+
+    monkeypatch.setattr(nvml, "_READINGS", [])  # no other test gets an answer of this one
+    monkeypatch.setattr(Driver, "nvmlDeviceGetCount", count)
+    assert not nvml.snapshot_within(0.02).answered
+    for _ in range(3):
+        answer()
+        assert nvml.snapshot_within(0.0).devices[0].name == "Tesla T4"
+    assert not nvml.snapshot_within(0.02).answered, "that one has not come yet, and the one before was given away"
+    answer()
+    monkeypatch.setattr(nvml, "KEPT", 0.0)
+    assert not nvml.snapshot_within(0.02).answered
+    answer()
+    assert not any(each.counts for each in nvml._READINGS)
 
 
 def test_one_line_for_people(driver: Driver) -> None:

@@ -316,6 +316,20 @@ def test_steps_of_bulk_work_are_half_as_long_with_one_ahead(shut: Scene) -> None
     np.testing.assert_allclose(bulk.result(), expected(many(600)), atol=1e-6)
 
 
+def test_a_shrunken_budget_recovers_while_somebody_searches(scenes: Callable[..., Scene]) -> None:
+    """Steps that get smaller with the budget would never be full, and nothing would ever grow again."""
+    scene = scenes()
+    scene.backend.seconds_per_batch = 0.01  # so that steps are as small as they may be
+    full = scene.engine.token_budget
+    while scene.engine.token_budget > 64:
+        scene.engine.memory.shrink(scene.engine.token_budget)
+    for _ in range(10):
+        scene.batcher.embed(["who searches"], "interactive")
+        scene.batcher.embed(many(800), "bulk")
+    assert full // 8 <= scene.engine.token_budget <= full
+    assert max(scene.backend.sizes[-10:]) == full // 8 // 8  # texts of 8 tokens
+
+
 CALLS = st.lists(
     st.tuples(st.sampled_from([*LANES, None]), st.integers(0, 40), st.sampled_from(["", "", POISON, "nan"])), max_size=9
 )
@@ -373,7 +387,8 @@ def test_a_dying_thread_takes_what_was_launched_with_it_and_nothing_else(
         backend.fail_launch = lambda batch: kind() if len(batch) == 100 else None
     shut.batcher.submit(["at the gate"])
     assert backend.launched.get(timeout=PATIENCE) == 1
-    bulk, query = shut.batcher.submit(many(100), "bulk"), shut.batcher.submit(many(30), "interactive")
+    query = shut.batcher.submit(many(30), "interactive")  # first: the thread may look for more work between the two
+    bulk = shut.batcher.submit(many(100), "bulk")
     backend.let()
     assert [backend.launched.get(timeout=PATIENCE) for _ in range(2)] == [30, 100]
     queued = shut.batcher.submit(many(5), "bulk")

@@ -119,6 +119,17 @@ def test_a_trace_holds_every_range(minilm: EmbeddingEngine, tmp_path: Path) -> N
     assert not ranges._openers
 
 
+def test_an_older_trace_does_not_pass_for_one_that_was_not_written(
+    minilm: EmbeddingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text("older", encoding="utf-8")
+    recorded = SimpleNamespace(export_chrome_trace=lambda _file: None)  # the profiler prints its errors, and goes on
+    monkeypatch.setattr("app.src.core.measuring.tracing._record", lambda *_: recorded)
+    with pytest.raises(OSError, match="wrote no trace"):
+        write_trace(minilm, file)
+
+
 def test_a_cards_own_rows_of_a_range_do_not_count_as_the_hosts() -> None:
     def row(device: str, calls: int, host: float, device_time: float) -> SimpleNamespace:
         kind = SimpleNamespace(name=device)

@@ -115,6 +115,19 @@ def test_the_table_has_every_row_of_the_json(measured: Report) -> None:
     assert ["fp32", "16", "1234.5", "22222", "-", "-", "packed"] in [cells(line) for line in lines]
 
 
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_a_narrow_terminal_cuts_no_figure(width: int) -> None:
+    """A terminal wraps lines; a rate of "0.…" is lost."""
+    report, shown = on_t4(), io.StringIO()
+    console = Console(file=shown, width=width, color_system=None, highlight=False)
+    show(report, console)
+    assert "…" not in shown.getvalue()
+    assert console.width == width
+    (row,) = [row for row in report.matmul if row.dtype == "fp16" and row.aligned and row.m == 4096]
+    line = next(line for line in shown.getvalue().splitlines() if line.startswith("fp16 tensor") and " 4096 x" in line)
+    assert f"{row.tflops:.3f}" in line
+
+
 def test_the_table_has_every_setting_with_its_reason(measured: Report) -> None:
     text = as_text(measured)
     for setting in measured.settings:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.src.core import switches
-from app.src.core.backends import OutOfMemory, TokenIds, Vectors, pytorch
+from app.src.core.backends import ModelUnsupported, OutOfMemory, TokenIds, Vectors, pytorch
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.device import PRECISIONS, DeviceProfile, Precision
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine, preallocate
@@ -100,6 +100,23 @@ def test_an_engine_holds_its_precision_until_it_is_closed(monkeypatch: pytest.Mo
     engine.close()
     engine.close()
     assert recording.events == [("hold", "fp32"), ("release", "fp32")]
+
+
+def test_an_engine_that_was_not_loaded_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is refused must not keep TF32 off, or on, for all others."""
+
+    def refuse(*_given: object, **_named: object) -> None:
+        raise ModelUnsupported("planted")
+
+    switch = Tf32Switch(lambda _precision: None)
+    monkeypatch.setattr(pytorch, "TF32", switch)
+    monkeypatch.setattr(pytorch, "detect", lambda _device: A100)
+    monkeypatch.setattr(pytorch, "load_encoder", refuse)
+    for precision in ("fp32", "tf32"):
+        with pytest.raises(ModelUnsupported):
+            load_engine(EngineOptions(precision=precision))
+    assert switch.hold(A100, "fp16") is False
+    assert switch.hold(A100, "tf32") is True
 
 
 @pytest.mark.parametrize(("profile", "on", "switched"), [(T4, True, True), (T4, False, False), (CPU, True, False)])

@@ -151,9 +151,31 @@ def test_flags_that_are_refused(flag: str, values: list[str], capsys: pytest.Cap
             code = caught.code
         captured = capsys.readouterr()
         assert (code, captured.out) == (2, ""), value
-        last = captured.err.strip().splitlines()[-1]
-        assert flag in last or value in last
-        assert "Traceback" not in captured.err
+        (line,) = captured.err.splitlines()
+        assert flag in line or value in line
+
+
+@pytest.mark.parametrize("flag", ["--plot", "--profile"])
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: object())  # type: ignore[attr-defined]
+    monkeypatch.setattr(optimizer, "make_report", lambda *_: pytest.fail("measured before it was refused"))
+    (tmp_path / "nowhere.svg").symlink_to(tmp_path / "gone" / "file")  # root may write to all that can be written to
+    with pytest.raises(SystemExit) as caught:
+        optimizer.main([flag, str(tmp_path / "nowhere.svg")])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be written: No such file" in line
+
+
+def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("kept", encoding="utf-8")
+    for file in (old, new):
+        plots.check_writable("--profile", file)
+    assert old.read_text(encoding="utf-8") == "kept"
+    assert not new.exists()
 
 
 def test_a_drawing_without_matplotlib_is_refused_at_once(

@@ -69,6 +69,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.covers("calibrate")
 def test_calibrated_judged_and_kept(cli: Cli, tmp_path: Path, hana: dict[str, str], tiny: str) -> None:
     """The gate's bar decides over the exit code; what was calibrated is there the second time."""
@@ -118,6 +119,10 @@ def test_what_is_refused_and_how(cli: Cli, tmp_path: Path, hana: dict[str, str])
         assert (run.code, run.out) == (code, ""), run.err
         assert said in run.err
         _no_rows(run)
+    own = NOTIFICATIONS + 'model = "hash:32"\n'
+    (tmp_path / "owl-sap.toml").write_text(own, encoding="utf-8")
+    run = cli("calibrate", "notifications", **hashing)
+    assert (run.code, "'hash:32' hashes words" in run.err) == (2, True), "the collection's own model is calibrated"
     few = NOTIFICATIONS.replace("MANDT = '100'", "MANDT = '100' AND QMNUM < '000010000050'")
     (tmp_path / "owl-sap.toml").write_text(few, encoding="utf-8")
     run = cli("calibrate", "notifications", **hashing)

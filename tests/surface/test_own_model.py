@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from app.src.core import engine as engines
 from app.src.service import Service
 from app.src.settings import Settings
+from connector.model import ModelSource
 from tests.emulator.process import Emulator
 
 
@@ -81,3 +84,67 @@ def test_what_pins_the_one_model_does_not_hold_for_the_other(settings: Settings)
     own, plain = pinned.embedding_of("own"), pinned.embedding_of("plain")
     assert (own.model, own.weights_sha256, own.revision) == ("hash:32", None, None)
     assert plain is pinned.embedding is pinned.embedding_of("unknown")
+
+
+def test_each_model_lies_in_memory_once(
+    service: Service, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where what serves was made with the settings' model, before the collection got its own."""
+    without = settings.model_dump(by_alias=True)
+    without["collections"][1]["model"] = None
+    before = Service(Settings.model_validate(without))
+    before.sync("own")
+    before.close()
+    loaded: list[str] = []
+    inner = engines.load_engine
+
+    def load(options: engines.EngineOptions) -> engines.EmbeddingEngine:
+        loaded.append(options.model)
+        return inner(options)
+
+    monkeypatch.setattr(engines, "load_engine", load)
+    service.sync("plain")
+    service.sync("own")
+    assert service.search("own", "oil filter", 1).hits[0].key == {"K": 3}, "by hash:64, which serves"
+    assert sorted(loaded) == ["hash:32", "hash:64"]
+    assert caplog.messages == [], "nobody asked for a GPU"
+
+
+def test_who_asks_for_a_gpu_is_told_by_a_model_of_its_own_too(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = settings.embedding.model_copy(update={"expect_gpu": True})
+    service = Service(settings.model_copy(update={"embedding": wanted}))
+    try:
+        service.sync("own")
+        (line,) = caplog.messages
+        assert line.startswith("WARNING: a GPU is asked for")
+        service.sync("plain")
+        assert caplog.messages == [line], "once"
+    finally:
+        service.close()
+
+
+def test_one_that_is_loaded_waits_for_no_other(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = service.parts.embedder_for("own")
+    loading, go_on = threading.Event(), threading.Event()
+    inner = engines.load_engine
+
+    def slow(options: engines.EngineOptions) -> engines.EmbeddingEngine:
+        loading.set()
+        assert go_on.wait(60)
+        return inner(options)
+
+    monkeypatch.setattr(engines, "load_engine", slow)
+    other = threading.Thread(target=service.parts.embedder_of, args=(ModelSource("hash:16"),))
+    other.start()
+    found: list[object] = []
+    asked = threading.Thread(target=lambda: found.append(service.parts.embedder_for("own")), daemon=True)
+    try:
+        assert loading.wait(60)
+        asked.start()
+        asked.join(30)
+        assert found == [there]
+    finally:
+        go_on.set()
+        other.join()

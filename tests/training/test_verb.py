@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from app.src.core.finetune.checkpoints import last_checkpoint, step_of
 from app.src.service import Service
 from app.src.settings import load
 from tests.emulator.process import Emulator
@@ -156,7 +157,8 @@ def test_a_file_of_pairs_stopped_and_gone_on_with(configured: Callable[[], Verb]
     assert code == 130, errors
     assert "owl-sap finetune rows --resume --out m/new" in errors
     unfinished = tmp_path / "m" / "new.unfinished"
-    (kept,) = unfinished.glob("checkpoints/checkpoint-*")
+    kept = last_checkpoint(unfinished / "checkpoints")
+    assert kept is not None
     assert files_with(CANARY, unfinished) == []
 
     again = cli(*arguments)
@@ -279,7 +281,7 @@ def test_after_kill_9_it_comes_to_the_same_model(configured: Callable[[], Verb],
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not list((tmp_path / "cut.unfinished" / "checkpoints").glob("checkpoint-*/trainer_state.json")):
+    while not any(map(step_of, (tmp_path / "cut.unfinished" / "checkpoints").glob("checkpoint-*"))):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)

@@ -373,7 +373,7 @@ class Batcher:
         most = budget
         if lane == "bulk" and self._clock() - self._seen < LATELY_SECONDS:
             step = self._pace.tokens_in("bulk", STEP_SECONDS) * self._engine.steps
-            most = int(min(budget, max(step, budget * LEAST_SHARE) / (1 + self._engine.ahead)))
+            most = int(min(budget, max(step, self._engine.full_batch * LEAST_SHARE) / (1 + self._engine.ahead)))
         try:
             batch = self._lanes[lane].take(self._engine.plan, budget, most)
         except Exception as error:  # memory; whoever waits here is told, or texts that nobody has would be waited for

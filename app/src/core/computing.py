@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
@@ -79,6 +80,7 @@ class Computing:
                 started = time.perf_counter()
                 pending = self._overlapping.begin(tokens)
         except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # it is kept, the tensors of its forward pass must not be
             return Running(partial(_raised, error))
         return Running(partial(self._landed, tokens, pending, started))
 

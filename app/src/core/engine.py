@@ -249,6 +249,11 @@ class EmbeddingEngine:
         return self._memory.token_budget
 
     @property
+    def full_batch(self) -> int:
+        """Tokens of one batch while memory does not run out."""
+        return self._memory.planned_tokens
+
+    @property
     def steps(self) -> int:
         """In how many parts of about equal length `begin` can be interrupted; 1: not at all."""
         return self._computing.steps

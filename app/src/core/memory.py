@@ -196,6 +196,12 @@ class T4MemoryManager:
             return self._budget
 
     @property
+    def planned_tokens(self) -> int:
+        """The budget as it is while memory does not run out."""
+        with self._lock:
+            return self._most
+
+    @property
     def out_of_memory_count(self) -> int:
         return self._out_of_memory
 

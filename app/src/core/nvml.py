@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -355,35 +356,55 @@ def driver_too_old(driver_version: str, cuda_version: str) -> int | None:
 # ------------------------------------------------------------------------------------------------- within a time limit
 
 
+KEPT = 60.0
+"""Seconds for which an answer counts that came too late for who had asked."""
+
+
 class _Asked:
-    """One reading on a thread of its own, which whoever wants one meanwhile shares."""
+    """One reading on a thread of its own, which whoever wants one meanwhile shares. `late`: somebody has not waited for
+    it to its end, and nobody has got it yet."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
         self.found = GpuSnapshot()
+        self.ended = 0.0
+        self.late = False
         threading.Thread(target=self._read, name="owl-sap-nvml", daemon=True).start()
 
     def _read(self) -> None:
         try:
             self.found = snapshot()
         finally:
+            self.ended = time.monotonic()
             self.done.set()
+
+    @property
+    def counts(self) -> bool:
+        return self.late and self.done.is_set() and time.monotonic() - self.ended < KEPT
 
 
 _SHARING = threading.Lock()
 _READINGS: list[_Asked] = []
-"""The one under way, if any."""
+"""The newest, under way or not."""
 
 
 def snapshot_within(seconds: float) -> GpuSnapshot:
     """As `snapshot`, and never longer than this: a driver whose card has died may answer after minutes, or never. Then
-    the reason says so, and the next call waits for the same answer instead of asking again."""
+    the reason says so, and the next call waits for the same answer instead of asking again. A driver that is merely
+    slow, as many cards without persistence mode are, hangs for the first call alone: the answer that came too late is
+    the next one's, who has the driver asked anew for the one after."""
     with _SHARING:
+        before = next((each.found for each in _READINGS if each.counts), None)
         if not _READINGS or _READINGS[0].done.is_set():
             _READINGS[:] = [_Asked()]
         reading = _READINGS[0]
+        reading.late = reading.late or before is not None
+    if before is not None:
+        return before
     if reading.done.wait(seconds):
+        reading.late = False
         return reading.found
+    reading.late = True
     why = f"the NVIDIA driver has not answered within {seconds:g} s: see nvidia-smi and dmesg"
     return GpuSnapshot(reason=why, answered=False)
 

@@ -13,12 +13,12 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from .choices import Setting, settings_of
 from .device import DeviceError, DeviceProfile, detect
 from .measuring.embedding import Embedding
-from .measuring.plots import NotDrawable, check_drawable, check_folder, draw
+from .measuring.plots import NotDrawable, check_drawable, check_writable, draw
 from .measuring.products import Matmul
 from .measuring.report import Plan, Ratio, Report, as_json, describe, make_report
 from .measuring.shapes import Shape
@@ -60,8 +60,15 @@ def get_gpu_info(device: str = "auto") -> dict[str, object]:
     return describe(detect(device))
 
 
+class _Parser(argparse.ArgumentParser):
+    """A wrong flag is one line; --help has the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m app.src.core.t4_gpu_optimizer",
         description="Measures what this device's matrix products and the embedding model reach. Without a GPU: CPU.",
     )
@@ -86,7 +93,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         if given.plot is not None:
             check_drawable(given.plot)
         if given.profile is not None:
-            check_folder("--profile", given.profile)
+            check_writable("--profile", given.profile)
     except NotDrawable as error:
         parser.error(str(error))
     return given

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
+import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +37,7 @@ def test_what_was_put_is_found_with_its_facts(cache: ArtifactCache) -> None:
     entry = _put(cache)
     assert (entry.path / "model.onnx").read_text() == "graph"
     assert entry.facts == {"accepted": True}
-    assert entry.files == ["model.onnx"]
+    assert entry.files == {"model.onnx": hashlib.sha256(b"graph").hexdigest()}
     assert cache.find("engine", DEPENDS).entry is None
 
 
@@ -102,6 +106,47 @@ def test_a_damaged_one_is_made_again_with_a_sentence(cache: ArtifactCache) -> No
     assert "checksum" in note
     again, cached, note = cache.obtain("quantised", DEPENDS, _make)
     assert (cached, note) == (True, "")
+
+
+@pytest.mark.parametrize("file", ["model.onnx", MANIFEST])
+def test_what_cannot_be_read_now_is_not_used_and_stays(
+    cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """A process out of file handles, or of another user, must not throw away what took minutes to make."""
+    entry = _put(cache)
+
+    def refused(*_: Any, **__: Any) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        if file == MANIFEST:
+            patched.setattr(Path, "read_text", refused)
+        else:
+            patched.setattr("app.src.core.onnx_export.cache._sha256", refused)
+        for found in (cache.find("quantised", DEPENDS), cache.newest("quantised", DEPENDS)):
+            assert found.entry is None
+            assert found.note == f"{entry.path.name} in the cache cannot be read (Too many open files)"
+    assert cache.find("quantised", DEPENDS).entry == entry
+
+
+@pytest.mark.parametrize("after", ["it is put aside", "it is put there"])
+def test_another_process_that_writes_the_same_entry_meanwhile(
+    cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """Which of the two is found in the end does not matter; that neither fails, and that one is found, does."""
+    old, rename = _put(cache, "old").path, os.rename
+
+    def interrupted(made: Path, target: Path) -> None:
+        if target.name == "old":
+            rename(made, cache.folder / ".building-of-another")
+            if after == "it is put there":
+                shutil.copytree(cache.folder / ".building-of-another", old)
+                monkeypatch.setattr(os, "rename", rename)
+        rename(made, target) if after == "it is put aside" or made != old else None
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    entry = _put(cache, "new")
+    assert (entry.path / "model.onnx").read_text() == ("new" if after == "it is put aside" else "old")
 
 
 def test_an_entry_under_another_ones_name_is_foreign(cache: ArtifactCache) -> None:

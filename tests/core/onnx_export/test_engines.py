@@ -106,18 +106,22 @@ def test_an_engine_is_built_once(cache: ArtifactCache, graph: Entry) -> None:
     assert {path.name.split("-")[0] for path in cache.folder.iterdir()} == {"quantised", ENGINES, TIMINGS}
 
 
-def test_the_working_copy_goes_with_the_session(cache: ArtifactCache, graph: Entry) -> None:
+def test_the_working_copy_goes_with_the_session(
+    cache: ArtifactCache, graph: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # other processes have such folders in the machine's
     maker = FakeTensorRT()
     session, _ = Engines(cache).session(_site(maker), graph, "model.onnx", "int8", SHAPES)
     work = Path(str(dict(maker.asked[0])[TENSORRT]["trt_engine_cache_path"]))
     assert work.is_dir()
+    assert work.parent == tmp_path
     assert work.parent != cache.folder
     del session
     assert not work.exists()
     maker.fails = True
     with pytest.raises(RuntimeError, match="no engine"):
         Engines(cache).session(_site(maker), graph, "model.onnx", "int8", SHAPES)
-    assert not list(work.parent.glob("owl-sap-tensorrt-*/graph_sm75.engine"))
+    assert not list(tmp_path.glob("owl-sap-tensorrt-*"))
 
 
 @pytest.mark.parametrize(
@@ -140,9 +144,9 @@ def test_anything_else_builds_another(cache: ArtifactCache, graph: Entry, change
     Engines(cache).session(_site(maker), graph, "model.onnx", "int8", SHAPES)
     precision, shapes = changed.pop("precision", "int8"), changed.pop("shapes", SHAPES)
     if changed.pop("graph", None):
-        with cache.build("quantised", {"model": "another"}) as building:
-            (building.path / "model.onnx").write_text("graph")
-        other = cache.find("quantised", {"model": "another"}).entry
+        with cache.build("quantised", {"model": "m"}) as building:  # of the same key, and not the same
+            (building.path / "model.onnx").write_text("another")
+        other = cache.find("quantised", {"model": "m"}).entry
         assert other is not None
         graph = other
     Engines(cache).session(_site(maker, **changed), graph, "model.onnx", precision, shapes)

@@ -46,6 +46,16 @@ def minilm_read(minilm_folder: Path) -> Folder:
     return read_folder(minilm_folder, MINILM)
 
 
+@pytest.fixture(scope="module")
+def minilm_graph(minilm_read: Folder) -> Any:
+    return build_graph(minilm_read)
+
+
+@pytest.fixture(scope="module")
+def minilm_runs(minilm_graph: Any) -> Any:
+    return session(minilm_graph)
+
+
 def session(model: Any) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -62,8 +72,13 @@ def reference(folder: Folder, batch: Sequence[Sequence[int]]) -> torch.Tensor:
         return PackedEncoder.load(folder, Place.cpu(torch.float32))(batch)
 
 
-@pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [
+        *((name, "mean") for name in KNOWN),
+        *(pytest.param(name, "cls", marks=[pytest.mark.slow] * (name != "bert")) for name in KNOWN),
+    ],
+)
 def test_every_length_and_order(saved: Callable[[str], Path], name: str, pooling: str) -> None:
     folder = replace(read_folder(saved(name), "tiny"), pooling=pooling)
     runs = session(build_graph(folder))
@@ -78,26 +93,25 @@ def test_every_length_and_order(saved: Callable[[str], Path], name: str, pooling
         torch.testing.assert_close(found, wanted[order], rtol=1e-3, atol=1e-4)
 
 
-def test_the_packaged_model(minilm_read: Folder) -> None:
-    model = build_graph(minilm_read)
-    onnx.checker.check_model(model, full_check=True)
+def test_the_packaged_model(minilm_read: Folder, minilm_graph: Any, minilm_runs: Any) -> None:
+    onnx.checker.check_model(minilm_graph, full_check=True)
     texts = [*ODD, "x" * 3000, "pump " * 400, "Ölpumpe undicht, 3 Stück à 4,50 €"]
     batch = RustTokenizer.load(minilm_read).ids(texts)
-    found = vectors(session(model), batch)
+    found = vectors(minilm_runs, batch)
     assert found.shape == (len(texts), 384)
     assert found.dtype == torch.float32
     assert least_cosine(found, reference(minilm_read, batch)) >= 0.99999
 
 
-def test_what_fills_a_rectangle_up_changes_nothing(minilm_read: Folder) -> None:
-    runs = session(build_graph(minilm_read))
+def test_what_fills_a_rectangle_up_changes_nothing(minilm_runs: Any) -> None:
+    runs = minilm_runs
     batch = [[101, 7000, 102], [101, 8000, 9000, 102]]
     torch.testing.assert_close(vectors(runs, batch, width=32, rows=5), vectors(runs, batch), rtol=1e-5, atol=1e-6)
 
 
-def test_fp16_is_near_and_half_as_large(minilm_read: Folder) -> None:
-    exact, half = build_graph(minilm_read), build_graph(minilm_read, precision="fp16")
-    assert half.ByteSize() < 0.51 * exact.ByteSize()
+def test_fp16_is_near_and_half_as_large(minilm_read: Folder, minilm_graph: Any) -> None:
+    half = build_graph(minilm_read, precision="fp16")
+    assert half.ByteSize() < 0.51 * minilm_graph.ByteSize()
     onnx.checker.check_model(half, full_check=True)
     batch = RustTokenizer.load(minilm_read).ids(["Die Pumpe ist undicht.", "oil", "pump " * 300])
     runs = session(half)
@@ -106,8 +120,8 @@ def test_fp16_is_near_and_half_as_large(minilm_read: Folder) -> None:
     assert runs.get_outputs()[0].type == "tensor(float)"
 
 
-def test_what_the_graph_says_of_itself(minilm_read: Folder) -> None:
-    model = build_graph(minilm_read)
+def test_what_the_graph_says_of_itself(minilm_graph: Any) -> None:
+    model = minilm_graph
     assert {each.key: each.value for each in model.metadata_props} == {"pooling": "mean", "precision": "fp32"}
     shapes = {
         each.name: [axis.dim_param or axis.dim_value for axis in each.type.tensor_type.shape.dim]

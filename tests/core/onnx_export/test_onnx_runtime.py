@@ -16,9 +16,9 @@ from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
 from app.src.core.onnx_export.cache import ArtifactCache
 from app.src.core.onnx_export.models import GRAPH, Model, float_graph
-from app.src.core.onnx_export.providers import CUDA, TENSORRT, cpu_provider
+from app.src.core.onnx_export.providers import CPU, CUDA, TENSORRT, Installed, cpu_provider
 from app.src.core.onnx_export.serving import GraphServing
-from app.src.core.onnx_export.sites import find_site
+from app.src.core.onnx_export.sites import Site, find_site
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -194,3 +194,37 @@ def test_a_float_graph_is_written_once(serving: GraphServing, tmp_path: Path) ->
 def test_precisions_that_onnx_runtime_has_not_on_a_cpu(serving: GraphServing, precision: str) -> None:
     with pytest.raises(DeviceUnavailable, match=f"precision {precision}"):
         serving.float_backend(precision, "")
+
+
+@pytest.mark.parametrize(
+    ("card", "precision", "through_tensorrt"),
+    [
+        ("Tesla T4", "fp32", True),
+        ("Tesla T4", "fp16", True),
+        ("NVIDIA A100", "fp16", True),
+        ("NVIDIA A100", "fp32", False),
+    ],
+)
+def test_fp32_does_not_become_tf32(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: str, precision: str, through_tensorrt: bool
+) -> None:
+    """TensorRT takes TF32 where a card has it, and ONNX Runtime has no option against it, as it has for CUDA."""
+    asked: list[list[str]] = []
+
+    class Zeros:
+        def run(self, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> Sequence[Any]:
+            return [np.zeros((len(feeds["input_ids"]), 3), np.float32)]
+
+        def get_providers(self) -> Sequence[str]:
+            return asked[-1]
+
+    def make(graph: object, providers: Sequence[tuple[str, Any]], threads: object) -> Zeros:
+        asked.append([name for name, _ in providers])
+        return Zeros()
+
+    monkeypatch.setattr("app.src.core.onnx_export.sites.preload", lambda _: None)
+    site = Site(DeviceProfile.of_card(card), "tensorrt", Installed("1", "1", "10.16", "580"), make=make)
+    serving = GraphServing(site, Model.find(str(folder)), ArtifactCache(tmp_path / "cache"))
+    backend = serving.float_backend(precision, "for a test")
+    assert asked == [[TENSORRT, CUDA, CPU] if through_tensorrt else [CUDA, CPU]]
+    assert ("TF32" in backend.info.path_reason) is not through_tensorrt

@@ -3,6 +3,7 @@ then does. The quantiser is replaced where only the verdict matters."""
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core.backends import ModelUnsupported
-from app.src.core.backends.folder import Folder
+from app.src.core.backends import ModelUnsupported, OutOfMemory
+from app.src.core.backends.folder import Folder, read_folder
+from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.onnx_export.cache import ArtifactCache
 from app.src.core.onnx_export.gate import LEAST_TEXTS, Bar
 from app.src.core.onnx_export.graph import build_graph
 from app.src.core.onnx_export.optimizer import (
@@ -25,8 +28,11 @@ from app.src.core.onnx_export.optimizer import (
     TooFewTexts,
     divided,
 )
+from app.src.core.onnx_export.providers import CPU, CUDA, Installed
 from app.src.core.onnx_export.serving import GraphOptions
+from app.src.core.onnx_export.sites import Found, Site
 from app.src.core.t4_config import T4GPUConfig
+from app.src.settings import Settings
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -64,7 +70,7 @@ def options(tmp_path: Path) -> OptimizerOptions:
 
 
 def _engine(folder: Path, options: OptimizerOptions, **changed: Any) -> EmbeddingEngine:
-    graphs = GraphOptions(options.cache, enabled=True, algorithm="entropy", bar=changed.pop("bar", Bar()))
+    graphs = GraphOptions(options.cache, enabled=True, bar=changed.pop("bar", Bar()))
     return load_engine(EngineOptions(str(folder), device="cpu", onnx=graphs, **changed))
 
 
@@ -75,19 +81,19 @@ def test_a_good_graph_is_accepted_and_serves(folder: Path, options: OptimizerOpt
     )
     assert done.accepted
     assert done.path.is_file()
-    assert (done.algorithm, done.runtime, done.engine, done.cached) == ("entropy", "cpu", None, False)
+    assert (done.algorithm, done.runtime, done.engine, done.cached) == ("minmax", "cpu", None, False)
     assert done.report["int8_share"] == 0.7
     assert done.verdict.mean_cosine is not None
     assert 0.999 < done.verdict.mean_cosine < 1
     assert "path" not in done.as_dict()
 
     (algorithm, learnt), judged = quantiser.calls[0], done.verdict.texts
-    assert algorithm == "entropy"
+    assert algorithm == "minmax" == Settings().tensorrt.algorithm
     assert len(learnt) + judged == len(TEXTS)  # none does both
     for precision in ("auto", "int8"):
         with _engine(folder, options, precision=precision) as engine:
             assert (engine.path, engine.precision) == ("onnx-runtime", "int8")
-            assert "calibrated by entropy" in engine.path_reason
+            assert "calibrated by minmax" in engine.path_reason
             assert np.isfinite(engine.embed(TEXTS[:9])).all()
             assert "/int8-" in engine.fingerprint
 
@@ -101,7 +107,7 @@ def test_a_poor_graph_is_refused_and_the_engine_says_so(
         )
     assert not done.accepted
     assert done.reason.startswith("refused: mean cosine")
-    assert "materials: INT8 by entropy was refused" in caplog.text
+    assert "materials: INT8 by minmax was refused" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING), _engine(folder, options) as engine:
         assert engine.path == "packed"
@@ -142,7 +148,7 @@ def test_nothing_is_calibrated_twice(folder: Path, options: OptimizerOptions) ->
     again = optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS)
     assert (first.cached, again.cached, len(quantiser.calls)) == (False, True, 1)
     assert again.verdict == first.verdict
-    optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS, "minmax")
+    optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS, "entropy")
     optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS[1:])
     assert len(quantiser.calls) == 3
 
@@ -161,6 +167,35 @@ def test_a_damaged_graph_is_made_again_with_a_sentence(folder: Path, options: Op
         assert engine.precision == "int8"
 
 
+def test_a_graph_that_came_out_otherwise_is_another_family_and_judged_anew(
+    folder: Path, options: OptimizerOptions
+) -> None:
+    """The same model and texts, on another processor or by another version: vectors that are not for one index."""
+    families = []
+    for noise in (1e-4, 1e-3):
+        quantiser = Quantiser(noise)
+        done = T4TensorRTOptimizer(options, quantiser=quantiser).optimize_model_with_calibration(
+            str(folder), "m", TEXTS
+        )
+        assert done.accepted
+        with _engine(folder, options) as engine:
+            families.append(engine.fingerprint)
+        damaged = options.cache / done.path.parent.name / "model.onnx"
+        damaged.write_bytes(b"")
+    assert len(set(families)) == 2
+    cache = ArtifactCache(options.cache)
+    (verdict,) = (cache.newest("verdict", {}).entry,)
+    assert verdict is not None
+    cache.obtain("quantised", verdict.facts["graph"], lambda building: save_float(folder, building.path))
+    with _engine(folder, options) as engine:
+        assert engine.precision != "int8"
+        assert "made again since it was judged" in engine.path_reason
+
+
+def save_float(folder: Path, into: Path) -> None:
+    onnx.save(build_graph(read_folder(folder, "m")), str(into / "model.onnx"))
+
+
 def test_what_was_judged_elsewhere_does_not_serve_here(
     folder: Path, options: OptimizerOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +210,7 @@ def test_what_was_judged_elsewhere_does_not_serve_here(
 def test_without_a_calibration_the_engine_says_how_to_get_one(folder: Path, options: OptimizerOptions) -> None:
     with _engine(folder, options) as engine:
         assert engine.path == "packed"
-        assert "no calibration of this model by entropy: owl-sap calibrate" in engine.path_reason
+        assert "no calibration of this model by minmax: owl-sap calibrate" in engine.path_reason
 
 
 def test_without_the_extra_the_engine_says_so(
@@ -185,6 +220,50 @@ def test_without_the_extra_the_engine_says_so(
     with _engine(folder, options) as engine:
         assert engine.path == "packed"
         assert "pip install 'owl-sap-connector[onnx]'" in engine.path_reason
+
+
+class Failing:
+    """A session that is made, but cannot compute."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def run(self, outputs: Sequence[str], feeds: Mapping[str, Any]) -> Sequence[Any]:
+        raise self._error
+
+    def get_providers(self) -> Sequence[str]:
+        return []
+
+
+@pytest.mark.parametrize("fault", ["no kernels", "no memory", "no memory to load", "no folder", "no space"])
+def test_a_card_that_cannot_run_the_graph_stops_no_start(
+    folder: Path, options: OptimizerOptions, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The engine runs on torch and says why, whatever fails between a card that looks well and its first vector."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
+
+    def make(graph: bytes | Path, providers: object, threads: int | None) -> Failing:
+        if fault == "no memory to load":
+            raise OutOfMemory("the device's memory does not hold this graph")
+        return Failing(EPFail("no kernel image" if fault == "no kernels" else "CUDA failure 2: out of memory"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/somewhere")
+
+    installed = Installed("1.31.1", "1.23.2", None, "580.95", (CUDA, CPU))
+    site = Site(DeviceProfile.of_card("Tesla T4"), "cuda", installed, make=make)
+    monkeypatch.setattr("app.src.core.onnx_export.serving.find_site", lambda *_: Found(site, "for a test"))
+    monkeypatch.setattr("app.src.core.onnx_export.sites.preload", lambda _: None)
+    if fault == "no folder":
+        options.cache.write_text("a file")
+    if fault == "no space":
+        monkeypatch.setattr("app.src.core.onnx_export.cache._to_disk", full)
+    said = {"no kernels": "no kernel image", "no folder": "cannot be written to", "no space": "No space left"}
+    with _engine(folder, options) as engine:
+        assert engine.path == "packed"
+        assert said.get(fault, "memory does not hold this") in engine.path_reason
+        assert "/somewhere" not in engine.path_reason
+        assert np.isfinite(engine.embed(TEXTS[:3])).all()
 
 
 def test_a_loaded_sentence_transformer_can_be_given(folder: Path, options: OptimizerOptions) -> None:

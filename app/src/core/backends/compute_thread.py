@@ -38,7 +38,10 @@ def on_compute_thread(work: Callable[[], Result]) -> Result:
     done = _thread.submit(work)
     if next(_works) % TRIM_EVERY == 0:
         _thread.submit(give_back)
-    return done.result()
+    try:
+        return done.result()
+    finally:
+        del done  # an error would keep itself, and all that was computed, by way of this frame
 
 
 def give_back() -> None:

@@ -267,6 +267,8 @@ def with_graphs(
             gains[tokens] = _gain(partial(encoder, probe), partial(graphed, probe), finish)
             if gains[tokens] < GAIN:
                 break
+    if not graphed.recorded:  # not even small ones are, from then on
+        return encoder, f"CUDA graphs cannot be recorded for {tokens} tokens here: not used"
     measured = ", ".join(f"{gain:.2f} x as fast for {tokens}" for tokens, gain in gains.items())
     most = max((rung_for(tokens, 1) or 0 for tokens, gain in gains.items() if gain >= GAIN), default=0)
     if not most:

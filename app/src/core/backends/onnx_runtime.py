@@ -4,7 +4,8 @@ made for. Knows sessions and token ids; not how graphs are made, calibrated or b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,9 +69,11 @@ class OnnxRuntimeBackend:
         self._sessions: Sessions | None = sessions
         self._exact: Session | None = None
         special = self._tokenizer.special_tokens
+        with loading_errors_mapped():
+            dimension = self.forward([self._tokenizer.ids([""])[0]]).shape[1]
         self.info = ModelInfo(
             name=loaded.folder.name,
-            dimension=self.forward([self._tokenizer.ids([""])[0]]).shape[1],
+            dimension=dimension,
             max_tokens=loaded.folder.max_length - special,
             special_tokens=special,
             pooling=loaded.folder.pooling or "own",
@@ -158,16 +161,10 @@ def make_session(
     options.log_severity_level = 4  # what is an error is raised, and what is missing is told below
     if threads is not None:
         options.intra_op_num_threads = threads
-    try:
+    with loading_errors_mapped():
         session: Session = onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph), options, providers=[(n, dict(o)) for n, o in providers]
         )
-    except Exception as error:
-        if _no_memory(error):
-            raise OutOfMemory("the device's memory does not hold this graph") from error
-        if type(error).__module__.startswith("onnxruntime."):
-            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {_first_line(error)}") from error
-        raise
     missing = [name for name, _ in providers if name not in session.get_providers()]
     if missing:
         raise DeviceUnavailable(
@@ -175,6 +172,20 @@ def make_session(
             " or of another version (docs/gpu.md)"
         )
     return session
+
+
+@contextlib.contextmanager
+def loading_errors_mapped() -> Iterator[None]:
+    """ONNX Runtime's errors as ours, where a session is made and first tried: much of what a card lacks shows only when
+    it computes."""
+    try:
+        yield
+    except Exception as error:
+        if _no_memory(error):
+            raise OutOfMemory("the device's memory does not hold this graph") from error
+        if type(error).__module__.startswith("onnxruntime."):
+            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {_first_line(error)}") from error
+        raise
 
 
 def _no_memory(error: Exception) -> bool:

@@ -122,9 +122,13 @@ class TorchBackend:
         folder = read_folder(path, display_name(options.model, path))
         weights = check_files(folder, options.weights_sha256)
         target, reason = _target(options)
-        chosen = load_encoder(folder, target, packed=options.packed)
-        backend = cls(folder, options, target, chosen)
-        backend.info = backend._describe(weights, reason)
+        try:
+            chosen = load_encoder(folder, target, packed=options.packed)
+            backend = cls(folder, options, target, chosen)
+            backend.info = backend._describe(weights, reason)
+        except BaseException:
+            TF32.release(target.profile, target.precision)  # there is no engine to be closed
+            raise
         return backend
 
     def _describe(self, weights: str, reason: str) -> ModelInfo:
@@ -238,7 +242,8 @@ class TorchBackend:
         import torch
 
         index, longest = self.profile.index, self._folder.max_length
-        batch = [_sequence(min(longest, tokens - start)) for start in range(0, tokens, longest)]
+        words = int(self._folder.config.get("vocab_size") or 1000)
+        batch = [_sequence(min(longest, tokens - start), words) for start in range(0, tokens, longest)]
         torch.cuda.synchronize(index)
         torch.cuda.reset_peak_memory_stats(index)
         before = torch.cuda.memory_allocated(index)
@@ -249,6 +254,7 @@ class TorchBackend:
         if self._encoder is not None:
             TF32.release(self.profile, self._target.precision)
         self._encoder = self._exact = None
+        self._downloads = None  # pinned memory, and what nobody asked for; a batch on its way has its own
         if self.profile.kind == "cuda":
             import torch
 
@@ -313,9 +319,11 @@ def memory_errors_mapped() -> Iterator[None]:
         torch.cuda.empty_cache()
         raise OutOfMemory("the GPU's memory does not hold this batch") from error
     except MemoryError as error:
+        traceback.clear_frames(error.__traceback__)
         raise OutOfMemory("memory does not hold this batch") from error
     except RuntimeError as error:
         if "allocate memory" in str(error) or "not enough memory" in str(error):
+            traceback.clear_frames(error.__traceback__)
             raise OutOfMemory("memory does not hold this batch") from error
         raise
 
@@ -352,9 +360,10 @@ class _Mapped:
         return vectors
 
 
-def _sequence(length: int) -> TokenIds:
-    """Any tokens that every vocabulary has."""
-    return [100 + place % 800 for place in range(length)]
+def _sequence(length: int, words: int) -> TokenIds:
+    """Any tokens of a vocabulary of so many: on a card one that is not there ends the whole process."""
+    first = min(100, words // 2)
+    return [first + place % min(800, words - first) for place in range(length)]
 
 
 # ------------------------------------------------------------------------------------------------------ ways to compute

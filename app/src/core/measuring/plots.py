@@ -23,16 +23,24 @@ def check_drawable(file: Path) -> None:
     """Before minutes of measuring. Raises NotDrawable."""
     if file.suffix.lower() not in SUFFIXES:
         raise NotDrawable(f"--plot {file}: the name must end in {' or '.join(SUFFIXES)}")
-    check_folder("--plot", file)
+    check_writable("--plot", file)
     if importlib.util.find_spec("matplotlib") is None:
         raise NotDrawable("--plot needs matplotlib: pip install 'owl-sap-connector[benchmark]'")
 
 
-def check_folder(flag: str, file: Path) -> None:
+def check_writable(flag: str, file: Path) -> None:
+    """Leaves what is there as it is, and nothing where nothing was. Raises NotDrawable."""
     if not file.parent.is_dir():
         raise NotDrawable(f"{flag} {file}: there is no folder {file.parent}")
     if file.is_dir():
         raise NotDrawable(f"{flag} {file}: that is a folder; give the name of a file")
+    there = file.exists()
+    try:
+        file.open("ab").close()
+        if not there:
+            file.resolve().unlink()
+    except OSError as error:
+        raise NotDrawable(f"{flag} {file}: cannot be written: {error.strerror}") from None
 
 
 def draw(report: Report, file: Path) -> None:

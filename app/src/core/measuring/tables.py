@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,13 +15,18 @@ from .report import Report
 from .sampling import Range
 from .sustained import Sustained
 
+FOLDED = 24
+"""Columns for a sentence on a narrow terminal."""
 PLAIN_WIDTH = 240
 """Columns of plain text: wide enough that nothing is folded."""
 
 
 def show(report: Report, console: Console) -> None:
+    narrow = console.width
     for part in _parts(report):
-        console.print(part, soft_wrap=isinstance(part, Text))
+        console.width = max(narrow, _least_width(part)) if isinstance(part, Table) else narrow
+        console.print(part, soft_wrap=isinstance(part, Text), crop=False)
+    console.width = narrow
 
 
 def as_text(report: Report) -> str:
@@ -83,6 +89,16 @@ def _table(*columns: str, text: tuple[str, ...] = ()) -> Table:
             column, justify="left" if left else "right", no_wrap=not folds, overflow="fold" if folds else "ellipsis"
         )
     return table
+
+
+def _least_width(table: Table) -> int:
+    """Of the terminal, for every figure to be whole: one that is cut short says something else. A terminal with fewer
+    columns wraps the lines."""
+    widths = [
+        max(map(cell_len, (str(column.header), *map(str, column.cells)))) if column.no_wrap else FOLDED
+        for column in table.columns
+    ]
+    return sum(width + 2 for width in widths)
 
 
 def _settings(report: Report) -> Table:

@@ -44,8 +44,10 @@ def write_trace(engine: EmbeddingEngine, file: Path) -> Trace:
     texts = texts_of(mixed_lengths(min(16, longest), min(512, longest), TOKENS[engine.profile.kind]))
     # A profiler sees the thread that it was started on. On a CPU all computing has one of its own.
     recorded: Any = _record(engine, texts) if on_card else on_compute_thread(lambda: _record(engine, texts))
+    if file.is_file():
+        file.write_bytes(b"")  # the profiler only prints that it failed, and an older trace would pass for this one
     recorded.export_chrome_trace(str(file))
-    if not file.exists():
+    if not file.exists() or (file.is_file() and not file.stat().st_size):
         raise OSError(f"torch's profiler wrote no trace to {file}")
     return Trace(file.name, engine.precision, len(texts), _summed(recorded, on_card))
 

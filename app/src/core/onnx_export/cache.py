@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..backends import DeviceUnavailable
+
 log = logging.getLogger(__name__)
 
 FORMAT = 1
@@ -33,14 +35,15 @@ Dependencies = Mapping[str, str | int | float | None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A folder whose files have been verified. `facts`: what its maker wrote down about it, such as a report."""
+    """A folder whose files have been verified. `facts`: what its maker wrote down about it, such as a report; `files`:
+    names, and the SHA-256 of each."""
 
     kind: str
     key: str
     path: Path
     dependencies: Dependencies
     facts: Mapping[str, Any]
-    files: Sequence[str]
+    files: Mapping[str, str]
     created: float
 
 
@@ -102,6 +105,8 @@ class ArtifactCache:
                 manifest = _manifest(path)
             except Damaged as error:
                 notes.append(self._removed(path, error).note)
+            except OSError as error:
+                notes.append(_unread(path, error))
             else:
                 there.append((manifest["created"], path, manifest["depends"]))
         for _, path, depends in sorted(there, reverse=True, key=lambda each: each[:2]):
@@ -119,10 +124,15 @@ class ArtifactCache:
     @contextlib.contextmanager
     def build(self, kind: str, dependencies: Dependencies) -> Iterator[Building]:
         """Write the files of an entry into the folder given; it exists once the block ends without an error. An entry
-        of the same key is replaced."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        of the same key is replaced. Raises DeviceUnavailable where the folder cannot be written to."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            building = Building(Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder)))
+        except OSError as error:
+            raise DeviceUnavailable(
+                f"the folder of graphs and engines ([tensorrt] cache) cannot be written to: {error.strerror}"
+            ) from error
         self._sweep()
-        building = Building(Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder)))
         try:
             yield building
             key = key_of(kind, dependencies)
@@ -143,7 +153,7 @@ class ArtifactCache:
             make(building)
         made = self.find(kind, dependencies)
         if made.entry is None:
-            raise Damaged(f"what was just written to {self.folder} cannot be read back: {made.note}")
+            raise DeviceUnavailable(f"what was just written to [tensorrt] cache cannot be read back: {made.note}")
         return made.entry, False, found.note
 
     # -------------------------------------------------------------------------------------------------------- how
@@ -152,10 +162,13 @@ class ArtifactCache:
         return self.folder / f"{kind}-{key[:32]}"
 
     def _checked(self, path: Path) -> Found:
+        """What cannot be read at the moment (no permission, no file handle, just exchanged) is not used, but stays."""
         try:
             return Found(_verified(path))
         except Damaged as error:
             return self._removed(path, error)
+        except OSError as error:
+            return Found(None, _unread(path, error))
 
     def _removed(self, path: Path, error: Damaged) -> Found:
         shutil.rmtree(path, ignore_errors=True)
@@ -164,14 +177,18 @@ class ArtifactCache:
         return Found(None, note)
 
     def _replace(self, made: Path, target: Path) -> None:
+        with contextlib.suppress(OSError):  # as where there is one already
+            os.rename(made, target)
+            return
+        aside = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
         try:
+            with contextlib.suppress(FileNotFoundError):  # another process has put it aside
+                os.rename(target, aside / "old")
             os.rename(made, target)
         except OSError:
-            if not target.exists():
+            if not target.is_dir():
                 raise
-            aside = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
-            os.rename(target, aside / "old")
-            os.rename(made, target)
+        finally:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _sweep(self) -> None:
@@ -180,6 +197,10 @@ class ArtifactCache:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _unread(path: Path, error: OSError) -> str:
+    return f"{path.name} in the cache cannot be read ({error.strerror or type(error).__name__})"
 
 
 def _difference(had: Dependencies, wanted: Dependencies, names: Sequence[str]) -> str:
@@ -222,10 +243,11 @@ def _sha256(path: Path) -> str:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Raises Damaged for anything that `_seal` has not written for this very folder."""
+    """Raises Damaged for anything that `_seal` has not written for this very folder, OSError where that cannot be told
+    now."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError) as error:
         raise Damaged(f"its manifest cannot be read ({type(error).__name__})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise Damaged("it has another format")
@@ -259,6 +281,6 @@ def _verified(path: Path) -> Entry:
         path,
         manifest["depends"],
         manifest["facts"],
-        sorted(manifest["files"]),
+        {name: manifest["files"][name]["sha256"] for name in sorted(manifest["files"])},
         manifest["created"],
     )

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 Algorithm = Literal["minmax", "entropy", "percentile"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+DEFAULT: Algorithm = "minmax"
+"""As `[tensorrt] algorithm`: what is calibrated without naming one is what serves without naming one
+(docs/decisions/0020)."""
 
 BINS = 4096
 """At least half of them are in use, however the range has grown: 2,048, as NVIDIA's calibrator has."""

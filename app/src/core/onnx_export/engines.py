@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.folder import sha256_of
-from ..backends.onnx_runtime import OUTPUT, Session
+from ..backends.onnx_runtime import OUTPUT, Session, loading_errors_mapped
 from ..device import Precision
 from .cache import ArtifactCache, Building, Dependencies, Entry
 from .providers import EngineFolder, Rectangle, ShapeProfile
@@ -49,8 +49,9 @@ class Engines:
             before = self._unpacked(found.entry, site, work)
             started = time.perf_counter()
             session = site.through_tensorrt(graph.path / file, precision, shapes, EngineFolder(str(work), str(work)))
-            for rectangle in (shapes.least, shapes.most):
-                session.run([OUTPUT], _blank(rectangle))
+            with loading_errors_mapped():
+                for rectangle in (shapes.least, shapes.most):
+                    session.run([OUTPUT], _blank(rectangle))
             seconds = time.perf_counter() - started
             after = _sums(work)
             if after != before:
@@ -94,10 +95,10 @@ class Engines:
 def engine_dependencies(
     site: Site, graph: Entry, file: str, precision: Precision, shapes: ShapeProfile
 ) -> dict[str, str | int | float | None]:
-    """Everything that makes another engine. The graph's key stands for model, texts, algorithm and what made it."""
+    """Everything that makes another engine."""
     shape = {f"shape_{name}": str(Rectangle(**given)) for name, given in asdict(shapes).items()}
     build = {"workspace_mb": site.build.workspace_mb, "optimization_level": site.build.optimization_level}
-    return {"graph": graph.key, "file": file, "precision": precision} | site.card() | shape | build
+    return {"graph": graph.files[file], "precision": precision} | site.card() | shape | build
 
 
 def _copied(files: list[Path], building: Building) -> None:

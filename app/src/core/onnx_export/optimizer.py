@@ -23,8 +23,8 @@ from ..backends.pytorch import TorchBackend, TorchOptions
 from ..backends.tokenizing import RustTokenizer
 from ..memory import MemoryLimits
 from ..t4_config import T4GPUConfig
-from .cache import ArtifactCache, Building, Dependencies, texts_hash
-from .calibrators import ALGORITHMS, Algorithm
+from .cache import ArtifactCache, Building, Dependencies, Entry, texts_hash
+from .calibrators import ALGORITHMS, DEFAULT, Algorithm
 from .gate import LEAST_TEXTS, Bar, Verdict, judge
 from .graph import build_graph
 from .models import GRAPH, Model, embedded
@@ -116,7 +116,7 @@ class T4TensorRTOptimizer:
         model: Model | str | Path | Folder | Any,
         name: str,
         data: Sequence[str],
-        calibration_algorithm: str = "entropy",
+        calibration_algorithm: str = DEFAULT,
     ) -> Optimized:
         """`model`: a packaged name, a folder, a hub id in the local cache, or a loaded SentenceTransformer. `data`:
         about 1,000 of the texts that it will embed; one in five is held back to judge by. What was calibrated with the
@@ -204,7 +204,7 @@ class _Run:
         finally:
             backend.close()
         verdict = judge(self._exact(judges), found, float(graph.facts["report"]["int8_share"]), self._options.bar)
-        self._remember(verdict, depends, algorithm)
+        self._remember(verdict, graph, algorithm)
         if not verdict.accepted:
             log.warning("%s: INT8 by %s was %s; the float precision stays", self._name, algorithm, verdict.reason)
         return Optimized(
@@ -235,12 +235,13 @@ class _Run:
         finally:
             backend.close()
 
-    def _remember(self, verdict: Verdict, depends: Dependencies, algorithm: str) -> None:
+    def _remember(self, verdict: Verdict, graph: Entry, algorithm: str) -> None:
         """What `serving` asks for. A newer verdict on the same machine is the one that counts."""
-        judged = {**verdict_dependencies(self._site, self._model, algorithm), "texts": depends["texts"]}
+        judged = {**verdict_dependencies(self._site, self._model, algorithm), "texts": graph.dependencies["texts"]}
         with self._cache.build(JUDGED, judged) as building:
             building.facts["verdict"] = verdict.as_dict()
-            building.facts["graph"] = dict(depends)
+            building.facts["graph"] = dict(graph.dependencies)
+            building.facts["sum"] = graph.files[GRAPH]
 
 
 def quantised_graph(folder: Folder, texts: Sequence[str], algorithm: str) -> tuple[onnx.ModelProto, Mapping[str, Any]]:

@@ -18,7 +18,7 @@ import numpy as np
 from ..backends import ModelUnsupported, TokenIds, Vectors
 from . import needs
 from .activations import Channels, Rows, inputs_of, session, vectors
-from .calibrators import ALGORITHMS, Algorithm, Histogram, threshold
+from .calibrators import ALGORITHMS, DEFAULT, Algorithm, Histogram, threshold
 from .qdq import Constants, LayerPlan, behind_gelu, linears, reordered, rounded, rounded_weight, with_qdq
 from .sensitivity import Choice, Search, Target
 
@@ -94,7 +94,7 @@ class Report:
 def quantise(
     graph: onnx.ModelProto,
     tokens: Sequence[TokenIds],
-    algorithm: Algorithm = "entropy",
+    algorithm: Algorithm = DEFAULT,
     *,
     held_out: Sequence[TokenIds] | None = None,
     recipe: Recipe | None = None,

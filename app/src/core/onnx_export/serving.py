@@ -8,11 +8,12 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..backends import DeviceUnavailable, ModelUnsupported
+from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
 from ..backends.onnx_runtime import Loaded, OnnxRuntimeBackend, Session, Sessions
 from ..device import Precision
 from ..memory import MemoryLimits
 from .cache import ArtifactCache, Dependencies, Entry
+from .calibrators import DEFAULT
 from .engines import Engines
 from .gate import Bar as Bar
 from .gate import Verdict
@@ -34,7 +35,7 @@ class GraphOptions:
 
     cache: Path
     enabled: bool = False
-    algorithm: str = "minmax"
+    algorithm: str = DEFAULT
     build: BuildOptions = field(default_factory=BuildOptions)
     bar: Bar = field(default_factory=Bar)
 
@@ -77,8 +78,10 @@ def load_backend(wanted: Wanted, options: GraphOptions) -> OnnxRuntimeBackend:
         return serving.float_backend(wanted.precision, f"{found.reason}; {refusal}")
     except NotAsGraph:
         raise
-    except (DeviceUnavailable, ModelUnsupported) as error:
+    except (DeviceUnavailable, ModelUnsupported, OutOfMemory) as error:
         raise NotAsGraph(str(error)) from error
+    except OSError as error:  # a folder that cannot be written, a full disk; the path is nobody's business
+        raise NotAsGraph(f"its files cannot be kept or read ({error.strerror or type(error).__name__})") from error
 
 
 def _check_runtime(found: Found) -> None:
@@ -108,8 +111,9 @@ class GraphServing:
         return self.quantised_backend(self._accepted(algorithm, bar), f"{reason}; calibrated by {algorithm}")
 
     def quantised_backend(self, graph: Entry, reason: str) -> OnnxRuntimeBackend:
-        """This 8-bit graph, judged or not."""
-        variant = f"int8-{graph.key[:12]}"
+        """This 8-bit graph, judged or not. Its family goes by its content: another version of the quantiser, or another
+        processor, may make another graph of the same texts."""
+        variant = f"int8-{graph.files[GRAPH][:12]}"
         site, model = self._site, self._model
         loaded = Loaded(model.folder, model.weights, site.profile, "int8", "asked for", variant)
         return OnnxRuntimeBackend(loaded, self._sessions(graph, "int8", reason))
@@ -125,6 +129,10 @@ class GraphServing:
         graph = self._cache.find(QUANTISED, judged.entry.facts["graph"])
         if graph.entry is None:
             raise NotAsGraph(f"the calibrated graph is gone; {graph.note or 'owl-sap calibrate NAME makes it again'}")
+        if graph.entry.files[GRAPH] != judged.entry.facts.get("sum"):
+            raise NotAsGraph(
+                "the calibrated graph was made again since it was judged: owl-sap calibrate NAME judges it"
+            )
         return graph.entry
 
     def _float(self, precision: GraphPrecision) -> Entry:
@@ -132,7 +140,9 @@ class GraphServing:
 
     def _sessions(self, graph: Entry, precision: Precision, reason: str) -> Sessions:
         site = self._site
-        if site.runtime == "tensorrt":
+        if site.runtime == "tensorrt" and precision == "fp32" and site.profile.tf32:
+            reason = f"{reason}; in fp32 on CUDA alone, for TensorRT would take TF32"
+        elif site.runtime == "tensorrt":
             shapes = site.shapes(self._model.folder.shape, precision, self._limits)
             usual, note = Engines(self._cache).session(site, graph, GRAPH, precision, shapes)
             return Sessions(usual, self._exact, f"{reason}; {note}", shapes.most.texts)
