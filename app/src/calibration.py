@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.src.parts import Parts
+from app.src.settings import EmbeddingSettings
 from connector.errors import ConfigurationError
 from connector.model import CollectionSpec
 
@@ -35,7 +36,10 @@ class Calibration:
     def calibrate(self, spec: CollectionSpec, request: CalibrationRequest) -> dict[str, Any]:
         """Figures of the calibration, `accepted` by the gate or not. Raises the connector's and the engine's errors."""
         texts = self._texts(spec, request)
-        done = self._optimized(spec.name, texts, request.algorithm or self._parts.settings.tensorrt.algorithm)
+        embedding = self._parts.settings.embedding_of(spec.name)
+        done = self._optimized(
+            spec.name, embedding, texts, request.algorithm or self._parts.settings.tensorrt.algorithm
+        )
         wanted = self._parts.settings.tensorrt
         notes = []
         if done.accepted and not wanted.enabled:
@@ -44,7 +48,7 @@ class Calibration:
             notes.append(f'it serves with [tensorrt] algorithm = "{done.algorithm}"; now it is "{wanted.algorithm}"')
         return {
             "collection": spec.name,
-            "model": self._parts.settings.embedding_of(spec.name).model,
+            "model": embedding.model,
             **done.as_dict(),
             "notes": notes,
         }
@@ -58,8 +62,9 @@ class Calibration:
             return stored_texts(self._parts.store, spec.name, count)
         return sample_texts(spec, self._parts.source, self._parts.embedder_for(spec.name), count)
 
-    def _optimized(self, name: str, texts: list[str], algorithm: str) -> Optimized:
-        wanted, tensorrt = self._parts.settings.embedding_of(name), self._parts.settings.tensorrt
+    def _optimized(self, name: str, wanted: EmbeddingSettings, texts: list[str], algorithm: str) -> Optimized:
+        """`wanted`: the model of the collection, which may have one of its own."""
+        tensorrt = self._parts.settings.tensorrt
         try:
             from app.src.core.memory import MemoryLimits
             from app.src.core.onnx_export.gate import Bar

@@ -93,6 +93,18 @@ def test_calibrated_judged_and_kept(cli: Cli, tmp_path: Path, hana: dict[str, st
 
 
 @pytest.mark.slow
+def test_a_collection_with_a_model_of_its_own(cli: Cli, tmp_path: Path, hana: dict[str, str], tiny: str) -> None:
+    """As `finetune` leaves it: that model is calibrated, with texts cut as it takes them, and not the settings'."""
+    (tmp_path / "owl-sap.toml").write_text(f'{NOTIFICATIONS}model = "{tiny}"\n', encoding="utf-8")
+    lower = {f"OWL_SAP_TENSORRT__LEAST_{bar}": "0" for bar in ("COSINE", "OVERLAP", "INT8_SHARE")}
+    hana |= {"OWL_SAP_EMBEDDING__MODEL": "hash:64", "OWL_SAP_TENSORRT__ALGORITHM": "minmax"}
+    run = cli("calibrate", "notifications", "--texts", "140", "--json", **hana, **lower)
+    assert run.code == 0, run.err
+    assert run.json["model"] == tiny
+    _no_rows(run)
+
+
+@pytest.mark.slow
 @pytest.mark.covers("calibrate")
 def test_the_packaged_model_passes_and_serves(cli: Cli, hana: dict[str, str]) -> None:
     run = cli("calibrate", "notifications", "--texts", "200", "--algorithm", "minmax", "--json", **hana)

@@ -156,6 +156,7 @@ def test_a_file_of_pairs_stopped_and_gone_on_with(configured: Callable[[], Verb]
     code, errors = interrupted(tmp_path, *arguments)
     assert code == 130, errors
     assert "owl-sap finetune rows --resume --out m/new" in errors
+    assert "stops at once, without" in errors, "a second one keeps no checkpoint, and the next run needs --resume"
     unfinished = tmp_path / "m" / "new.unfinished"
     kept = last_checkpoint(unfinished / "checkpoints")
     assert kept is not None
@@ -263,6 +264,17 @@ def test_a_model_that_finds_less_is_not_proposed(configured: Callable[[], Verb],
     assert "do not use it" in Path(run.json["folder"], "README.md").read_text(encoding="utf-8")
     assert "not proposed" in run.err
     assert run.json["before"]["queries"] == held_out
+
+
+def test_what_is_refused_leaves_no_folder(configured: Callable[[], Verb], tmp_path: Path) -> None:
+    cli = configured()
+    write_pairs(tmp_path / "few.jsonl", toy_pairs(12))
+    assert cli("finetune", "rows", "--pairs", "few.jsonl", "--out", "new").code == 2
+    assert not (tmp_path / "new.unfinished").exists()
+    (tmp_path / "new.unfinished").mkdir()
+    (tmp_path / "new.unfinished" / "note").touch()
+    assert cli("finetune", "rows", "--pairs", "few.jsonl", "--out", "new").code == 2
+    assert [file.name for file in (tmp_path / "new.unfinished").iterdir()] == ["note"], "what is another's stays"
 
 
 @pytest.mark.slow

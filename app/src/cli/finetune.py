@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _EVERY = 5.0
 """Seconds between two lines of progress."""
+_STOPPING = b"stopping with a checkpoint after the step in hand; Ctrl-C again stops at once, without one\n"
 _COLUMNS = ("", "before", "after")
 
 
@@ -56,7 +57,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     if batch_size not in (None, 16, 32):
         raise UsageFault(f"--batch-size {batch_size}: 16 or 32")
     request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
-    with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
+    with opened(loaded_for(ctx)) as service, interruptible(_STOPPING) as interrupted:
         onlooker = Onlooker(output.say, _Steps(name), interrupted)
         report = service.finetune(name, request, out, onlooker)
         whole = not report.stopped

@@ -23,9 +23,10 @@ _DONE = b"\0"
 
 class Interrupted:
     """`code`: the exit code that the signal asks for; None while there was none. `heard`: it was asked to end at once,
-    and the main thread knows."""
+    and the main thread knows. `told`: what the first signal says on stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: bytes = _TOLD) -> None:
+        self._told = told
         self.code: int | None = None
         self.heard = False
 
@@ -40,12 +41,12 @@ class Interrupted:
             self.heard = True
             raise KeyboardInterrupt
         # Not through a stream: the signal may have come in the middle of a write to it.
-        os.write(2, _TOLD)
+        os.write(2, self._told)
 
 
 @contextmanager
-def interruptible() -> Iterator[Interrupted]:
-    interrupted = Interrupted()
+def interruptible(told: bytes = _TOLD) -> Iterator[Interrupted]:
+    interrupted = Interrupted(told)
     kinds = (signal.SIGINT, signal.SIGTERM)
     before = {kind: signal.signal(kind, interrupted.receive) for kind in kinds}
     try:

@@ -57,7 +57,7 @@ class EngineOptions:
     `graphs` (auto, on, off) replays small batches from CUDA graphs; auto where that measures faster.
     There too, `preallocate` computes one largest batch at loading, `clear_cache` gives memory back after large batches,
     `cudnn_benchmark` lets cuDNN try its convolutions, `profiling` shows what every engine of the process does as NVTX
-    ranges (Nsight Systems). None of them changes a vector, or anything on a CPU.
+    ranges (Nsight Systems). None of these four changes a vector; none of all changes anything on a CPU.
     """
 
     model: str = "all-MiniLM-L6-v2"

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,21 @@ class Work:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigurationError(f"another process is training in {self.folder}") from None
-            yield
+            try:
+                yield
+            finally:
+                self._forget_unless_begun()
         finally:
             os.close(lock)
+
+    def _forget_unless_begun(self) -> None:
+        """What was refused leaves no folder that looks like a training to go on with; what others put there stays."""
+        if self.begun:
+            return
+        with suppress(OSError):
+            (self.folder / _LOCK).unlink()
+            self.checkpoints.rmdir()
+            self.folder.rmdir()
 
     def _check(self, resume: bool) -> None:
         if self.out.exists():

@@ -123,7 +123,8 @@ class TorchBackend:
         weights = check_files(folder, options.weights_sha256)
         target, reason = _target(options)
         try:
-            chosen = load_encoder(folder, target, packed=options.packed)
+            with memory_errors_mapped():
+                chosen = load_encoder(folder, target, packed=options.packed)
             backend = cls(folder, options, target, chosen)
             backend.info = backend._describe(weights, reason)
         except BaseException:
