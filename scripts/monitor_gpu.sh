@@ -30,8 +30,8 @@ while [[ $# -gt 0 ]]; do
   esac
   [[ $# -gt 0 ]] && shift
 done
-if ! [[ $interval =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
-  echo "--interval takes a number of seconds, not '$interval'" >&2
+if ! [[ $interval =~ ^[0-9]+(\.[0-9]+)?$ && $interval =~ [1-9] ]]; then
+  echo "--interval takes a number of seconds above 0, not '$interval'" >&2
   exit 2
 fi
 

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from app.src.doctor import Fault, why_no_gpu
+from app.src.embedder import EngineEmbedder
 from app.src.parts import Parts
 from app.src.settings import CollectionSettings, HanaSettings, Settings
 from connector.errors import DatabaseError, LoginRefused, LogMissing, PermissionRefused, UnknownCollection, UnknownTable
@@ -96,11 +98,11 @@ class Probes:
             )
         return fault
 
-    def _engine_answers(self) -> None:
+    def _engine_answers(self, embedder: EngineEmbedder | None = None) -> None:
         from app.src.core.batcher import EngineOverloaded
 
         try:
-            vectors = self._parts.embedder.embed(["probe"])
+            vectors = (embedder or self._parts.embedder).embed(["probe"])
         except EngineOverloaded:
             return  # it has too much to do, so it is alive; another probe in its queue would prove nothing more
         if not np.isfinite(vectors).all():
@@ -113,10 +115,22 @@ class Probes:
     # ------------------------------------------------------------------------------------------------------- doctor's
 
     def probe_model(self) -> str:
+        """The configured model, and those that collections have of their own."""
+        told = [self._model_answers(lambda: self._parts.embedder)]
+        own: dict[str, str] = {}
+        for each in self.settings.collections:
+            if each.model is not None and each.model != self.settings.embedding.model:
+                own.setdefault(each.model, each.name)
+        for name in own.values():
+            told.append(f"collection {name}: {self._model_answers(partial(self._parts.embedder_for, name))}")
+        return "; ".join(told)
+
+    def _model_answers(self, load: Callable[[], EngineEmbedder]) -> str:
         start = time.perf_counter()
-        self._engine_answers()
+        embedder = load()
+        self._engine_answers(embedder)
         seconds = time.perf_counter() - start
-        engine = self._parts.engine
+        engine = embedder.engine
         return (
             f"{engine.model}: {engine.dimension} finite numbers per text on {engine.profile.name}; "
             f"ready in {seconds:.1f} s; precision {engine.precision}: {engine.precision_reason}; "

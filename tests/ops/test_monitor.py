@@ -180,6 +180,8 @@ def test_it_goes_on_reading(host: Host) -> None:
     assert time.monotonic() - started > 0.3, "it waits between two readings"
 
 
-@pytest.mark.parametrize("arguments", [["--interval", "soon"], ["--interval"], ["--forever"]])
+@pytest.mark.parametrize(
+    "arguments", [["--interval", "soon"], ["--interval", "0"], ["--interval", "0.0"], ["--interval"], ["--forever"]]
+)
 def test_wrong_usage(host: Host, arguments: list[str]) -> None:
     assert host.run(SCRIPT, *arguments).returncode == 2

@@ -53,6 +53,13 @@ def test_each_is_synced_planned_searched_and_proved_with_its_own(service: Servic
         assert service.verify(name).ok
 
 
+def test_doctor_tells_of_both_models(service: Service) -> None:
+    (line,) = [line for line in service.doctor() if line.check == "model"]
+    assert line.ok
+    assert "hash:64: 64 finite numbers" in line.detail
+    assert "collection own: hash:32: 32 finite numbers" in line.detail
+
+
 def test_a_model_of_its_own_is_a_change_of_model_for_that_collection_alone(
     service: Service, settings: Settings
 ) -> None:

@@ -67,9 +67,13 @@ def _flag_of(*target: str) -> Callable[[str], Assigned]:
     return lambda text: {target: _flag(text)}
 
 
+MOST_DIGITS = 15
+"""Of a number in a variable: no memory has more bytes."""
+
+
 def _count(text: str) -> int:
-    if not text.strip().isdecimal() or not int(text):
-        raise BadVariable("must be a whole number above 0")
+    if not text.strip().isdecimal() or len(text) > MOST_DIGITS or not int(text):
+        raise BadVariable(f"must be a whole number above 0, of {MOST_DIGITS} digits at most")
     return int(text)
 
 
@@ -86,7 +90,7 @@ def _use_gpu(text: str) -> Assigned:
 
 
 def _device_id(text: str) -> Assigned:
-    if not text.strip().isdecimal():
+    if not text.strip().isdecimal() or len(text) > MOST_DIGITS:
         raise BadVariable("must be the number of a GPU: 0, 1, ...")
     index = int(text)
     return {("embedding", "device"): f"cuda:{index}"} if index else {}
