@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from connector.errors import TextsNotEmbeddable
-from connector.model import Column, Key, Query, Row, Table, TableRef, Value
+from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef, Value
 from connector.stores.local import LocalStore
 from connector.sync import Ends
 
@@ -47,7 +47,7 @@ class MemorySource:
     def count(self, query: Query) -> int:
         return len(self.data)
 
-    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         keys = sorted(self.data, key=lambda key: tuple(str(part) for part in key))
         for start in range(0, len(keys), size):
             if self.fail_after_pages is not None and self.pages_read >= self.fail_after_pages:
@@ -95,7 +95,8 @@ class WordEmbedder:
 
     def _direction(self, word: str) -> np.ndarray:
         seed = int.from_bytes(blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
-        return np.random.default_rng(seed).standard_normal(self.dimension)
+        direction: np.ndarray = np.random.default_rng(seed).standard_normal(self.dimension)
+        return direction
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(text.split()) for text in texts]
