@@ -116,14 +116,13 @@ class Probes:
 
     def probe_model(self) -> str:
         """The configured model, and those that collections have of their own."""
-        told = [self._model_answers(lambda: self._parts.embedder)]
+        told = self._model_answers(lambda: self._parts.embedder)
         own: dict[str, str] = {}
         for each in self.settings.collections:
             if each.model is not None and each.model != self.settings.embedding.model:
                 own.setdefault(each.model, each.name)
-        for name in own.values():
-            told.append(f"collection {name}: {self._model_answers(partial(self._parts.embedder_for, name))}")
-        return "; ".join(told)
+        others = {name: self._model_answers(partial(self._parts.embedder_for, name)) for name in own.values()}
+        return "; ".join([told, *(f"collection {name}: {answer}" for name, answer in others.items())])
 
     def _model_answers(self, load: Callable[[], EngineEmbedder]) -> str:
         start = time.perf_counter()

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, WeightsMismatch
-from app.src.core.backends import pytorch as pytorch_module
 from app.src.core.backends.folder import sha256_of
 from app.src.core.backends.packed import PackedEncoder
 from app.src.core.backends.pytorch import TorchBackend, TorchOptions, memory_errors_mapped
+from app.src.core.backends.rectangles import rectangle, width_of
 from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
 
 MINILM = "all-MiniLM-L6-v2"
@@ -251,7 +251,9 @@ def test_other_errors_stay_themselves() -> None:
 
 
 def test_padding_to_a_multiple() -> None:
-    ids, mask = pytorch_module.pad([[5, 6, 7], [8]], 8, 1)
+    batch = [[5, 6, 7], [8]]
+    assert [width_of(batch, 8, most) for most in (512, 8, 5, 2)] == [8, 8, 5, 3]
+    ids, mask = rectangle(batch, width=8, pad_id=1)
     assert ids.tolist() == [[5, 6, 7, 1, 1, 1, 1, 1], [8, 1, 1, 1, 1, 1, 1, 1]]
     assert mask.sum(1).tolist() == [3, 1]
 

@@ -19,7 +19,7 @@ from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.backends.packed import PackedEncoder, Place
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.onnx_export import graph
-from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph, linear_name, rectangle
+from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph, feeds, linear_name
 from tests.core.conftest import MINILM
 from tests.core.test_architectures import MODELS, least_cosine, save, sequences
 from tests.core.test_pytorch import ODD
@@ -64,7 +64,7 @@ def session(model: Any) -> Any:
 
 
 def vectors(runs: Any, batch: Sequence[Sequence[int]], **shape: int) -> torch.Tensor:
-    return torch.from_numpy(runs.run([OUTPUT], rectangle(batch, **shape))[0][: len(batch)])
+    return torch.from_numpy(runs.run([OUTPUT], feeds(batch, **shape))[0][: len(batch)])
 
 
 def reference(folder: Folder, batch: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -176,7 +176,7 @@ def test_without_the_extra(minilm_read: Folder, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_rectangle() -> None:
-    made = rectangle([[5, 6], [7]], width=3, rows=3)
+    made = feeds([[5, 6], [7]], width=3, rows=3)
     np.testing.assert_array_equal(made[INPUT_IDS], [[5, 6, 0], [7, 0, 0], [0, 0, 0]])
     np.testing.assert_array_equal(made[ATTENTION_MASK], [[1, 1, 0], [1, 0, 0], [0, 0, 0]])
-    assert rectangle([[5], [6, 7]])[INPUT_IDS].shape == (2, 2)
+    assert feeds([[5], [6, 7]])[INPUT_IDS].shape == (2, 2)

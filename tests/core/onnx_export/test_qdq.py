@@ -10,7 +10,7 @@ import pytest
 
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.onnx_export.activations import Channels, batches, inputs_of, session, vectors
-from app.src.core.onnx_export.graph import OUTPUT, build_graph, linear_name, rectangle
+from app.src.core.onnx_export.graph import OUTPUT, build_graph, feeds, linear_name
 from app.src.core.onnx_export.qdq import (
     GREATEST,
     Constants,
@@ -53,7 +53,7 @@ def outputs(model: Any, name: str) -> Any:
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     watched.graph.output.extend([onnx.ValueInfoProto(name=name)])
-    return session(watched).run([name], rectangle([BATCH[0][:5], BATCH[1][:5]] if len(BATCH[1]) > 4 else [BATCH[0]]))[0]
+    return session(watched).run([name], feeds([BATCH[0][:5], BATCH[1][:5]] if len(BATCH[1]) > 4 else [BATCH[0]]))[0]
 
 
 # ---------------------------------------------------------------------------------------------------------- arithmetic
@@ -202,7 +202,7 @@ def test_batches_hold_every_text_once_and_keep_to_the_budget() -> None:
 
 def test_vectors_come_in_the_order_given(graph: Any) -> None:
     runtime = session(graph)
-    alone = np.concatenate([runtime.run([OUTPUT], rectangle([tokens]))[0] for tokens in BATCH])
+    alone = np.concatenate([runtime.run([OUTPUT], feeds([tokens]))[0] for tokens in BATCH])
     np.testing.assert_allclose(vectors(runtime, BATCH), alone, rtol=1e-4, atol=1e-5)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..device import DeviceProfile, Precision
 from . import DeviceUnavailable, ModelInfo, OutOfMemory, TokenIds, Vectors
 from .folder import Folder, sha256_of
+from .rectangles import rectangle, width_of
 from .tokenizing import RustTokenizer
 
 PATH = "onnx-runtime"
@@ -136,13 +137,8 @@ class OnnxRuntimeBackend:
         return np.asarray(vectors, dtype=np.float32)
 
     def _rectangle(self, batch: Sequence[TokenIds]) -> Feeds:
-        longest = max(map(len, batch))
-        width = min(-(-longest // self._multiple) * self._multiple, max(longest, self._longest))
-        ids = np.full((len(batch), width), self._pad_id, dtype=np.int64)
-        mask = np.zeros((len(batch), width), dtype=np.int64)
-        for row, tokens in enumerate(batch):
-            ids[row, : len(tokens)] = tokens
-            mask[row, : len(tokens)] = 1
+        width = width_of(batch, self._multiple, self._longest)
+        ids, mask = rectangle(batch, width=width, pad_id=self._pad_id)
         return {"input_ids": ids, "attention_mask": mask}
 
 

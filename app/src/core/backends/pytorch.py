@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from ..device import BF16_PAYS, ELEMENT_BYTES, DeviceError, DeviceProfile, Precision, choose_precision, detect
 from ..memory import PROBE_TOKENS, TokenCost, measured_cost
 from ..ranges import ranged
@@ -25,6 +23,7 @@ from .compute_thread import on_compute_thread
 from .folder import PACKAGED, Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from .overlapping import Pending
 from .pausing import Interruptible
+from .rectangles import rectangle, width_of
 from .tokenizing import RustTokenizer
 
 if TYPE_CHECKING:
@@ -476,18 +475,6 @@ def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
     return float(cosines.nan_to_num(nan=-1.0).min())
 
 
-def pad(batch: Sequence[TokenIds], width: int, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask, both int64 (n, width)."""
-    import torch
-
-    ids = np.full((len(batch), width), pad_id, dtype=np.int64)
-    mask = np.zeros((len(batch), width), dtype=np.int64)
-    for row, tokens in enumerate(batch):
-        ids[row, : len(tokens)] = tokens
-        mask[row, : len(tokens)] = 1
-    return torch.from_numpy(ids), torch.from_numpy(mask)
-
-
 class _Rectangular:
     """Common to encoders that want every text of a batch at one length."""
 
@@ -499,9 +486,10 @@ class _Rectangular:
 
     @ranged("copy")
     def _inputs(self, batch: Sequence[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
-        longest = max(map(len, batch))
-        width = min(-(-longest // self._multiple) * self._multiple, max(longest, self._longest))
-        ids, mask = pad(batch, width, self._pad_id)
+        import torch
+
+        width = width_of(batch, self._multiple, self._longest)
+        ids, mask = map(torch.from_numpy, rectangle(batch, width=width, pad_id=self._pad_id))
         return (ids, mask) if self._uploads is None else self._sent(self._uploads, ids, mask)
 
     def _sent(self, uploads: Uploads, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends import DeviceUnavailable, TokenIds, Vectors
-from .graph import ATTENTION_MASK, OUTPUT, rectangle
+from .graph import ATTENTION_MASK, OUTPUT, feeds
 from .qdq import linears
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def vectors(runtime: Any, tokens: Sequence[TokenIds]) -> Vectors:
     """Of each text its vector, not normalised, in the order given. `runtime`: of `session`."""
     found: list[tuple[int, Any]] = []
     for batch in batches(tokens):
-        rows = runtime.run([OUTPUT], rectangle([tokens[place] for place in batch]))[0]
+        rows = runtime.run([OUTPUT], feeds([tokens[place] for place in batch]))[0]
         found += zip(batch, rows, strict=True)
     made: Vectors = np.stack([row for _, row in sorted(found, key=lambda pair: pair[0])])
     return made
@@ -76,7 +76,7 @@ def inputs_of(
     runtime = session(watched)
     channels = sum(shape[0] for name, shape in linears(model).items() if name in sources)
     for batch in batches(tokens, min(BATCH, WATCHED // channels)):
-        given = rectangle([tokens[place] for place in batch])
+        given = feeds([tokens[place] for place in batch])
         real = given[ATTENTION_MASK].astype(bool)
         seen = dict(zip(names, runtime.run(names, given), strict=True))
         yield {layer: seen[source][real].astype(np.float32, copy=False) for layer, source in sources.items()}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..backends import ModelUnsupported, TokenIds
 from ..backends.folder import Folder
+from ..backends.rectangles import rectangle
 from . import needs
 
 if TYPE_CHECKING:
@@ -80,14 +81,9 @@ def build_graph(folder: Folder, *, precision: GraphPrecision = "fp32") -> onnx.M
     return writer.model(output, int(weights.words.shape[1]), {"pooling": folder.pooling, "precision": precision})
 
 
-def rectangle(batch: Sequence[TokenIds], *, width: int | None = None, rows: int | None = None) -> dict[str, Numbers]:
-    """Inputs of the graph for these token ids. Filled up with 0, which the mask hides, to the longest or to `width`;
-    with whole rows, that mean nothing, to `rows`."""
-    shape = (len(batch) if rows is None else rows, max(map(len, batch)) if width is None else width)
-    ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    for row, tokens in enumerate(batch):
-        ids[row, : len(tokens)] = tokens
-        mask[row, : len(tokens)] = 1
+def feeds(batch: Sequence[TokenIds], *, width: int | None = None, rows: int | None = None) -> dict[str, Numbers]:
+    """Inputs of the graph for these token ids, `rectangle`d."""
+    ids, mask = rectangle(batch, width=width, rows=rows)
     return {INPUT_IDS: ids, ATTENTION_MASK: mask}
 
 
