@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,13 @@ from tests.emulator.process import Emulator, running
 _schemas = itertools.count(1)
 settings.register_profile("hurry", phases=(Phase.explicit, Phase.generate))
 """For scripts/mutations: a failing example is not made smaller."""
+
+
+@pytest.fixture(autouse=True)
+def _no_late_answers_of_a_driver() -> None:
+    """What one test's driver told too late is not the next test's answer."""
+    if (nvml := sys.modules.get("app.src.core.nvml")) is not None:
+        nvml._READINGS.clear()
 
 
 @pytest.fixture(scope="session")

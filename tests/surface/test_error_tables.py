@@ -12,11 +12,13 @@ from app.src.benchmark import environments, serve
 from app.src.cli import exits
 from app.src.core import backends
 from app.src.core.device import DeviceError
+from app.src.core.finetune import recipe
+from app.src.core.onnx_export import optimizer, serving
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.settings import SettingsError
 from connector import errors
 
-ALSO_LOADED = (environments, serve)
+ALSO_LOADED = (environments, optimizer, recipe, serve, serving)
 """Nothing else that is imported here imports them, and their errors count."""
 CANARY = "canary-5358"
 
@@ -65,6 +67,9 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "EngineOverloaded": (4, 429, True),
     "WorkerDied": (4, 503, True),
     "NonFinite": (1, 422, False),
+    "NotAsGraph": (2, 500, False),
+    "TooFewTexts": (1, 500, False),
+    "TrainingFailed": (1, 500, False),
 }
 
 

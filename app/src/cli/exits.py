@@ -39,6 +39,7 @@ ENGINE_CODES = {
     "ModelUnsupported": USAGE,
     "WeightsMismatch": USAGE,
     "DeviceUnavailable": USAGE,
+    "NotAsGraph": USAGE,
     "NonFinite": FAILED,
     "TooFewTexts": FAILED,
     "TrainingFailed": FAILED,
