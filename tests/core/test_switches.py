@@ -229,3 +229,20 @@ def test_true_fp32_beside_tf32_on_a_card() -> None:
     switches.TF32.release(profile, "tf32")
     assert plain == pytest.approx(beside, rel=0.5)
     assert rounded > 20 * plain
+
+
+def test_an_engine_that_fails_while_it_preallocates_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+
+    class Backend(HashingBackend):
+        def close(self) -> None:
+            closed.append(True)
+
+    def fails(engine: EmbeddingEngine) -> int:
+        raise OutOfMemory("planted")
+
+    monkeypatch.setattr("app.src.core.engine._backend", lambda options, limits: Backend("hash:8"))
+    monkeypatch.setattr("app.src.core.engine.preallocate", fails)
+    with pytest.raises(OutOfMemory, match="planted"):
+        load_engine(EngineOptions("any", preallocate=True))
+    assert closed == [True]

@@ -467,9 +467,13 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
     backend = _backend(options, limits)
     if options.profiling and backend.profile.kind == "cuda":
         show_to_nvtx()
-    engine = EmbeddingEngine(backend, limits)
-    if options.preallocate:
-        preallocate(engine)
+    try:
+        engine = EmbeddingEngine(backend, limits)
+        if options.preallocate:
+            preallocate(engine)
+    except BaseException:
+        backend.close()  # nobody else has it
+        raise
     return engine
 
 
