@@ -346,14 +346,18 @@ def text_literal(text: str) -> Bound:
 
 def number_literal(text: str) -> Bound:
     if "e" in text.lower():
-        if math.isinf(float(text)):
+        try:
+            number = float(text)
+        except ValueError:
+            raise HanaError(257, "sql syntax error: a number without its exponent") from None  # sqlglot takes "1e"
+        if math.isinf(number):
             raise HanaError(314, "numeric overflow: a literal does not fit DOUBLE")
-        return Bound(repr(float(text)), DOUBLE, nullable=False, constant=True)
+        return Bound(repr(number), DOUBLE, nullable=False, constant=True)
     if "." in text:
         digits, _, fraction = text.lstrip("-").partition(".")
         kind = HanaType(TypeCode.DECIMAL, max(1, len(digits) + len(fraction)), len(fraction))
-        number = to_decimal(text, "a literal")
-        return Bound(literal(f"{number or abs(number):f}"), kind, nullable=False, constant=True)
+        decimal = to_decimal(text, "a literal")
+        return Bound(literal(f"{decimal or abs(decimal):f}"), kind, nullable=False, constant=True)
     if len(text) > _LONGEST_NUMBER:
         raise HanaError(314, "numeric overflow: a literal has too many digits")
     value = int(text)
