@@ -1,0 +1,31 @@
+"""Who asks: what every check of rights looks at, whatever the surface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Scope = Literal["embed", "search", "sync", "admin", "metrics"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """`name`: the key's id or the token's subject, for logs; never a secret. `scopes`: what may be asked for; `admin`
+    includes the others. `claims`: what the token or the key says of its bearer; collections with row rules look here,
+    and what is not claimed is not seen. `every_row`: row rules do not hold for it."""
+
+    name: str
+    scopes: frozenset[Scope]
+    claims: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    every_row: bool = False
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
+OPERATOR = Principal("operator", frozenset(SCOPES), every_row=True)
+"""Who runs the command line, and so has the credentials for HANA anyway."""
+LOOPBACK = Principal("loopback", frozenset(SCOPES))
+"""Anybody on this machine, while no authentication is configured. Claims nothing, so it sees no row under a row rule."""
