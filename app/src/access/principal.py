@@ -28,4 +28,4 @@ class Principal:
 OPERATOR = Principal("operator", frozenset(SCOPES), every_row=True)
 """Who runs the command line, and so has the credentials for HANA anyway."""
 LOOPBACK = Principal("loopback", frozenset(SCOPES))
-"""Anybody on this machine, while no authentication is configured. Claims nothing, so it sees no row under a row rule."""
+"""Anybody on this machine, while no authentication is configured. It claims nothing, so row rules leave it no row."""
