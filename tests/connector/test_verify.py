@@ -142,7 +142,7 @@ def test_without_repair_nothing_is_written(filled):
     assert content(filled) == before
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 0.0])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 0.0, -1.2e37])
 def test_vectors_that_are_no_vectors_are_found(filled, tmp_path: Path, poison):
     database = sqlite3.connect(next((tmp_path / "store").glob("*.sqlite")))
     (table,) = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE sql LIKE '%vec%BLOB%'")]
