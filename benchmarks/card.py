@@ -56,7 +56,8 @@ from app.src.benchmark.side_by_side import (  # noqa: E402
     wall,
 )
 from app.src.core.device import DeviceError, DeviceProfile, detect  # noqa: E402
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine  # noqa: E402
+from app.src.core.engine import EmbeddingEngine  # noqa: E402
+from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.core.nvml import snapshot  # noqa: E402
 from app.src.core.t4_gpu_optimizer import Plan, make_report  # noqa: E402
 from benchmarks.card_models import LOADS, SHAPES, TINY, Model, Shape, Words, lengths_of, make  # noqa: E402

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from app.src.core.backends.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.device import DeviceProfile  # noqa: E402
-from app.src.core.engine import EngineOptions  # noqa: E402
+from app.src.core.loading import EngineOptions  # noqa: E402
 from app.src.core.measuring.clocks import clock_of  # noqa: E402
 from app.src.core.measuring.sampling import driver_of  # noqa: E402
 from app.src.core.nvml import GpuState  # noqa: E402

@@ -56,7 +56,8 @@ from app.src.benchmark.workloads import Workload, sap_like, texts  # noqa: E402
 from app.src.core.backends import DeviceUnavailable  # noqa: E402
 from app.src.core.backends.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.backends.folder import find_folder  # noqa: E402
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine  # noqa: E402
+from app.src.core.engine import EmbeddingEngine  # noqa: E402
+from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
 BATCH_SIZES = {"cpu": (8, 16, 32, 64), "cuda": (32, 64, 128, 256)}

@@ -30,7 +30,7 @@ from app.src.benchmark.environments import DEFAULT_FOLDER, PeerUnavailable, peer
 from app.src.benchmark.machine import cores  # noqa: E402
 from app.src.benchmark.report import Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, Target, at_least, at_most  # noqa: E402
-from app.src.core.engine import EngineOptions, load_engine  # noqa: E402
+from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.settings import EmbeddingSettings  # noqa: E402
 
 ANCHOR = "sentence-transformers"

@@ -25,7 +25,7 @@ import uvicorn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import app.src.core.engine  # noqa: E402
+import app.src.core.loading  # noqa: E402
 from app.src.api.server import serve  # noqa: E402
 from app.src.core.device import DeviceProfile  # noqa: E402
 from app.src.searching import Found, FoundHit  # noqa: E402
@@ -94,7 +94,7 @@ def announce(url: str) -> None:
 def full(folder: Path, kind: str) -> None:
     """`owl-sap serve`; `full` is so but for the engine and the search."""
     if kind == "full":
-        app.src.core.engine.load_engine = lambda _: StubEngine()  # type: ignore[assignment, return-value]
+        app.src.core.loading.load_engine = lambda _: StubEngine()  # type: ignore[assignment, return-value]
     block = {"name": "materials", "source": "S.MARA", "template": "{MAKTX}"}
     settings = Settings.model_validate(
         {

@@ -42,8 +42,8 @@ PARTS = {
     "check_files(read_folder(find_folder('all-MiniLM-L6-v2'), 'all-MiniLM-L6-v2'))",
     "torch": "import torch",
     "torch and transformers": "import torch, transformers",
-    "engine loaded": "from app.src.core.engine import *\nload_engine(EngineOptions())",
-    "first text embedded": "from app.src.core.engine import *\nload_engine(EngineOptions()).embed(['warm'])",
+    "engine loaded": "from app.src.core.loading import *\nload_engine(EngineOptions())",
+    "first text embedded": "from app.src.core.loading import *\nload_engine(EngineOptions()).embed(['warm'])",
 }
 
 

@@ -42,7 +42,8 @@ sys.path.insert(0, str(ROOT))
 from app.src.benchmark.machine import machine  # noqa: E402
 from app.src.benchmark.report import Part, Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, at_least, at_most  # noqa: E402
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine  # noqa: E402
+from app.src.core.engine import EmbeddingEngine  # noqa: E402
+from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.parts import EngineEmbedder  # noqa: E402
 from connector.hana import ConnectionOptions, HanaPool  # noqa: E402
 from connector.model import ChangeSpec, CollectionSpec, TableRef  # noqa: E402

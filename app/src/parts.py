@@ -239,7 +239,7 @@ class Parts:
 
     def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
         """The configured model; or another, on the same device within the same limits."""
-        from app.src.core.engine import EngineOptions, load_engine
+        from app.src.core.loading import EngineOptions, load_engine
         from app.src.core.onnx_export.serving import Bar, BuildOptions, GraphOptions
 
         wanted, tensorrt = self.settings.embedding, self.settings.tensorrt

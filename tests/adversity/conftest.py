@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from tests.adversity.scene import Scene
 from tests.emulator.process import Emulator

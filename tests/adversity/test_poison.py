@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import OutOfMemory
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from connector.errors import ConfigurationError, DatabaseError, StoreCorrupt
 from connector.model import CollectionSpec, TableRef, Vectors

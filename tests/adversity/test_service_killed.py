@@ -15,7 +15,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from tests.adversity.scene import NAME, Scene
 from tests.emulator.process import Emulator

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from app.src.benchmark.report import Report
 from app.src.benchmark.side_by_side import Figure, interleaved
-from app.src.core import engine as engines
+from app.src.core import loading as engines
 from app.src.core.device import DeviceError, DeviceProfile
 from app.src.core.nvml import GpuState
 from benchmarks import card, card_models, card_sides

@@ -12,7 +12,7 @@ from app.src.benchmark import embed, search
 from app.src.benchmark.environments import PeerUnavailable
 from app.src.benchmark.report import Report
 from app.src.benchmark.side_by_side import Figure, Rounds, WorkFailed, at_least, interleaved
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.settings import EmbeddingSettings
 
 GOOD = str(Path(__file__).with_name("fake_embedder.py"))

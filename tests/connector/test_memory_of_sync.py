@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from connector.model import CollectionSpec, Query, Row
 from connector.stores.local import LocalStore

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from connector.change_log import log_of
 from connector.errors import LogMissing

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from connector import catalog, change_setup
 from connector.errors import ConnectorError, StatementFailed

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from connector.errors import ConfigurationError, UnknownColumn
 from connector.hana import ConnectionOptions, HanaPool

@@ -15,7 +15,8 @@ from app.src.core.backends import ModelInfo, OutOfMemory, TokenIds, Vectors
 from app.src.core.backends.folder import find_folder
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.device import DeviceProfile
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 
 MINILM = "all-MiniLM-L6-v2"
 TINY = {

@@ -19,9 +19,10 @@ from app.src.core.backends import architectures
 from app.src.core.backends.architectures import ARCHITECTURES, PairBias, refusal, relative_buckets
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.backends.packed import PackedEncoder, Place
-from app.src.core.backends.pytorch import PaddedEncoder, Target
+from app.src.core.backends.rectangular import PaddedEncoder
+from app.src.core.backends.target import Target
 from app.src.core.device import DeviceProfile
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from tests.core.conftest import module, write
 from tests.core.test_pytorch import ODD, WORDS
 

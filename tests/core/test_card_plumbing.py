@@ -16,14 +16,17 @@ import torch
 
 from app.src.core.backends import OutOfMemory, TokenIds, Vectors
 from app.src.core.backends.compute_thread import on_compute_thread
+from app.src.core.backends.encoders import _on_card
 from app.src.core.backends.footprint import Measurable
 from app.src.core.backends.graphs import CudaRecorder, with_graphs
 from app.src.core.backends.overlapping import Overlapping
-from app.src.core.backends.pytorch import Target, TorchBackend, TorchOptions, _Mapped, _on_card, memory_errors_mapped
+from app.src.core.backends.pytorch import TorchBackend, TorchOptions, _Mapped, memory_errors_mapped
 from app.src.core.backends.staging import CardDownloads, CardUploads, CudaCard, HostUploads, PageableDownloads
+from app.src.core.backends.target import Target
 from app.src.core.batcher import Batcher
 from app.src.core.device import DeviceProfile
-from app.src.core.engine import EmbeddingEngine, EngineOptions
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions
 from app.src.core.memory import HEADROOM, MemoryLimits, TokenCost
 from tests.core.conftest import MINILM, ScriptedBackend
 
@@ -392,7 +395,7 @@ def test_cuda_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, minilm
 
 
 def test_the_switches_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.src.core import engine as engine_module
+    from app.src.core import loading as engine_module
 
     given: list[TorchOptions] = []
 
@@ -435,7 +438,7 @@ def test_pinned_memory_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, pinn
     ids=str,
 )
 def test_every_switch_gives_the_same_vectors_on_a_card(minilm: EmbeddingEngine, switches: dict[str, Any]) -> None:
-    from app.src.core.engine import load_engine
+    from app.src.core.loading import load_engine
 
     with load_engine(EngineOptions(MINILM, device="cuda", **switches)) as engine:
         engine.memory.shrink(4096)  # many batches
@@ -451,7 +454,7 @@ def test_a_card_that_overlaps_is_launched_ahead() -> None:
     """`begin` comes back long before the batch is done."""
     import time
 
-    from app.src.core.engine import load_engine
+    from app.src.core.loading import load_engine
 
     with load_engine(EngineOptions(MINILM, device="cuda", precision="fp32")) as engine:
         batch = engine.tokenize([" ".join(["pump"] * 250)] * 100)
@@ -467,7 +470,7 @@ def test_a_card_that_overlaps_is_launched_ahead() -> None:
 
 @pytest.mark.gpu
 def test_the_measured_cost_is_near_what_batches_take() -> None:
-    from app.src.core.engine import load_engine
+    from app.src.core.loading import load_engine
 
     with load_engine(EngineOptions(MINILM, device="cuda")) as engine:
         backend = engine._backend
@@ -481,7 +484,7 @@ def test_the_measured_cost_is_near_what_batches_take() -> None:
 
 @pytest.mark.gpu
 def test_a_card_that_is_nearly_full_is_survived() -> None:
-    from app.src.core.engine import load_engine
+    from app.src.core.loading import load_engine
 
     with load_engine(EngineOptions(MINILM, device="cuda")) as engine:
         wanted = engine.embed(TEXTS * 4)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from app.src.core import planning
 from app.src.core.backends import EngineClosed, EngineError, ModelNotFound, NonFinite, OutOfMemory, TokenIds
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine, usable
+from app.src.core.engine import EmbeddingEngine, usable
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.planning import padded, plan_batches, windows_of
 
 WORDS = [

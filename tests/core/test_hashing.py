@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from app.src.core.backends import Vectors
 from app.src.core.backends.hashing import HashingBackend, _to_id, _to_word
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, calibration, int8, quantising
 from app.src.core.backends.int8 import Grid, Int8Linears, Observing, Product, Seen, smoothed
 from app.src.core.backends.linears import Affine
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 
 MINILM = "all-MiniLM-L6-v2"
 ODD = ["", " ", "\x00", "a", "🦉 pump", "x" * 3000, "pump " * 400, "Ölpumpe undicht, 3 Stück à 4,50 €", "漢字 ポンプ"]

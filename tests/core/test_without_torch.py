@@ -24,7 +24,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "script",
     [
-        "from app.src.core.engine import *\n"
+        "from app.src.core.loading import *\n"
         "with load_engine(EngineOptions('hash:384')) as engine:\n"
         "    assert engine.embed(['oil leak', '']).shape == (2, 384)\n"
         "    assert engine.split('oil leak at the pump', 2, 0) and engine.count_tokens(['oil leak']) == [2]",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.service import EngineEmbedder
 from connector.hana import ConnectionOptions, HanaPool
 from connector.model import CollectionSpec, TableRef

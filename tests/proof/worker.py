@@ -19,7 +19,7 @@ from typing import Any
 
 from hdbcli import dbapi  # noqa: F401 - imported before the fork, as slow as it is
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from connector import failpoints
 from connector.errors import ConnectorError, TextsNotEmbeddable

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from app.src.cli.embedding import Sink, lines_of
 from app.src.cli.exits import UsageFault
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 
 HASH = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}
 ENGINE = load_engine(EngineOptions("hash:16"))

@@ -10,7 +10,8 @@ import pytest
 
 from app.src.core.backends import NonFinite
 from app.src.core.computing import Running
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.embedder import EngineEmbedder
 from app.src.metrics import Metrics
 from app.src.query_cache import QueryCache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.src.core import engine as engines
+from app.src.core import loading as engines
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.model import ModelSource

@@ -16,10 +16,10 @@ import pytest
 from app.src.core.backends import DeviceUnavailable
 from app.src.core.backends.folder import read_folder
 from app.src.core.device import DeviceProfile
-from app.src.core.engine import EngineOptions, load_engine
 from app.src.core.finetune import trainer
 from app.src.core.finetune.recipe import Pace, Recipe, Technique, Trained, TrainingFailed, TrainingJob, Watch
 from app.src.core.finetune.saving import save
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.training.evaluation import Figures, Trial
 from app.src.training.pairs import Pair
 from tests.training.toy import CANARY, files_with, tiny_model, toy_pairs

@@ -7,76 +7,31 @@ Knows backends and memory; never HANA, HTTP, settings or the environment.
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .backends import Backend, NonFinite, OutOfMemory, TokenIds, Vectors
 from .backends.footprint import Measurable
-from .backends.hashing import PREFIX as HASHING
-from .backends.hashing import HashingBackend
 from .computing import Computing, Running
 from .computing import normalized as normalized
 from .computing import usable as usable
-from .device import DeviceError, DeviceProfile, detect
+from .device import DeviceProfile
 from .memory import MemoryLimits, T4MemoryManager
 from .planning import padded, plan_batches, windows_of
-from .ranges import show_to_nvtx
 from .splitting import piece_spans
-
-if TYPE_CHECKING:
-    from .backends.pytorch import TorchBackend
-    from .onnx_export.serving import GraphOptions
-
-log = logging.getLogger(__name__)
 
 AHEAD = 2
 """Tokenised windows that may wait for the device."""
 UNPADDED = ("packed", "hashing")
 """Paths on which a batch costs the sum of its lengths."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How to load an engine. `model`: a packaged name, a folder, a cached hub id, or hash:N.
-
-    `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `memory_fraction` and `reserve_mb`
-    bound the GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's
-    CPU threads, for the whole process. `packed` False forces padded batches. `onnx`: whether and how the model runs as
-    a graph in ONNX Runtime; None: it never does.
-
-    On a card: `overlap` launches a batch while the one before it computes, `pinned` copies by way of pinned memory, and
-    `graphs` (auto, on, off) replays small batches from CUDA graphs; auto where that measures faster.
-    There too, `preallocate` computes one largest batch at loading, `clear_cache` gives memory back after large batches,
-    `cudnn_benchmark` lets cuDNN try its convolutions, `profiling` shows what every engine of the process does as NVTX
-    ranges (Nsight Systems). None of these four changes a vector; none of all changes anything on a CPU.
-    """
-
-    model: str = "all-MiniLM-L6-v2"
-    precision: str = "auto"
-    device: str = "auto"
-    memory_fraction: float = 0.8
-    reserve_mb: int = 512
-    weights_sha256: str | None = None
-    revision: str | None = None
-    threads: int | None = None
-    packed: bool = True
-    overlap: bool = True
-    pinned: bool = True
-    graphs: str = "auto"
-    profiling: bool = False
-    onnx: GraphOptions | None = None
-    preallocate: bool = False
-    clear_cache: bool = False
-    cudnn_benchmark: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,97 +412,6 @@ def _ahead(windows: Iterator[_Window]) -> Iterator[_Window]:
     finally:
         stopped.set()
         thread.join()
-
-
-def load_engine(options: EngineOptions) -> EmbeddingEngine:
-    """Load a model. torch is imported only when the model needs it. Raises EngineError with what to do."""
-    limits = MemoryLimits(options.memory_fraction, options.reserve_mb << 20)
-    if options.model.startswith(HASHING):
-        return EmbeddingEngine(HashingBackend(options.model), limits)
-    backend = _backend(options, limits)
-    if options.profiling and backend.profile.kind == "cuda":
-        show_to_nvtx()
-    try:
-        engine = EmbeddingEngine(backend, limits)
-        if options.preallocate:
-            preallocate(engine)
-    except BaseException:
-        backend.close()  # nobody else has it
-        raise
-    return engine
-
-
-def _backend(options: EngineOptions, limits: MemoryLimits) -> Backend:
-    graphs = options.onnx
-    if graphs is not None and (graphs.enabled or _int8_on_card(options)):
-        return _as_graph(options, graphs, limits)
-    return _in_torch(options)
-
-
-def _in_torch(options: EngineOptions) -> TorchBackend:
-    from .backends.pytorch import TorchBackend, TorchOptions
-
-    return TorchBackend.load(
-        TorchOptions(
-            model=options.model,
-            precision=options.precision,
-            device=options.device,
-            threads=options.threads,
-            weights_sha256=options.weights_sha256,
-            revision=options.revision,
-            packed=options.packed,
-            overlap=options.overlap,
-            pinned=options.pinned,
-            graphs=options.graphs,
-            cudnn_benchmark=options.cudnn_benchmark,
-            clear_cache=options.clear_cache,
-        )
-    )
-
-
-def _int8_on_card(options: EngineOptions) -> bool:
-    """Where torch has no 8-bit layers."""
-    if options.precision != "int8":
-        return False
-    try:
-        return detect(options.device).kind == "cuda"
-    except DeviceError:
-        return False  # loading says what is wrong with it
-
-
-def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits) -> Backend:
-    """The model as a graph; where that cannot be, on torch in its float precision (on a CPU in the one asked for), and
-    the log and `path_reason` say why."""
-    from .onnx_export.serving import NotAsGraph, Wanted, load_backend
-
-    wanted = Wanted(
-        model=options.model,
-        precision=options.precision,
-        device=options.device,
-        threads=options.threads,
-        weights_sha256=options.weights_sha256,
-        revision=options.revision,
-        limits=limits,
-    )
-    try:
-        return load_backend(wanted, graphs)
-    except NotAsGraph as refused:
-        log.warning("%s is not computed as a graph in ONNX Runtime: %s", options.model, refused)
-        backend = _in_torch(replace(options, precision="auto") if _int8_on_card(options) else options)
-        backend.info = replace(backend.info, path_reason=f"no graph, {refused}; {backend.info.path_reason}")
-        return backend
-
-
-def preallocate(engine: EmbeddingEngine) -> int:
-    """Compute one batch as large as any will be, of longest texts: torch's allocator takes its memory now and keeps it,
-    and a budget that does not fit is halved now rather than in the midst of a sync. The tokens computed; 0 on a CPU,
-    where it would only take memory that other programs could use."""
-    if engine.profile.kind == "cpu":
-        return 0
-    before = engine.stats().tokens
-    texts = max(1, engine.token_budget // engine.max_tokens)
-    engine.embed([f"{number} " + "oil " * engine.max_tokens for number in range(texts)])
-    return engine.stats().tokens - before
 
 
 def _memory_of(backend: Backend, limits: MemoryLimits | None) -> T4MemoryManager:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from app.src.core.backends.pytorch import TorchBackend, TorchOptions
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.onnx_export.cache import ArtifactCache
 from app.src.core.onnx_export.models import Model, embedded
 from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer

@@ -13,7 +13,8 @@ import pytest
 from app.src.core.backends import DeviceUnavailable, OutOfMemory
 from app.src.core.backends.onnx_runtime import Loaded, OnnxRuntimeBackend, Session, Sessions, make_session
 from app.src.core.device import DeviceProfile
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.onnx_export.cache import ArtifactCache
 from app.src.core.onnx_export.models import GRAPH, Model, float_graph
 from app.src.core.onnx_export.providers import CPU, CUDA, TENSORRT, Installed, cpu_provider

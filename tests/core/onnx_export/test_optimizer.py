@@ -16,7 +16,8 @@ import pytest
 from app.src.core.backends import ModelUnsupported, OutOfMemory
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.device import DeviceProfile
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine
+from app.src.core.engine import EmbeddingEngine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.onnx_export.cache import ArtifactCache
 from app.src.core.onnx_export.gate import LEAST_TEXTS, Bar
 from app.src.core.onnx_export.graph import build_graph

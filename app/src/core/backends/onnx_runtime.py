@@ -17,7 +17,7 @@ from ..device import DeviceProfile, Precision
 from . import DeviceUnavailable, ModelInfo, OutOfMemory, TokenIds, Vectors
 from .folder import Folder, sha256_of
 from .rectangles import rectangle, width_of
-from .tokenizing import RustTokenizer
+from .tokenizing import RustTokenizer, Tokenizing
 
 PATH = "onnx-runtime"
 OUTPUT = "sentence_embedding"
@@ -58,7 +58,7 @@ class Loaded:
     variant: str = ""
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(Tokenizing):
     """One graph on one device."""
 
     def __init__(self, loaded: Loaded, sessions: Sessions) -> None:
@@ -88,15 +88,6 @@ class OnnxRuntimeBackend:
             matryoshka=loaded.folder.matryoshka,
             variant=loaded.variant,
         )
-
-    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
-        return self._tokenizer.ids(texts)
-
-    def count(self, texts: Sequence[str]) -> list[int]:
-        return self._tokenizer.count(texts)
-
-    def offsets(self, text: str) -> list[tuple[int, int]]:
-        return self._tokenizer.offsets(text)
 
     def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
         """A batch of more texts than the session was built for is computed in parts."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..ranges import ranged
 from . import ModelUnsupported, TokenIds
 from .folder import PACKAGED, Folder
 
@@ -42,6 +43,22 @@ class RustTokenizer:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         return list(self._whole.encode(_encodable([text])[0], add_special_tokens=False).offsets)
+
+
+class Tokenizing:
+    """What a backend does by its tokenizer alone."""
+
+    _tokenizer: RustTokenizer
+
+    @ranged("tokenise")
+    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
+        return self._tokenizer.ids(texts)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        return self._tokenizer.count(texts)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        return self._tokenizer.offsets(text)
 
 
 def _encodable(texts: Sequence[str]) -> list[str]:

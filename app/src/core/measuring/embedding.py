@@ -12,7 +12,8 @@ from typing import Literal
 from ..backends import EngineError
 from ..choices import Setting
 from ..device import PRECISIONS, DeviceError, DeviceProfile, Precision, choose_precision
-from ..engine import EmbeddingEngine, EngineOptions, load_engine
+from ..engine import EmbeddingEngine
+from ..loading import EngineOptions, load_engine
 from .clocks import figure, host_clock
 from .products import Matmul, first_line, set_tf32
 from .shapes import SQUARE, ModelProducts

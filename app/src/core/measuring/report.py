@@ -13,7 +13,7 @@ from typing import Any
 from ..backends import EngineError
 from ..choices import Setting, settings_of
 from ..device import PRECISIONS, DeviceProfile, Precision, detect
-from ..engine import EngineOptions, load_engine
+from ..loading import EngineOptions, load_engine
 from ..nvml import snapshot
 from .applying import MATMUL, TF32_ON, Change, changes
 from .clocks import figure
