@@ -238,6 +238,9 @@ class Metrics:
             "owl_sap_http_request_seconds", "Duration of HTTP requests", ["route"], buckets=_FAST, registry=registry
         )
 
+        self.access_refused = Counter(
+            "owl_sap_access_refused", "Requests refused for who asked, or from where", ["reason"], registry=registry
+        )
         self.gpu_missing = Gauge(
             "owl_sap_gpu_wanted_but_missing",
             "1 while a GPU is asked for (USE_GPU=true) and the CPU computes",

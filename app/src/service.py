@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.src import doctor
+from app.src.access.authentication import Authentication
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
 from app.src.calibration import Calibration, CalibrationRequest
@@ -85,6 +86,7 @@ class Service:
         )
         self.metrics.watch_gpus(self.gpu)
         self.metrics.gpu_missing.set_function(lambda: float(self.gpu_missing() is not None))
+        self.access = Authentication(settings.access)
         self.background = Background(settings, file, self, self.parts.expected_errors)
         self.jobs = self.background.jobs
         self.probes = Probes(self.parts)
@@ -518,7 +520,12 @@ class Service:
 
     def ready(self) -> Readiness:
         """Does the engine answer a probe, and is the store usable?"""
-        return self.probes.ready(self.count_error)
+        readiness = self.probes.ready(self.count_error)
+        if self.access.configured:
+            fault = self.access.fault
+            readiness.checks["access"] = fault is None
+            readiness.unavailable = readiness.unavailable or fault
+        return readiness
 
     def doctor(self) -> list[doctor.Check]:
         return doctor.examine(self.probes)

@@ -64,7 +64,7 @@ def test_an_idle_connection_does_not_hold_the_end_up(tmp_path: Path) -> None:
     with served(tmp_path) as (process, url):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as half_open:
-            half_open.sendall(b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            half_open.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             time.sleep(0.2)
             process.terminate()
             assert process.wait(60) == 0
@@ -81,12 +81,13 @@ def test_an_address_in_use_is_one_message(tmp_path: Path, cli: Callable[..., Any
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", ""])
 def test_only_loopback_without_authentication(host: str) -> None:
     with pytest.raises(ConfigurationError, match="authentication"):
-        refuse_public(host)
+        refuse_public(host, authenticated=False)
+    refuse_public(host, authenticated=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_loopback_is_served(host: str) -> None:
-    refuse_public(host)
+    refuse_public(host, authenticated=False)
 
 
 @pytest.mark.covers("serve", errors=True)

@@ -14,12 +14,15 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 class Principal:
     """`name`: the key's id or the token's subject, for logs; never a secret. `scopes`: what may be asked for; `admin`
     includes the others. `claims`: what the token or the key says of its bearer; collections with row rules look here,
-    and what is not claimed is not seen. `every_row`: row rules do not hold for it."""
+    and what is not claimed is not seen. `every_row`: row rules do not hold for it. `rate` ("600/minute") and
+    `concurrency`: its own limits; None: those of the settings."""
 
     name: str
     scopes: frozenset[Scope]
     claims: Mapping[str, Any] = field(default_factory=dict, repr=False)
     every_row: bool = False
+    rate: str | None = None
+    concurrency: int | None = None
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
@@ -29,3 +32,5 @@ OPERATOR = Principal("operator", frozenset(SCOPES), every_row=True)
 """Who runs the command line, and so has the credentials for HANA anyway."""
 LOOPBACK = Principal("loopback", frozenset(SCOPES))
 """Anybody on this machine, while no authentication is configured. It claims nothing, so row rules leave it no row."""
+ANONYMOUS = Principal("anonymous", frozenset())
+"""Who says nothing of itself, where that is allowed: at health, while authentication is configured."""

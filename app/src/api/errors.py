@@ -32,7 +32,11 @@ NO_CONTENT = 204
 CRASHED = 500
 CLIENT_LEFT = 499
 """As nginx logs it; the standard has none, for nobody reads it."""
+UNAUTHORIZED = 401
+FORBIDDEN = 403
+NOT_FOUND = 404
 TOO_LARGE = 413
+MISDIRECTED = 421
 TOO_MANY = 429
 UNAVAILABLE = 503
 _log = logging.getLogger(__name__)

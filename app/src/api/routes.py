@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.src.api import embeddings, forms, generations, jobs, quarantine, schemas, tables
+from app.src.api import embeddings, forms, generations, guard, jobs, quarantine, schemas, tables
 from app.src.api.desk import Desk, Json
 from app.src.api.direct import direct
 from app.src.api.errors import OK, PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
@@ -18,6 +18,7 @@ from app.src.service import Service
 from connector.model import Vectors
 
 _RAW = "application/octet-stream"
+_WHY_UNAVAILABLE = "a check failed; send a credential to see why"
 _CONTENT = {PROBLEM: {"schema": schemas.ProblemBody.model_json_schema()}}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What was asked cannot be done; `detail` says why.", "content": _CONTENT},
@@ -88,18 +89,20 @@ def _add_health(routes: APIRouter, desk: Desk) -> None:
         return Json({"status": "ok", "checks": {}})
 
     @routes.get("/health/ready", response_model=schemas.HealthBody)
-    async def ready() -> Response:
-        """The engine answered a probe and the store is usable; otherwise 503."""
+    async def ready(request: Request) -> Response:
+        """The engine answered a probe and the store is usable; otherwise 503. Why not is told to whoever is known."""
         readiness = await desk.probe(desk.service.ready)
         document: dict[str, Any] = {
             "status": "ok" if readiness.ready else "unavailable",
             "checks": readiness.checks,
         }
-        if readiness.note is not None:
+        known = guard.known(request.scope)
+        if readiness.note is not None and known:
             document["note"] = readiness.note
         if readiness.ready:
             return Json(document)
-        return Json(document | {"detail": readiness.unavailable}, UNAVAILABLE, {"Retry-After": RETRY_AFTER})
+        detail = readiness.unavailable if known else _WHY_UNAVAILABLE
+        return Json(document | {"detail": detail}, UNAVAILABLE, {"Retry-After": RETRY_AFTER})
 
     @routes.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -1,9 +1,9 @@
-"""The application and the process that serves it. Binds loopback only as long as there is no authentication."""
+"""The application and the process that serves it. Binds loopback only as long as no authentication is
+configured."""
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,8 +16,10 @@ from fastapi.routing import APIRoute
 
 from app.src.api import errors, routes
 from app.src.api.desk import Desk
+from app.src.api.guard import Guard
 from app.src.api.middleware import BodyLimit, Observed
 from app.src.service import Service, version
+from app.src.settings import is_loopback
 from connector.errors import ConfigurationError
 
 _SHUTDOWN_SECONDS = 3
@@ -27,7 +29,9 @@ _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_c
 
 
 def create_app(service: Service) -> FastAPI:
-    """The REST application over a service that the caller owns and closes."""
+    """The REST application over a service that the caller owns and closes. Raises AccessUnusable for keys that cannot
+    be read: then nobody is served."""
+    service.access.open()
     desk = Desk(service)
 
     @contextlib.asynccontextmanager
@@ -48,6 +52,8 @@ def create_app(service: Service) -> FastAPI:
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
     errors.install(app, service)
     app.add_middleware(BodyLimit, limit=service.settings.api.max_body_bytes)
+    routed = tuple(app.router.routes)
+    app.add_middleware(Guard, routes=routed, authentication=service.access, metrics=service.metrics)
     app.add_middleware(Observed, metrics=service.metrics)
     service.metrics.build_info.labels(version(), service.settings.embedding.model).set(1)
     return app
@@ -61,12 +67,14 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     it goes on with jobs that an earlier process left, and runs schedules. Raises ConfigurationError for an address that
     must not or cannot be bound.
     """
+    refuse_public(host, authenticated=service.access.configured)
     listener = _listener(host, port)
     with contextlib.closing(listener):
+        application = create_app(service)
         service.jobs.open()
         service.embed(["warm"])
         config = uvicorn.Config(
-            create_app(service),
+            application,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
@@ -81,7 +89,6 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    refuse_public(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With TCP named, for asyncio switches Nagle's delay off only then: without it each answer takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -97,16 +104,13 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def refuse_public(host: str) -> None:
+def refuse_public(host: str, *, authenticated: bool) -> None:
     """Without authentication only this machine may ask."""
-    if host == "localhost":
+    if authenticated or is_loopback(host):
         return
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return
     raise ConfigurationError(
-        f"refusing to serve on {host}: this version has no authentication, so it serves on loopback only "
-        "(--host 127.0.0.1); put a proxy that authenticates in front of it"
+        f"refusing to serve on {host}: no authentication is configured, so loopback only (--host 127.0.0.1). Make a "
+        "key (owl-sap keys create NAME --scope search), or set access.jwt (docs/access.md)"
     )
 
 

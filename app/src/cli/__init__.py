@@ -13,6 +13,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     finetune,
     generations,
     jobs,
+    keys,
     quarantine,
     searching,
     worker,

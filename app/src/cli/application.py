@@ -32,12 +32,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 jobs_app = typer.Typer(help="Background jobs of the service: list, follow and cancel them.")
+keys_app = typer.Typer(no_args_is_help=True, help="API keys of the REST service: make, list, rotate, revoke them.")
 quarantine_app = typer.Typer(no_args_is_help=True, help="Rows that could not be processed: show, retry, forget them.")
 changes_app = typer.Typer(no_args_is_help=True, help="What the change method `log` needs at the source.")
 config_app = typer.Typer(no_args_is_help=True, help="Show the settings and where they come from.")
 app.add_typer(changes_app, name="changes")
 app.add_typer(config_app, name="config")
 app.add_typer(jobs_app, name="jobs")
+app.add_typer(keys_app, name="keys")
 app.add_typer(quarantine_app, name="quarantine")
 
 P = ParamSpec("P")

@@ -238,7 +238,7 @@ def doctor(ctx: typer.Context, json: JsonFlag = False) -> int:
 @verb(app, "serve")
 def serve(
     ctx: typer.Context,
-    host: Annotated[str | None, typer.Option(help="Loopback only, as long as there is no authentication.")] = None,
+    host: Annotated[str | None, typer.Option(help="Loopback only, as long as no authentication is configured.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 picks a free one.")] = None,
 ) -> None:
     """The REST service; the first line on stdout is {"url": ...} once it answers."""
@@ -246,7 +246,7 @@ def serve(
 
     loaded = loaded_for(ctx, {("api", "host"): host, ("api", "port"): port})
     api = loaded.settings.api
-    server.refuse_public(api.host)
+    server.refuse_public(api.host, authenticated=loaded.settings.access.configured)
     with orderly(OK), opened(loaded) as service:
         server.serve(service, api.host, api.port, lambda url: output.write_json({"url": url}))
 

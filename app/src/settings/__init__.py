@@ -2,6 +2,7 @@
 module of the product that looks at the environment). Knows no connection, no engine and no HTTP.
 """
 
+from app.src.settings.access import AccessSettings, JwtSettings, is_loopback
 from app.src.settings.durations import Duration, seconds
 from app.src.settings.model import (
     ApiSettings,
@@ -20,11 +21,13 @@ from app.src.settings.sources import Loaded, SettingsError, load, no_collections
 from app.src.settings.t4 import t4_gpu
 
 __all__ = [
+    "AccessSettings",
     "ApiSettings",
     "CollectionSettings",
     "Duration",
     "EmbeddingSettings",
     "HanaSettings",
+    "JwtSettings",
     "Loaded",
     "ScheduleSettings",
     "Settings",
@@ -34,6 +37,7 @@ __all__ = [
     "SyncSettings",
     "TensorRtSettings",
     "WorkerSettings",
+    "is_loopback",
     "load",
     "no_collections",
     "proxy_variables",

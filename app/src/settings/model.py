@@ -8,31 +8,21 @@ import difflib
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from app.src.settings import durations
+from app.src.settings.access import AccessSettings
 from app.src.settings.durations import Duration
+from app.src.settings.section import Columns
+from app.src.settings.section import Section as _Section
 from connector.model import ChangeSpec, ChunkSpec, CollectionSpec, TableRef
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def _columns(value: Any) -> Any:
-    """One column may be written as a plain string; `MANDT, MATNR` in a variable is two."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-Columns = Annotated[tuple[str, ...], BeforeValidator(_columns)]
-
-
-class _Section(BaseModel):
-    # `schema` is the word of SAP's own clients; pydantic's deprecated method of that name is given up for it.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class HanaSettings(_Section):
@@ -430,6 +420,7 @@ class Settings(_Section):
     tensorrt: TensorRtSettings = TensorRtSettings()
     sync: SyncSettings = SyncSettings()
     api: ApiSettings = ApiSettings()
+    access: AccessSettings = AccessSettings()
     worker: WorkerSettings = WorkerSettings()
     state: StateSettings = StateSettings()
     collections: tuple[CollectionSettings, ...] = ()

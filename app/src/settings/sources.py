@@ -346,5 +346,5 @@ def _value(settings: Settings, path: SettingPath) -> Any:
     if isinstance(node, SecretStr):
         return str(node)
     if isinstance(node, tuple):
-        return [item.model_dump(mode="json", by_alias=True) for item in node]
+        return [item.model_dump(mode="json", by_alias=True) if isinstance(item, BaseModel) else item for item in node]
     return str(node) if isinstance(node, Path) else node

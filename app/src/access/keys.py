@@ -1,0 +1,352 @@
+"""API keys: made, stored as digests, found again. The file is read again when it changes, and a file that got damaged
+leaves the last good state in force. Knows no HTTP and no settings.
+
+A digest without salt and stretching is enough: those make guessing dear, and 256 bits out of `secrets` cannot be
+guessed anyway, while every request would pay for them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import limits
+import orjson
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from app.src.access.errors import AccessUnusable, Unauthenticated
+from app.src.access.principal import ANONYMOUS, Principal, Scope
+
+PREFIX = "owl_"
+_ID_BYTES, _SECRET_BYTES = 6, 32
+_LONGEST_KEY = 128
+_MOST_BYTES = 4 << 20
+_LOOK_AGAIN = 0.5
+"""Seconds at least between two looks at whether the file has changed."""
+_NO_DIGEST = "0" * 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
+
+
+class Key(BaseModel):
+    """One key as the file has it; the key itself is nowhere. `rate`: "600/minute"; `concurrency`: requests at once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    id: str = Field(pattern=r"^[0-9a-f]{4,32}$")
+    name: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
+    scopes: tuple[Scope, ...]
+    claims: dict[str, Any] = Field(default={}, repr=False)
+    every_row: bool = False
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    revoked: AwareDatetime | None = None
+    rate: str | None = None
+    concurrency: int | None = Field(default=None, ge=1)
+
+    @field_validator("rate")
+    @classmethod
+    def _rate(cls, rate: str | None) -> str | None:
+        if rate is not None:
+            check_rate(rate)
+        return rate
+
+    def state(self, now: datetime) -> str:
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and self.expires <= now else "active"
+
+    def shown(self, now: datetime) -> dict[str, Any]:
+        """For listings, which need no digest."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": self.state(now),
+            **self.model_dump(exclude={"id", "name", "sha256"}),
+        }
+
+    @property
+    def principal(self) -> Principal:
+        return Principal(
+            self.id, frozenset(self.scopes), self.claims, self.every_row, rate=self.rate, concurrency=self.concurrency
+        )
+
+
+def check_rate(rate: str) -> None:
+    """Raises ValueError."""
+    try:
+        limits.parse(rate)
+    except ValueError:
+        raise ValueError(f'{rate!r} is no rate; write it like "600/minute"') from None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    version: int = Field(default=1, ge=1, le=1)
+    keys: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a new key may do; `lifetime`: seconds, None for ever."""
+
+    name: str
+    scopes: Sequence[Scope]
+    claims: Mapping[str, Any] = field(default_factory=dict)
+    every_row: bool = False
+    lifetime: float | None = None
+    rate: str | None = None
+    concurrency: int | None = None
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+def read(path: Path) -> tuple[Key, ...]:
+    """Raises AccessUnusable, with what to do."""
+    try:
+        with path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            content = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise AccessUnusable(
+            f"{path}: there is no such file of API keys (setting access.keys); make one: "
+            "owl-sap keys create NAME --scope search"
+        ) from None
+    except OSError as error:
+        raise AccessUnusable(f"{path}: the file of API keys cannot be read ({error.strerror})") from None
+    if about.st_mode & stat.S_IWOTH:
+        raise AccessUnusable(f"{path}: everybody may write this file of API keys, and so make keys: chmod 600 {path}")
+    if len(content) > _MOST_BYTES:
+        raise AccessUnusable(f"{path}: a file of API keys has at most {_MOST_BYTES >> 20} MiB")
+    return _parsed(path, content)
+
+
+def _parsed(path: Path, content: bytes) -> tuple[Key, ...]:
+    try:
+        keys = _File.model_validate_json(content).keys
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        what = f"{where}: {fault['msg']}" if where else "it is no JSON"
+        raise AccessUnusable(f"{path}: this is no file of API keys ({what}); restore it, or make new keys") from None
+    if len({key.id for key in keys}) < len(keys):
+        raise AccessUnusable(f"{path}: two keys have the same id; take one of them out")
+    return keys
+
+
+def _write(path: Path, keys: Sequence[Key]) -> None:
+    """All or nothing, whatever ends this process; readable by its owner alone, who stays who it was."""
+    document = _File(keys=tuple(keys)).model_dump(mode="json", exclude_defaults=False)
+    content = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    write_private(path, content)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A file with mode 0600, replaced whole. Raises AccessUnusable."""
+    try:
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise AccessUnusable(f"{path.parent}: cannot be written ({error.strerror})") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            with suppress(OSError):  # root changes the keys of a service that is not root
+                before = path.stat()
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+        os.replace(draft, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise AccessUnusable(
+            f"{path}: cannot be replaced ({error.strerror}); in a container mount its folder, not the file alone"
+        ) from None
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[list[Key]]:
+    """The keys, to be changed in place and written at the end; one process at a time."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise AccessUnusable(f"{path.parent}: there is no such folder for the API keys ({error.strerror})") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        keys = list(read(path)) if path.exists() else []
+        yield keys
+        _write(path, keys)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# ------------------------------------------------------------------------------------------------------ changing keys
+
+
+def create(path: Path, grant: Grant, now: datetime | None = None) -> tuple[Key, str]:
+    """A new key and its record. The key is shown here, once, and never again. Raises ValueError for a name that is
+    taken or no name, AccessUnusable."""
+    now = now or datetime.now(UTC)
+    if not _NAME.fullmatch(grant.name):
+        raise ValueError(f"{grant.name!r} is no name of a key: letters, digits, blanks and ._@-, at most 100")
+    if not grant.scopes:
+        raise ValueError("a key without a scope may do nothing; give --scope")
+    if grant.rate is not None:
+        check_rate(grant.rate)
+    with _changing(path) as keys:
+        if any(key.name == grant.name and key.state(now) == "active" for key in keys):
+            raise ValueError(
+                f'there is an active key named "{grant.name}"; rotate or revoke it, or choose another name'
+            )
+        expires = None if grant.lifetime is None else now + timedelta(seconds=grant.lifetime)
+        key, secret = _made(
+            name=grant.name,
+            scopes=tuple(grant.scopes),
+            claims=dict(grant.claims),
+            every_row=grant.every_row,
+            created=now,
+            expires=expires,
+            rate=grant.rate,
+            concurrency=grant.concurrency,
+        )
+        keys.append(key)
+    return key, secret
+
+
+def _made(**what: Any) -> tuple[Key, str]:
+    identifier = secrets.token_hex(_ID_BYTES)
+    secret = f"{PREFIX}{identifier}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+    return Key(id=identifier, sha256=_digest(secret), **what), secret
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def revoke(path: Path, which: str, now: datetime | None = None) -> list[Key]:
+    """Those with this id or name that were active; from now on refused. Raises ValueError when there is none."""
+    now = now or datetime.now(UTC)
+    gone = []
+    with _changing(path) as keys:
+        for place in _active(keys, which, now):
+            keys[place] = keys[place].model_copy(update={"revoked": now})
+            gone.append(keys[place])
+    return gone
+
+
+def rotate(
+    path: Path, which: str, overlap: float, lifetime: float | None = None, now: datetime | None = None
+) -> tuple[Key, str]:
+    """A new key that may do what the old may; the old one is good for `overlap` more seconds. `lifetime` of the new
+    one: default as long as the old had. Raises ValueError when not exactly one active key has this id or name."""
+    now = now or datetime.now(UTC)
+    with _changing(path) as keys:
+        places = _active(keys, which, now)
+        if len(places) > 1:
+            ids = ", ".join(keys[place].id for place in places)
+            raise ValueError(
+                f'several active keys are named "{which}" (an earlier rotation overlaps): {ids}; give an id'
+            )
+        old = keys[places[0]]
+        if lifetime is None and old.expires is not None:
+            lifetime = (old.expires - old.created).total_seconds()
+        expires = None if lifetime is None else now + timedelta(seconds=lifetime)
+        kept = old.model_dump(exclude={"id", "sha256", "created", "expires", "revoked"})
+        key, secret = _made(**kept, created=now, expires=expires)
+        until = now + timedelta(seconds=overlap)
+        keys[places[0]] = old.model_copy(update={"expires": until if old.expires is None else min(old.expires, until)})
+        keys.append(key)
+    return key, secret
+
+
+def _active(keys: Sequence[Key], which: str, now: datetime) -> list[int]:
+    named = [place for place, key in enumerate(keys) if which in (key.id, key.name)]
+    active = [place for place in named if keys[place].state(now) == "active"]
+    if not active:
+        state = f"is {keys[named[-1]].state(now)} already" if named else "is not there; owl-sap keys list shows what is"
+        raise ValueError(f'the key "{which}" {state}')
+    return active
+
+
+# ------------------------------------------------------------------------------------------------------- asking for one
+
+
+class KeyRing:
+    """The file as a service uses it: in memory, with a look at the file's date now and then. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads nothing yet: `open` does."""
+        self._path = path
+        self._keys: Mapping[str, tuple[Key, Principal]] = {}
+        self._seen: tuple[int, ...] | None = None
+        self._looked = float("-inf")
+        self._lock = threading.Lock()
+        self.fault: str | None = None
+        """Why the file as it is now cannot be used; what it said last holds."""
+
+    def open(self) -> None:
+        """Raises AccessUnusable."""
+        with self._lock:
+            self._looked = time.monotonic()
+            self._read(self._date())
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def principal(self, given: str, now: datetime | None = None) -> Principal:
+        """Of this key. Raises Unauthenticated."""
+        self.refresh()
+        given = given[: _LONGEST_KEY + 1]  # nobody makes us digest megabytes; what is cut here fits none
+        identifier, _, _ = given.removeprefix(PREFIX).partition("_")
+        key, principal = self._keys.get(identifier, (None, ANONYMOUS))
+        stored = _NO_DIGEST if key is None else key.sha256
+        if not hmac.compare_digest(_digest(given), stored) or key is None:
+            raise Unauthenticated("this API key is not known here", "unknown_key")
+        state = key.state(now or datetime.now(UTC))
+        if state != "active":
+            raise Unauthenticated(f"this API key is {state}", f"{state}_key")
+        return principal
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed; at most one look each half second, by one thread."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_AGAIN or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._looked = now
+            date = self._date()
+            if date is None or date != self._seen:
+                self._read(date)
+        except AccessUnusable as error:
+            self.fault = str(error)
+        finally:
+            self._lock.release()
+
+    def _read(self, date: tuple[int, ...] | None) -> None:
+        self._seen = date
+        self._keys = {key.id: (key, key.principal) for key in read(self._path)}
+        self.fault = None
+
+    def _date(self) -> tuple[int, ...] | None:
+        try:
+            about = self._path.stat()
+        except OSError:
+            return None
+        return about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino

@@ -1,0 +1,173 @@
+"""`owl-sap keys`: who may ask the REST service. A key is shown once, when it is made, and stored nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from app.src.access.principal import SCOPES, Scope
+from app.src.cli import output
+from app.src.cli.application import JsonFlag, keys_app, loaded_for, verb
+from app.src.cli.exits import UsageFault
+from app.src.settings import seconds
+
+if TYPE_CHECKING:
+    from app.src.access.keys import Key
+
+_COLUMNS = ("id", "name", "state", "scopes", "claims", "every_row", "created", "expires", "rate", "concurrency")
+Which = Annotated[str, typer.Argument(help="Its id or its name.", metavar="KEY")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Write the key to this file, for its owner alone, instead of stdout.", metavar="FILE"),
+]
+
+
+@verb(keys_app, "create")
+def create(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="What it is for, or whose it is.", metavar="NAME")],
+    scope: Annotated[list[str], typer.Option(help=f"What it may do: {' '.join(SCOPES)}; may be repeated.")],
+    claim: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for row rules; repeated with one name: several values.")
+    ] = None,
+    every_row: Annotated[bool, typer.Option("--every-row", help="Row rules do not hold for it.")] = False,
+    expires: Annotated[str | None, typer.Option(help='After this time it is refused: "90d", "12h".')] = None,
+    rate: Annotated[str | None, typer.Option(help='Its own limit of requests: "600/minute".')] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Its own limit of requests at once.")] = None,
+    out: Out = None,
+    json: JsonFlag = False,
+) -> None:
+    """Make a key; it is printed once. A running service knows it half a second later."""
+    from app.src.access import keys
+
+    lifetime = None if expires is None else _lifetime(expires)
+    grant = keys.Grant(name, _scopes(scope), _claims(claim or ()), every_row, lifetime, rate, concurrency)
+    path = _path(ctx)
+    _check_target(out)
+    try:
+        key, secret = keys.create(path, grant)
+    except ValueError as error:
+        raise UsageFault(str(error)) from None
+    _hand_over(key, secret, out, json)
+
+
+@verb(keys_app, "list")
+def list_(ctx: typer.Context, json: JsonFlag = False) -> None:
+    """What keys there are, and what they may do. The keys themselves are stored nowhere."""
+    from app.src.access import keys
+
+    now = datetime.now(UTC)
+    rows = [key.shown(now) for key in keys.read(_path(ctx))]
+    if json:
+        output.write_json(rows)
+        return
+    shown = [row | {column: _day(row[column]) for column in ("created", "expires")} for row in rows]
+    output.table("API keys", shown, _COLUMNS, records=rows)
+
+
+@verb(keys_app, "revoke")
+def revoke(ctx: typer.Context, which: Which, json: JsonFlag = False) -> None:
+    """Refuse a key from now on; by name, all active ones of that name."""
+    from app.src.access import keys
+
+    try:
+        gone = keys.revoke(_path(ctx), which)
+    except ValueError as error:
+        raise UsageFault(str(error)) from None
+    now = datetime.now(UTC)
+    if json:
+        output.write_json([key.shown(now) for key in gone])
+    else:
+        output.say(f"revoked: {', '.join(f'{key.id} ({key.name})' for key in gone)}")
+
+
+@verb(keys_app, "rotate")
+def rotate(
+    ctx: typer.Context,
+    which: Which,
+    overlap: Annotated[str, typer.Option(help="How long the old key is good beside the new one.")] = "24h",
+    expires: Annotated[str | None, typer.Option(help="Of the new key; default: as long as the old one had.")] = None,
+    out: Out = None,
+    json: JsonFlag = False,
+) -> None:
+    """A new key that may do what the old one may; the old one ends after the overlap."""
+    from app.src.access import keys
+
+    _check_target(out)
+    lifetime = None if expires is None else _lifetime(expires)
+    try:
+        key, secret = keys.rotate(_path(ctx), which, _seconds(overlap), lifetime)
+    except ValueError as error:
+        raise UsageFault(str(error)) from None
+    _hand_over(key, secret, out, json)
+    output.say(f"the old key is good for {overlap} more, then refused")
+
+
+def _path(ctx: typer.Context) -> Path:
+    path = loaded_for(ctx).settings.access.keys
+    if path is None:
+        raise UsageFault('no file of API keys is configured: [access] keys = "keys.json", or OWL_SAP_ACCESS__KEYS')
+    return path
+
+
+def _check_target(out: Path | None) -> None:
+    """Before a key is made that nobody would ever see."""
+    if out is not None and not out.parent.is_dir():
+        raise UsageFault(f"{out.parent}: there is no such folder")
+
+
+def _hand_over(key: Key, secret: str, out: Path | None, json: bool) -> None:
+    from app.src.access import keys
+
+    document: dict[str, Any] = key.shown(datetime.now(UTC))
+    if out is not None:
+        keys.write_private(out, secret.encode())
+        document["file"] = str(out)
+    else:
+        document["key"] = secret
+    if json:
+        output.write_json(document)
+    elif out is None:
+        typer.echo(secret)
+    where = f"is in {out}" if out is not None else "is shown this once"
+    output.say(f"key {key.id} ({key.name}) may: {', '.join(key.scopes)}; it {where}, and stored as a digest only")
+
+
+def _scopes(given: Sequence[str]) -> list[Scope]:
+    for scope in given:
+        if scope not in SCOPES:
+            raise UsageFault(f"{scope!r} is no scope; there are: {', '.join(SCOPES)}")
+    return cast("list[Scope]", list(dict.fromkeys(given)))
+
+
+def _claims(given: Sequence[str]) -> dict[str, Any]:
+    claims: dict[str, Any] = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        if not (separator and name and value):
+            raise UsageFault("a claim is written NAME=VALUE")
+        before = claims.get(name)
+        claims[name] = value if before is None else [*before, value] if isinstance(before, list) else [before, value]
+    return claims
+
+
+def _seconds(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise UsageFault(str(error)) from None
+
+
+def _lifetime(text: str) -> float:
+    length = _seconds(text)
+    if length <= 0:
+        raise UsageFault("a key that expires at once is good for nothing")
+    return length
+
+
+def _day(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.strftime("%Y-%m-%d %H:%M")

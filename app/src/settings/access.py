@@ -1,0 +1,161 @@
+"""The section [access]: who may ask, by which keys and tokens. Checks what can be checked without looking anywhere."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from app.src.settings.durations import Duration
+from app.src.settings.section import Columns, Section
+
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""What may be allowed at all. None with a shared secret: whoever can check such a token can make one."""
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+MEANINGS = ("embed", "search", "sync", "admin", "metrics", "every_row")
+"""What a name in a token may stand for: a scope, or that its bearer sees every row."""
+
+
+def _pairs(value: Any) -> Any:
+    """In a variable: `Viewer=search, Operator=sync`."""
+    if not isinstance(value, str):
+        return value
+    parts = [part.partition("=") for part in value.split(",") if part.strip()]
+    if not all(separator for _, separator, _ in parts):
+        raise ValueError('write it like "Viewer=search, Operator=sync"')
+    return {name.strip(): meaning.strip() for name, _, meaning in parts}
+
+
+Meanings = Annotated[dict[str, str], BeforeValidator(_pairs)]
+
+
+def is_loopback(host: str | None) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return host is not None and ipaddress.ip_address(host).is_loopback
+    return False
+
+
+class JwtSettings(Section):
+    """Tokens (JWT) of one issuer. Nothing in a token says where its key is: that is configured here."""
+
+    preset: Literal["ias", "xsuaa"] | None = Field(
+        default=None, description="SAP's issuers: where their keys, scopes and tenants are; see docs/access.md"
+    )
+    issuer: str | None = Field(
+        default=None,
+        description="claim iss, exactly; with a preset the address of the tenant: https://name.accounts.ondemand.com",
+    )
+    jwks_url: str | None = Field(
+        default=None, description="where the issuer's keys are: https, or http on loopback; default: the preset's"
+    )
+    jwks_path: Path | None = Field(
+        default=None, description="the same from a file, read again when it changes; nothing is fetched then"
+    )
+    audience: Columns = Field(default=(), description="claim aud must hold one of these; xsuaa: xs_appname by itself")
+    algorithms: tuple[Algorithm, ...] = Field(
+        default=("RS256", "ES256"), description="signatures that are accepted; never one with a shared secret"
+    )
+    scope_claim: str | None = Field(
+        default=None, description="where scopes are: a list or words; a.b looks inside; default: scope (ias: groups)"
+    )
+    scopes: Meanings = Field(
+        default={}, description='names there and what they allow: { Viewer = "search" }; default: our own names'
+    )
+    subject_claim: str = Field(default="sub", min_length=1, description="who it is, for logs and limits")
+    tenant: str | None = Field(default=None, description="claim zid (xsuaa) or app_tid (ias), exactly")
+    tenant_claim: str | None = Field(default=None, description="where the tenant is; default: the preset's")
+    xs_appname: str | None = Field(default=None, description='xsuaa: name of the application, such as "owl!t1234"')
+    leeway: Duration = Field(default=30.0, le=300, description="seconds that clocks may differ")
+
+    @field_validator("algorithms", mode="before")
+    @classmethod
+    def _allowed(cls, value: Any) -> Any:
+        names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(names, list | tuple) or not names:
+            raise ValueError(f"must be a list; there are: {', '.join(ALGORITHMS)}")
+        for name in names:
+            if name not in ALGORITHMS:
+                shared = isinstance(name, str) and name.upper().startswith("HS")
+                why = "has a shared secret: whoever can check a token can make one" if shared else "is no choice"
+                raise ValueError(f"{name!r} {why}; there are: {', '.join(ALGORITHMS)}")
+        return tuple(names)
+
+    @field_validator("scopes")
+    @classmethod
+    def _meant(cls, scopes: Mapping[str, str]) -> Mapping[str, str]:
+        for name, meaning in scopes.items():
+            if meaning not in MEANINGS:
+                raise ValueError(f"{name!r} stands for {meaning!r}; it can stand for: {', '.join(MEANINGS)}")
+        return scopes
+
+    @field_validator("issuer", "jwks_url")
+    @classmethod
+    def _no_word(cls, address: str | None) -> str | None:
+        if address is not None and (address != address.strip() or not address):
+            raise ValueError("must be an address without blanks around it")
+        return address
+
+    @field_validator("jwks_url")
+    @classmethod
+    def _encrypted(cls, address: str | None) -> str | None:
+        if address is None:
+            return None
+        parts = urlsplit(address)
+        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname)):
+            raise ValueError("must begin with https:// (http:// only on loopback): whoever forges keys forges tokens")
+        if not parts.hostname or parts.username or parts.password or parts.fragment:
+            raise ValueError("must be a plain address: https://host/path, without user, password and #fragment")
+        return address
+
+    @model_validator(mode="after")
+    def _complete(self) -> JwtSettings:
+        if self.issuer is None:
+            raise ValueError("issuer is missing: whose tokens are believed?")
+        if self.jwks_url is not None and self.jwks_path is not None:
+            raise ValueError("jwks_url and jwks_path are both set; keep one of them")
+        if self.preset is None and self.jwks_url is None and self.jwks_path is None:
+            raise ValueError("jwks_url or jwks_path is missing: where are the issuer's keys?")
+        if self.preset is not None and not self.issuer.startswith("https://"):
+            raise ValueError(f"issuer must begin with https:// with preset {self.preset}")
+        if self.preset == "xsuaa":
+            self._complete_for_xsuaa()
+        elif not self.audience:
+            raise ValueError("audience is missing: a token for another application must not be good here")
+        elif self.xs_appname is not None:
+            raise ValueError('xs_appname belongs to preset = "xsuaa"')
+        if self.tenant is not None and self.preset is None and self.tenant_claim is None:
+            raise ValueError("tenant needs tenant_claim: in which claim is it?")
+        return self
+
+    def _complete_for_xsuaa(self) -> None:
+        if self.xs_appname is None:
+            raise ValueError('preset = "xsuaa" needs xs_appname (`xsappname` of the binding)')
+        if self.tenant is None:
+            raise ValueError('preset = "xsuaa" needs tenant (`tenantid` of the binding): the claim zid')
+
+
+class AccessSettings(Section):
+    """Who may ask. With neither keys nor jwt nobody is asked who they are, and `serve` stays on loopback."""
+
+    keys: Path | None = Field(
+        default=None, description="file of API keys, made by `owl-sap keys create`; read again when it changes"
+    )
+    jwt: JwtSettings | None = None
+    open_metrics: bool = Field(default=False, description="GET /metrics without a credential")
+    hosts: Columns = Field(
+        default=(),
+        description="without authentication: names that requests may be addressed to beside loopback's, for a proxy "
+        "that keeps the Host header",
+    )
+
+    @property
+    def configured(self) -> bool:
+        """Does anybody have to say who they are?"""
+        return self.keys is not None or self.jwt is not None
