@@ -522,7 +522,7 @@ class Service:
         """Does the engine answer a probe, and is the store usable?"""
         readiness = self.probes.ready(self.count_error)
         if self.access.configured:
-            fault = self.access.fault
+            fault = self.access.check()
             readiness.checks["access"] = fault is None
             readiness.unavailable = readiness.unavailable or fault
         return readiness

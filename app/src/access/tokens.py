@@ -1,0 +1,173 @@
+"""Tokens (JWT): is this one signed by the configured issuer, for us, and good now; and what may its bearer do? PyJWT
+checks signature and times; what it leaves to its users is checked here. Never waits, and knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+from jwt.exceptions import (
+    ExpiredSignatureError,
+    ImmatureSignatureError,
+    InvalidAlgorithmError,
+    InvalidAudienceError,
+    InvalidIssuedAtError,
+    InvalidIssuerError,
+    InvalidSignatureError,
+    MissingRequiredClaimError,
+    PyJWTError,
+)
+
+from app.src.access.errors import Unauthenticated
+from app.src.access.jwks import KeySet
+from app.src.access.presets import EVERY_ROW, Reading
+from app.src.access.principal import SCOPES, Principal
+
+LONGEST_TOKEN = 16 << 10
+"""Characters. XSUAA's with many attributes come near 8 KiB."""
+_LONGEST_KID = 256
+_LONGEST_SUBJECT = 200
+_KINDS = ("jwt", "at+jwt", "application/at+jwt")
+"""Values of the header typ that are access tokens; without it a token may be one."""
+_REMEMBERED = 1024
+_REMEMBER_SECONDS = 60.0
+_WHY: tuple[tuple[type[PyJWTError], str, str], ...] = (
+    (ExpiredSignatureError, "the token has expired", "expired_token"),
+    (ImmatureSignatureError, "the token is not valid yet", "early_token"),
+    (InvalidIssuedAtError, "the token was issued in the future, or at no time", "early_token"),
+    (InvalidAudienceError, "the token is for another audience", "audience"),
+    (InvalidIssuerError, "the token is of another issuer", "issuer"),
+    (MissingRequiredClaimError, "the token lacks one of the claims iss, aud and exp", "incomplete_token"),
+    (InvalidAlgorithmError, "the token's algorithm does not fit its key", "algorithm"),
+    (InvalidSignatureError, "the token's signature is wrong", "signature"),
+)
+_MALFORMED = ("this is neither an API key nor a token", "malformed_token")
+
+
+class UnknownKey(Exception):
+    """The token names a key that is not in hand; the issuer may have a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    principal: Principal
+    until: float
+    generation: int
+
+
+class Tokens:
+    """Remembers for a minute whom a token belongs to, as long as it is good and the issuer's keys stay what they are.
+    For one thread at a time: the event loop's."""
+
+    def __init__(self, reading: Reading, keys: KeySet, algorithms: Iterable[str], leeway: float) -> None:
+        """`leeway`: seconds that clocks may differ."""
+        self._reading = reading
+        self.keys = keys
+        self._algorithms = tuple(algorithms)
+        self._leeway = leeway
+        self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
+
+    def principal(self, token: str) -> Principal:
+        """Raises Unauthenticated and UnknownKey."""
+        if len(token) > LONGEST_TOKEN:
+            raise Unauthenticated(f"the token is longer than {LONGEST_TOKEN} characters", "malformed_token")
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._remembered.get(digest)
+        if known is not None and known.until > time.time() and known.generation == self.keys.generation:
+            if not self.keys.believed:
+                raise UnknownKey
+            return known.principal
+        generation = self.keys.generation
+        payload = self._checked(token)
+        principal = self._principal(payload)
+        until = min(time.time() + _REMEMBER_SECONDS, float(payload["exp"]) + self._leeway)
+        self._remembered[digest] = _Remembered(principal, until, generation)
+        self._remembered.move_to_end(digest)
+        while len(self._remembered) > _REMEMBERED:
+            self._remembered.popitem(last=False)
+        return principal
+
+    def _checked(self, token: str) -> Mapping[str, Any]:
+        header = self._header(token)
+        algorithm, kid = header.get("alg"), header.get("kid")
+        if algorithm not in self._algorithms:
+            raise Unauthenticated("the token's algorithm is not among those allowed", "algorithm")
+        if not isinstance(kid, str) or not 0 < len(kid) <= _LONGEST_KID:
+            raise Unauthenticated("the token names no key (kid)", "malformed_token")
+        key = self.keys.get(kid, algorithm)
+        if key is None:
+            if self.keys.knows(kid):
+                raise Unauthenticated("the token's algorithm does not fit its key", "algorithm")
+            raise UnknownKey
+        try:
+            payload = jwt.decode(
+                token,
+                key,
+                algorithms=[algorithm],
+                audience=list(self._reading.audience),
+                issuer=self._reading.issuer,
+                leeway=self._leeway,
+                options={"require": ["exp", "iss", "aud"], "enforce_minimum_key_length": True},
+            )
+        except PyJWTError as error:
+            raise _refused(error) from None
+        except (ValueError, TypeError, OverflowError):
+            raise Unauthenticated(*_MALFORMED) from None
+        return payload
+
+    def _header(self, token: str) -> Mapping[str, Any]:
+        """Of a token that nobody has checked. Where its key is to be found (jku, x5u, jwk, x5c) is not looked at: that
+        is configured."""
+        try:
+            header = jwt.get_unverified_header(token)
+        except (PyJWTError, ValueError, RecursionError):
+            raise Unauthenticated(*_MALFORMED) from None
+        if "crit" in header:
+            raise Unauthenticated("the token demands extensions (crit) that are not known here", "malformed_token")
+        kind = header.get("typ", _KINDS[0])
+        if not isinstance(kind, str) or kind.lower() not in _KINDS:
+            raise Unauthenticated("the token is no access token (typ)", "malformed_token")
+        return header
+
+    def _principal(self, payload: Mapping[str, Any]) -> Principal:
+        reading = self._reading
+        for moment in ("exp", "nbf", "iat"):
+            value = payload.get(moment, 0)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise Unauthenticated(f"the token's {moment} is no time", "incomplete_token")
+        if reading.tenant is not None:
+            named = next((payload[claim] for claim in reading.tenants if claim in payload), None)
+            if named != reading.tenant:
+                raise Unauthenticated("the token is of another tenant", "tenant")
+        subject = payload.get(reading.subject_claim)
+        if not isinstance(subject, str) or not 0 < len(subject) <= _LONGEST_SUBJECT or not subject.isprintable():
+            raise Unauthenticated(f"the token does not say whose it is ({reading.subject_claim})", "incomplete_token")
+        means = {reading.scopes[name] for name in _names(payload, reading.scope_claim) if name in reading.scopes}
+        scopes = frozenset(scope for scope in SCOPES if scope in means)
+        return Principal(subject, scopes, reading.claims(payload), EVERY_ROW in means)
+
+
+def _refused(error: PyJWTError) -> Unauthenticated:
+    for kind, why, code in _WHY:
+        if isinstance(error, kind):
+            return Unauthenticated(why, code)
+    return Unauthenticated(*_MALFORMED)
+
+
+def _names(payload: Mapping[str, Any], claim: str) -> list[str]:
+    """A list, or words in one text. `claim` is a name that may hold dots; else a.b is b inside of a."""
+    found: Any = payload.get(claim)
+    if claim not in payload:
+        found = payload
+        for part in claim.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+    if isinstance(found, str):
+        return found.split()
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
