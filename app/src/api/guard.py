@@ -109,7 +109,7 @@ class _Ways:
     def _search(self, method: str, path: str) -> _Way | None:
         other = None
         for way in self._ways:
-            if way.pattern.match(path):
+            if way.pattern.fullmatch(path):  # `$` alone would let a line feed follow
                 if method in way.methods:
                     return way
                 other = other or way
