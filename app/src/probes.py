@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from app.src.access.authentication import Authentication
 from app.src.doctor import Fault, why_no_gpu
 from app.src.embedder import EngineEmbedder
 from app.src.parts import Parts
@@ -257,6 +258,15 @@ class Probes:
         with suppress(UnknownCollection), self._parts.store.lease(_NO_COLLECTION, "doctor", 0):
             pass
         return f"the {self.settings.store.kind} store can be written"
+
+    def probe_access(self) -> str:
+        """Keys and the issuer's keys, as `serve` would have them."""
+        authentication = Authentication(self.settings.access)
+        authentication.open()
+        fault = authentication.check(everything=True)
+        if fault is not None:
+            raise Fault(fault, "correct [access]; docs/access.md says how, and what is in force meanwhile")
+        return authentication.described()
 
     def _probe_store_in_hana(self, schema: str) -> str:
         user = _named(self.settings.store_hana.user)

@@ -253,7 +253,8 @@ def connected(client: httpx.Client) -> Iterator[socket.socket]:
 def request_bytes(text: str) -> bytes:
     content = json.dumps({"inputs": text}).encode()
     head = (
-        f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        "POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
 

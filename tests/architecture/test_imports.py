@@ -44,6 +44,7 @@ PLANTED = [
     ("app/src/service.py", "from app.src import cli", "layers of app.src"),
     ("app/src/settings.py", "from app.src import service", "layers of app.src"),
     ("app/src/mcp.py", "from app.src import api", "layers of app.src"),
+    ("app/src/access/keys.py", "from app.src.access import tokens", "layers of access"),
     ("app/src/misc.py", "ANSWER = 42", "layers of app.src"),
     ("app/src/benchmark/side_by_side.py", "from app.src.benchmark import report", "layers of the benchmarks"),
     ("app/src/demo.py", "import hana_emulator", "production code never imports the stand-in"),

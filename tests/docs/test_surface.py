@@ -25,7 +25,16 @@ NO_ERRORS = {"config schema": "prints what is compiled in and reads nothing that
 """What has no errors of its own, and why."""
 LATER = (
     *("introspect", "plan", "worker", "generations", "benchmark", "init", "changes install", "evaluate", "finetune"),
-    *("keys", "quarantine list", "quarantine show", "quarantine retry", "quarantine drop"),
+    *(
+        "keys create",
+        "keys list",
+        "keys revoke",
+        "keys rotate",
+        "quarantine list",
+        "quarantine show",
+        "quarantine retry",
+        "quarantine drop",
+    ),
     *("GET /", "GET /v1/tables", "GET /v1/tables/{schema}/{table}", "POST /v1/collections/{name}/verify"),
     *("GET /v1/collections/{name}/quarantine", "POST /v1/collections/{name}/quarantine/retry"),
     *("GET /v1/collections/{name}/generations", "POST /v1/collections/{name}/generations"),

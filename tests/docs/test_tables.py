@@ -53,10 +53,12 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return "" if field.default in (None, (), "") else f"`{_toml(field.default)}`"
+    return "" if field.default in (None, (), "", {}) else f"`{_toml(field.default)}`"
 
 
 def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -168,8 +168,8 @@ def test_config_show(cli: Cli, configured: None) -> None:
 @pytest.mark.covers("config schema")
 def test_config_schema_knows_every_section(cli: Cli) -> None:
     schema = cli("config", "schema").json
-    sections = {"hana", "store", "embedding", "tensorrt", "sync", "api", "worker", "state", "collections"}
-    assert sections == set(schema["properties"])
+    sections = {"hana", "store", "embedding", "tensorrt", "sync", "api", "access", "worker", "state"}
+    assert sections | {"collections"} == set(schema["properties"])
     assert "schema" in schema["$defs"]["HanaSettings"]["properties"]
 
 

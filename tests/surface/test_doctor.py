@@ -62,6 +62,9 @@ class Patient:
     def probe_table(self, collection: CollectionSettings) -> str:
         return collection.name
 
+    def probe_access(self) -> str:
+        return "2 active API keys"
+
     def probe_store(self) -> str:
         return "store"
 

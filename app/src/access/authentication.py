@@ -35,18 +35,26 @@ class Authentication:
         if self._tokens is not None:
             self._tokens.keys.open()
 
-    def check(self) -> str | None:
-        """What is wrong with the keys now, for readiness and doctor; None: somebody can be let in. May wait for the
-        issuer, as whoever brings a token would have to."""
+    def check(self, *, everything: bool = False) -> str | None:
+        """What is wrong with the keys now; None: somebody can be let in, or with `everything` both by keys and by
+        tokens. May wait for the issuer, as whoever brings a token would have to."""
         if self._keys is not None:
             self._keys.refresh()
-            return self._keys.fault
+            if self._keys.fault is not None or not everything:
+                return self._keys.fault
         if self._tokens is None:
             return None
         keys = self._tokens.keys
         if not keys.believed and keys.due():
             keys.fetch()
         return None if keys.believed else keys.fault
+
+    def described(self) -> str:
+        """One line for doctor."""
+        told = [] if self._keys is None else [self._keys.described()]
+        if self.settings.jwt is not None:
+            told.append(f"tokens of {self.settings.jwt.issuer}, whose keys can be had")
+        return "; ".join(told)
 
     async def principal(self, credential: str) -> Principal:
         """Who has this credential. Waits only when the issuer's keys have to be fetched. Raises Unauthenticated, and

@@ -38,6 +38,7 @@ _MOST_BYTES = 4 << 20
 _LOOK_AGAIN = 0.5
 """Seconds at least between two looks at whether the file has changed."""
 _NO_DIGEST = "0" * 64
+_SOON = timedelta(days=14)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
 
 
@@ -307,8 +308,14 @@ class KeyRing:
             self._looked = time.monotonic()
             self._read(self._date())
 
-    def __len__(self) -> int:
-        return len(self._keys)
+    def described(self) -> str:
+        now = datetime.now(UTC)
+        active = [key for key, _ in self._keys.values() if key.state(now) == "active"]
+        soon = [key for key in active if key.expires is not None and key.expires - now < _SOON]
+        ending = (
+            f", of which end within {_SOON.days} days: {', '.join(sorted(key.name for key in soon))}" if soon else ""
+        )
+        return f"{len(active)} active API keys{ending}"
 
     def principal(self, given: str, now: datetime | None = None) -> Principal:
         """Of this key. Raises Unauthenticated."""

@@ -43,6 +43,8 @@ class Patient(Protocol):
 
     def probe_store(self) -> str: ...
 
+    def probe_access(self) -> str: ...
+
 
 def examine(patient: Patient) -> list[Check]:
     """Run every check that makes sense for these settings, in an order that never changes. A failed prerequisite marks
@@ -79,6 +81,8 @@ def _steps(patient: Patient) -> Iterator[Step]:
     yield from _store_steps(settings, patient)
     yield Step("disk", lambda: machine.disk(settings.store.path or Path()))
     yield Step("port", lambda: machine.port(settings.api))
+    if settings.access.configured:
+        yield Step("access", patient.probe_access, (), "see the message; docs/access.md")
 
 
 def _hana_steps(label: str, hana: HanaSettings, patient: Patient) -> Iterator[Step]:

@@ -345,6 +345,10 @@ def _value(settings: Settings, path: SettingPath) -> Any:
         node = getattr(node, "schema_name" if name == "schema" else name, None)
     if isinstance(node, SecretStr):
         return str(node)
-    if isinstance(node, tuple):
-        return [item.model_dump(mode="json", by_alias=True) if isinstance(item, BaseModel) else item for item in node]
+    if path == ("collections",):
+        return [item.model_dump(mode="json", by_alias=True) for item in node]
+    if isinstance(node, tuple):  # as its variable takes it
+        return ", ".join(map(str, node))
+    if isinstance(node, dict):
+        return ", ".join(f"{name}={value}" for name, value in node.items())
     return str(node) if isinstance(node, Path) else node
