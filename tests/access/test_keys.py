@@ -49,7 +49,7 @@ def refusal(made: KeyRing, key: str, now: datetime | None = None) -> str:
 def test_a_key_may_what_it_was_made_for(path: Path) -> None:
     record, key = create(path, Grant("web", ("search",), {"mandt": ["100", "200"]}, rate="5/second", concurrency=2))
     principal = ring(path).principal(key)
-    assert (principal.name, principal.scopes, principal.every_row) == (record.id, {"search"}, False)
+    assert (principal.name, principal.scopes, principal.every_row) == (record.id, frozenset(("search",)), False)
     assert (principal.claims, principal.rate, principal.concurrency) == ({"mandt": ["100", "200"]}, "5/second", 2)
 
 

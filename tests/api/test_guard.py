@@ -80,6 +80,20 @@ def test_every_route_is_in_the_table_and_every_line_is_a_route(guarded: Guarded)
     assert described <= {re.sub(r":path\}", "}", name) for name in NEEDS}
 
 
+def test_the_description_says_what_each_route_needs(client: httpx.Client, guarded: Guarded) -> None:
+    document = client.get("/openapi.json", headers=bearer(guarded.keys["embed"])).json()
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "key"}
+    operations = {
+        f"{method.upper()} {path}": operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert {name for name, operation in operations.items() if not operation["security"]} == OPEN_ROUTES
+    assert operations["GET /v1/gpu"]["description"].endswith("Needs the scope metrics.")
+    assert operations["GET /v1/collections"]["description"] == "Needs the scope metrics or search or sync."
+    assert client.get("/openapi.json", headers=bearer(guarded.keys["embed"])).json() == document
+
+
 def test_only_health_is_open() -> None:
     assert {name for name, need in NEEDS.items() if need == OPEN} == OPEN_ROUTES
 
@@ -256,7 +270,7 @@ def test_health_says_nothing_of_details_to_strangers(client: httpx.Client, guard
         return Readiness({"engine": True, "store": False}, "10.1.2.3:30015 is away", "a note on 10.1.2.3")
 
     probes, before = guarded.service.probes, guarded.service.probes.ready
-    probes.ready = broken  # type: ignore[method-assign]
+    probes.ready = broken  # type: ignore[assignment, method-assign]
     try:
         for headers in ({}, bearer("owl_wrong_key"), {"Authorization": "Basic x"}):
             answer = client.get("/health/ready", headers=headers)

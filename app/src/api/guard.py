@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -70,6 +69,9 @@ NEEDS: Mapping[str, Need] = {
 }
 """By method and route template. HEAD needs what GET does. The router says 405 to any other method, to whoever is known.
 """
+_LOOKED_AT = frozenset((b"authorization", b"x-api-key", b"host", b"origin"))
+Sent = Mapping[bytes, Sequence[str]]
+"""Of the headers those that matter here, each as often as it was sent."""
 _REALM = 'Bearer realm="owl-sap"'
 _WHY_MISSING = "send an API key or a token: Authorization: Bearer ..., or X-API-Key"
 
@@ -162,7 +164,7 @@ class Guard:
 
     async def _refusal(self, scope: Scope, way: _Way | None) -> Response | None:
         """Who asks is written into the scope; None: may go on."""
-        headers = Headers(scope=scope)
+        headers = _looked_at(scope)
         scope[PRINCIPAL] = ANONYMOUS
         if not self._authentication.configured:
             scope[PRINCIPAL] = LOOPBACK
@@ -180,7 +182,7 @@ class Guard:
             return None
         return self._forbidden(scope, way.need)
 
-    async def _principal(self, headers: Headers, *, optional: bool) -> Principal:
+    async def _principal(self, headers: Sent, *, optional: bool) -> Principal:
         """`optional`: somebody unknown is ANONYMOUS, whatever they sent."""
         try:
             return await self._authentication.principal(_credential(headers))
@@ -209,15 +211,14 @@ class Guard:
         header = f'{_REALM}, error="insufficient_scope", scope="{" ".join(sorted(need))}"'
         return self._refuse(scope, FORBIDDEN, f"this needs the scope {wanted}", "scope", header)
 
-    def _misdirected(self, scope: Scope, headers: Headers) -> Response | None:
+    def _misdirected(self, scope: Scope, headers: Sent) -> Response | None:
         """Without authentication everything on this machine may ask, but no web page in a browser on it: a page whose
         name was made to lead here (DNS rebinding) shows by the Host header, one of elsewhere by its Origin."""
-        host = headers.get("host")
-        if host is not None and not self._ours(host):
+        hosts, origins = headers.get(b"host", ()), headers.get(b"origin", ())
+        if not all(map(self._ours, hosts)):
             why = "this service has no authentication and answers on loopback only; see the setting access.hosts"
             return self._refuse(scope, MISDIRECTED, why, "host")
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != (host or "").lower():
+        if any(_authority(origin) not in (host.lower() for host in hosts) for origin in origins):
             return self._refuse(scope, FORBIDDEN, "requests of other web pages are refused", "origin")
         return None
 
@@ -229,11 +230,27 @@ class Guard:
         return is_loopback(name) or name in self._hosts
 
 
-def _credential(headers: Headers) -> str:
+def _looked_at(scope: Scope) -> Sent:
+    """In one go, for every request pays for it."""
+    found: dict[bytes, list[str]] = {}
+    for name, value in scope["headers"]:
+        if name in _LOOKED_AT:
+            found.setdefault(name, []).append(value.decode("latin-1"))
+    return found
+
+
+def _authority(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _credential(headers: Sent) -> str:
     """The one that is sent: as bearer, as OpenAI's clients do, or as X-API-Key. Never out of the address, which stands
     in logs. Raises Unauthenticated."""
-    found = [value.strip() for value in headers.getlist("x-api-key")]
-    for value in headers.getlist("authorization"):
+    found = [value.strip() for value in headers.get(b"x-api-key", ())]
+    for value in headers.get(b"authorization", ()):
         scheme, _, credential = value.strip().partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("the scheme of Authorization must be Bearer", "missing")
@@ -243,6 +260,25 @@ def _credential(headers: Headers) -> str:
     if len(found) > 1 and any(other != found[0] for other in found):
         raise Unauthenticated("two credentials were sent; send one", "ambiguous")
     return found[0]
+
+
+def describe(document: dict[str, Any], *, open_metrics: bool) -> None:
+    """Into the description of the API: how to say who one is, and which scopes each route takes. For /docs, whose
+    button sends the credential along, and for whoever makes clients of it."""
+    schemes = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a token (JWT)."},
+        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key or a token (JWT)."},
+    }
+    document.setdefault("components", {})["securitySchemes"] = schemes
+    listed = {name.replace(":path}", "}"): need for name, need in NEEDS.items()}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            name = f"{method.upper()} {path}"
+            need = OPEN if open_metrics and name == _METRICS_ROUTE else listed[name]
+            operation["security"] = [{scheme: []} for scheme in schemes] if need else []
+            if need and need != ANYBODY:
+                said = operation.get("description", "")
+                operation["description"] = f"{said}\n\nNeeds the scope {' or '.join(sorted(need))}.".strip()
 
 
 def known(scope: Mapping[str, Any]) -> bool:

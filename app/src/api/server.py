@@ -4,6 +4,7 @@ configured."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,12 +15,11 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from app.src.api import errors, routes
+from app.src.api import errors, guard, routes
 from app.src.api.desk import Desk
-from app.src.api.guard import Guard
 from app.src.api.middleware import BodyLimit, Observed
 from app.src.service import Service, version
-from app.src.settings import is_loopback
+from app.src.settings import AccessSettings, is_loopback
 from connector.errors import ConfigurationError
 
 _SHUTDOWN_SECONDS = 3
@@ -50,13 +50,23 @@ def create_app(service: Service) -> FastAPI:
     )
     routes.add(app.router, desk)  # with no router between, which newer FastAPIs would ask twice about each request
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
+    if service.access.configured:
+        app.openapi = functools.partial(_described, app.openapi, service.access.settings)  # type: ignore[method-assign]
     errors.install(app, service)
     app.add_middleware(BodyLimit, limit=service.settings.api.max_body_bytes)
     routed = tuple(app.router.routes)
-    app.add_middleware(Guard, routes=routed, authentication=service.access, metrics=service.metrics)
+    app.add_middleware(guard.Guard, routes=routed, authentication=service.access, metrics=service.metrics)
     app.add_middleware(Observed, metrics=service.metrics)
     service.metrics.build_info.labels(version(), service.settings.embedding.model).set(1)
     return app
+
+
+def _described(made: Callable[[], dict[str, Any]], access: AccessSettings) -> dict[str, Any]:
+    """FastAPI makes the description once, or again when routes were added."""
+    document = made()
+    if "securitySchemes" not in document.get("components", {}):
+        guard.describe(document, open_metrics=access.open_metrics)
+    return document
 
 
 def serve(service: Service, host: str, port: int, announce: Callable[[str], None]) -> None:
