@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from app.src.access.rows import RowsRefused
 from app.src.core import backends, batcher
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service import Service
@@ -103,6 +104,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (TooManyStreams, TOO_MANY),
     (Crowded, TOO_MANY),
     (ClientLeft, CLIENT_LEFT),
+    (RowsRefused, 403),
     (StateUnusable, UNAVAILABLE),
     (errors.UnknownCollection, 404),
     (errors.UnknownKey, 404),
