@@ -72,12 +72,14 @@ class FoundHit:
 class Found:
     """Hits, best first (with MMR: in the order chosen), how long each stage took in milliseconds, and what the asker
     may have overlooked. `stale_since`: UTC time since when rows may have changed unseen; None while syncs get through.
+    `rows`: how many of the collection's rows the asker may see.
     """
 
     hits: list[FoundHit]
     took_ms: dict[str, float]
     notes: list[str] = field(default_factory=list)
     stale_since: str | None = None
+    rows: Literal["all", "some", "none"] = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class Searching:
             raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not a vector")
         if isinstance(narrowed.within, Nothing):
             notes = _notes(spec, narrowed.where, query, options.mode, True)  # a wrong filter is wrong for everybody
-            return Found([], {}, [narrowed.within.why, *notes])
+            return Found([], {}, [narrowed.within.why, *notes], rows="none")
         for _ in range(_TRIES - 1):
             try:
                 return self._searched(spec, query, k, narrowed, options)
@@ -177,6 +179,7 @@ class Searching:
             [_found(hit, columns) for hit in hits[:k]],
             {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()},
             _notes(spec, narrowed.where, query, options.mode, bool(hits)) + self._cut(query, stored, options.mode),
+            rows="all" if narrowed.within is None else "some",
         )
 
     # --------------------------------------------------------------------------------------------------- the rankings

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.src import doctor
+from app.src.access.audit import shape_of
 from app.src.access.authentication import Authentication
 from app.src.access.principal import Principal
 from app.src.access.rows import Nothing, check_every_row, visible
@@ -477,6 +478,12 @@ class Service:
 
         block = self._block(name)
         return visible(block.row_rights, metadata_names(block.metadata), principal)
+
+    def filter_shape(self, name: str, where: Filter | None) -> Any:
+        """As `shape_of`, for the audit log. Raises UnknownCollection."""
+        from connector.document import metadata_names
+
+        return shape_of(where, metadata_names(self._block(name).metadata))
 
     def check_every_row(self, principal: Principal, name: str | None = None) -> None:
         """For what shows rows of the collection (None: of any table) whoever they belong to. Raises RowsRefused."""

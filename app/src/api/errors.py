@@ -40,6 +40,8 @@ TOO_LARGE = 413
 MISDIRECTED = 421
 TOO_MANY = 429
 UNAVAILABLE = 503
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+"""A caller may invent any number of others."""
 _log = logging.getLogger(__name__)
 
 

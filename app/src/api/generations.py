@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.src.api import schemas
-from app.src.api.asker import asker
+from app.src.api.asker import check_every_row
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, OK
 from app.src.api.jobs import started
@@ -40,7 +40,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         if body.queries:
             desk.check_texts(body.queries, name="queries")
         if body.action == "compare":  # by the texts of stored rows, and it shows them
-            service.check_every_row(asker(request), name)
+            check_every_row(service, request, name)
         if body.action == "build":
             return started(await desk.run(partial(service.start_build, name, SyncRequest(owner="api"))))
         return Json(await desk.run(partial(_done, desk, name, body)))

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from app.src.api import schemas
-from app.src.api.asker import asker
+from app.src.api.asker import check_every_row
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED
 from app.src.api.jobs import started
@@ -25,7 +25,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
     async def quarantine(request: Request, name: str, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Response:
         """The rows that could not be processed, in the order of their keys, each with its reason. How many there are in
         all, `GET /v1/collections/{name}` says."""
-        service.check_every_row(asker(request), name)
+        check_every_row(service, request, name)
         entries = await desk.run(partial(service.quarantine, name))
         return Json([entry.as_dict() for entry in entries[:limit]])
 
@@ -35,7 +35,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         result counts what became of them. 404 for a key that is not in quarantine; 409 while a job of this
         collection runs."""
         if _keys(body) is not None:
-            service.check_every_row(asker(request), name)
+            check_every_row(service, request, name)
         return started(await desk.run(partial(service.start_retry, name, _keys(body))))
 
     @routes.post(f"{_PLACE}/drop", response_model=schemas.DropResponse)
@@ -43,7 +43,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         """Forget the entries of these `keys`, or with `"all": true` every one; the next sync meets the rows again. 409
         while another worker holds the collection."""
         if body.keys is not None:
-            service.check_every_row(asker(request), name)
+            check_every_row(service, request, name)
         dropped = await desk.run(partial(service.drop, name, body.keys, _LEASE_WAIT))
         return Json({"dropped": dropped})
 

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 
 from app.src.api import schemas
-from app.src.api.asker import asker
+from app.src.api.asker import check_every_row
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import NotFound
 from connector.errors import UnknownTable
@@ -46,7 +46,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
     ) -> Response:
         """Columns, key and comments, and a proposed collection as `owl-sap introspect` makes it."""
         if not catalog_only:  # the clients that there are, whoever they belong to
-            desk.service.check_every_row(asker(request))
+            check_every_row(desk.service, request)
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
         return Json(await desk.run(partial(_found, look)))
 
