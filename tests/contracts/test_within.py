@@ -18,7 +18,7 @@ from connector.errors import BadFilter
 from connector.hana import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk
 from connector.protocols import VectorStore
-from connector.stores import filters
+from connector.stores import filter_sql, filters
 from connector.stores.hana import HanaStore
 from connector.stores.local import LocalStore
 from tests.emulator.process import Emulator
@@ -89,7 +89,7 @@ def as_text(value: Any) -> str | None:
 def found(store: VectorStore, where: Any, within: Any, k: int = 1000) -> dict[str, list[str]]:
     """The ids in both ways to search."""
     near = store.search(NAME, QUERY, k, where, None, within)
-    worded = store.keyword(NAME, "pump", k, where, None, within)
+    worded = store.keyword(NAME, "pump row", k, where, None, within)
     return {"search": [hit.id for hit in near], "keyword": [hit.id for hit in worded]}
 
 
@@ -186,6 +186,30 @@ def test_a_filter_does_not_fail_at_what_may_not_be_seen(store: VectorStore, wher
         found(store, where, None)
     within = {"M": "100", "V": {"$in": [readable]}}
     assert set(found(store, where, within)["search"]) <= set(seen(within))
+
+
+@pytest.mark.parametrize("store", ["hana"], indirect=True)
+@pytest.mark.parametrize(("where", "readable"), ORACLES, ids=str)
+def test_in_hana_that_holds_in_whatever_order_it_evaluates(
+    store: VectorStore, emulator: Emulator, where: Any, readable: str
+) -> None:
+    """HANA promises none for the parts of an AND: so they are sent the other way round."""
+    seen_alone = filters.narrowed(None, within := {"M": {"$in": ["100"]}, "V": {"$in": [readable]}})
+    whole = filters.narrowed(where, within)
+    assert seen_alone is not None
+    assert whole is not None
+    first, both = filter_sql.to_hana(seen_alone), filter_sql.to_hana(whole)
+    count = len(first.parameters)
+    assert both.sql.startswith(f"({first.sql}) AND (")
+    other = both.sql.removeprefix(f"({first.sql}) AND ")
+    sql = f'SELECT COUNT(*) FROM "OWL_WITHIN_G1" WHERE {other} AND ({first.sql})'
+    connection = emulator.connect(currentSchema="WITHIN")
+    cursor = connection.cursor()
+    try:
+        cursor.execute(sql, (*both.parameters[count:], *both.parameters[:count]))
+        assert cursor.fetchone()[0] == len(found(store, where, within)["search"])
+    finally:
+        connection.close()
 
 
 def test_names_that_are_mapped_hold_for_what_may_be_seen_too(store: VectorStore) -> None:
