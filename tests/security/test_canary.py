@@ -182,8 +182,8 @@ def on_the_command_line(ground: Ground) -> None:
 
 
 def hana_that_repeats_what_it_was_sent(ground: Ground) -> None:
-    """Its texts for bad data hold the data: so do these, with the codes that a row may meet, and one nobody knows. (Codes
-    that speak of statements and their names are quoted: no statement of ours holds a value.)"""
+    """Its texts for bad data hold the data: so do these, with the codes that a row may meet, and one nobody knows.
+    (Codes that speak of statements and their names are quoted: no statement of ours holds a value.)"""
     for code in (2, 129, 266, 274, 301, 305, 339, 461, 2048, 99999):
         text = f"cannot convert or insert: '{ROW.text}' of {KEY.text} by {USER.text} near \"{VALUE.text}\": {code}"
         fault = {"match": "INSERT INTO .*OWL_MATERIALS", "action": "error", "code": code, "text": text, "count": None}
