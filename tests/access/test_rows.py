@@ -17,7 +17,7 @@ RIGHTS = {"MANDT": ("mandt",)}
 NAMES = {"MANDT": "MANDT", "/BIC/ORG": "BIC_ORG"}
 
 
-def asking(every_row: bool = False, **claims: Any) -> Principal:
+def asking(*, every_row: bool = False, **claims: Any) -> Principal:
     return Principal("somebody", frozenset(("search",)), claims, every_row)
 
 
@@ -29,7 +29,7 @@ def test_a_claim_becomes_a_filter() -> None:
 
 def test_all_rights_must_hold_and_mapped_names_are_the_metadata_s() -> None:
     rights = {"MANDT": ("mandt",), "/BIC/ORG": ("xs.user.attributes", "org")}
-    claims = {"mandt": "100", "xs.user.attributes": {"org": ["A", "B"]}}
+    claims: dict[str, Any] = {"mandt": "100", "xs.user.attributes": {"org": ["A", "B"]}}
     assert visible(rights, NAMES, asking(**claims)) == {"MANDT": {"$in": ["100"]}, "BIC_ORG": {"$in": ["A", "B"]}}
     assert isinstance(visible(rights, NAMES, asking(mandt="100")), Nothing), "one of two is none"
 
