@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.api import server
-from app.src.api.asker import PRINCIPAL
+from app.src.api.guard import PRINCIPAL
 from app.src.searching import MODES, SearchOptions
 from app.src.service import Service
 from app.src.settings import Settings

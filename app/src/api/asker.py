@@ -6,19 +6,14 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from app.src.access.principal import LOOPBACK, Principal
+from app.src.access.principal import ANONYMOUS, Principal
 from app.src.access.rows import RowsRefused
+from app.src.api.guard import PRINCIPAL, REFUSED
 from app.src.service import Service
-
-PRINCIPAL = "owl_sap.principal"
-"""Where the guard leaves it, in the ASGI scope."""
-REFUSED = "owl_sap.refused"
-"""In the ASGI scope of a request that was refused: why, as a word for the audit log."""
 
 
 def asker(request: Request) -> Principal:
-    """Without a guard somebody on this machine, who claims nothing."""
-    principal: Principal = request.scope.get(PRINCIPAL, LOOPBACK)
+    principal: Principal = request.scope.get(PRINCIPAL, ANONYMOUS)
     return principal
 
 

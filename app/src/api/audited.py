@@ -12,9 +12,9 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.src.access.audit import AuditLog
-from app.src.access.principal import LOOPBACK
-from app.src.api.asker import PRINCIPAL, REFUSED
+from app.src.access.principal import ANONYMOUS
 from app.src.api.errors import CRASHED, METHODS
+from app.src.api.guard import PRINCIPAL, REFUSED
 
 AUDITED = "owl_sap.audited"
 """In the ASGI scope while there is an audit log: what a route tells of its request, by field."""
@@ -66,7 +66,7 @@ class Audited:
         return {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "request_id": scope.get("owl_sap.request_id"),
-            "principal": scope.get(PRINCIPAL, LOOPBACK).name,
+            "principal": scope.get(PRINCIPAL, ANONYMOUS).name,
             "client": client[0] if client else None,
             "method": method,
             "route": route,

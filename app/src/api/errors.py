@@ -106,7 +106,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (TooManyStreams, TOO_MANY),
     (Crowded, TOO_MANY),
     (ClientLeft, CLIENT_LEFT),
-    (RowsRefused, 403),
+    (RowsRefused, FORBIDDEN),
     (StateUnusable, UNAVAILABLE),
     (errors.UnknownCollection, 404),
     (errors.UnknownKey, 404),

@@ -197,15 +197,6 @@ class ApiSettings(_Section):
     run_schedules: bool = Field(default=True, description="`serve` starts the collections' scheduled syncs")
 
 
-class AccessSettings(_Section):
-    """Who may ask."""
-
-    audit: str | None = Field(
-        default=None,
-        description='file of the audit log, one JSON line for each REST request; "-": standard error; default: none',
-    )
-
-
 class WorkerSettings(_Section):
     """`owl-sap worker`, the background part alone."""
 
