@@ -5,6 +5,7 @@ searched: what was printed, logged, answered, measured and recorded.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import time
@@ -16,6 +17,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from app.src.access.keys import KeyRing, write_private
 from app.src.access.principal import Principal
 from app.src.cli import app as owl_sap
 from app.src.service import Service
@@ -28,11 +30,11 @@ from tests.security.canaries import Canary
 PASSWORD = Canary("the password of HANA", "Pw1-cAnAry\"ä'+/=?& x")
 OTHER_PASSWORD = Canary("the password of the store's HANA", "Pw2-oTheR'cAnArY")
 USER = Canary("the user of HANA", "CANARY_USER_7QX", frozenset({"config", "settings", "cli", "service"}))
-API_KEY = Canary("an API key", "owl_cAnAryKeY7QXd41d8cd98f00b204")
+API_KEY = Canary("the secret of an API key", "cAnAryKeY7QXd41d8cd98f00b204e9800998ecf8427e")
 JWT = Canary("a token", "eyJhbGciOiJSUzI1NiJ9.eyJjYW5hcnkiOiI3UVgifQ.c2lnbmF0dXJlY2FuYXJ5")
-CLAIM = Canary("a claim", "cl41m-cAnArY-7QX", frozenset({"answer"}))
+CLAIM = Canary("a claim", "cl41m-cAnArY-7QX", frozenset({"answer", "keys", "key file"}))
 ROW = Canary("the text of a row", 'r0w-cAnArY "7QX" \\n/', frozenset({"answer"}))
-KEY = Canary("the key of a row", "k3y-cAnArY-7QX", frozenset({"answer", "quarantine"}))
+KEY = Canary("the key of a row", "k3y-RowKeyCanary-7QX", frozenset({"answer", "quarantine"}))
 QUERY = Canary("a search text", 'qu3ry-cAnArY "7QX" ü', frozenset({"answer"}))
 VALUE = Canary("a value in a filter", "v4lue-cAnArY'7QX", frozenset({"answer"}))
 CANARIES = [PASSWORD, OTHER_PASSWORD, USER, API_KEY, JWT, CLAIM, ROW, KEY, QUERY, VALUE]
@@ -49,6 +51,7 @@ schema = "CANARY"
 model = "hash:16"
 [access]
 audit = "audit.log"
+keys = "keys.json"
 [sync]
 lease_wait = 1
 [[collections]]
@@ -104,6 +107,18 @@ class Ground:
         return result.exit_code
 
 
+def keys() -> Iterator[dict[str, Any]]:
+    """One that may do everything and sees the rows of its claim, one that may do little."""
+    for number, scopes in (("aaaa", ["embed", "search", "sync", "admin", "metrics"]), ("bbbb", ["embed"])):
+        digest = hashlib.sha256(bearer(number).encode()).hexdigest()
+        more = {"claims": {"owner": CLAIM.text}, "created": "2026-01-01T00:00:00Z", "scopes": scopes}
+        yield {"id": number, "name": f"key {number}", "sha256": digest, **more}
+
+
+def bearer(number: str) -> str:
+    return f"owl_{number}_{API_KEY.text}"
+
+
 @pytest.fixture(scope="module")
 def ground(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     folder = tmp_path_factory.mktemp("canary")
@@ -112,6 +127,7 @@ def ground(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iter
         environment.setenv("HANA_PASSWORD", PASSWORD.text)
         toml = TOML.format(host=emulator.host, port=emulator.port, user=USER.text)
         (folder / "owl-sap.toml").write_text(toml, encoding="utf-8")
+        write_private(folder / "keys.json", json.dumps({"version": 1, "keys": [*keys()]}).encode())
         ground = Ground(emulator, folder, environment)
         quoted = PASSWORD.text.replace('"', '""')
         ground.run('CREATE SCHEMA "CANARY"')
@@ -124,7 +140,7 @@ def ground(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iter
             '"MTART" NVARCHAR(40), "NUMBER" NVARCHAR(40))'
         )
         rows = [(f"{KEY.text}{number}", f"{ROW.text} {number}", CLAIM.text, ROW.text) for number in range(5)]
-        too_long = (KEY.text * 200, f"{ROW.text} 9", CLAIM.text, ROW.text)
+        too_long = (KEY.text * 120, f"{ROW.text} 9", CLAIM.text, ROW.text)
         ground.run('INSERT INTO "CANARY"."MATERIALS" VALUES (?, ?, ?, ?)', *rows, too_long)
         try:
             yield ground
@@ -166,6 +182,9 @@ def on_the_command_line(ground: Ground) -> None:
     assert cli("cli", "search", "absent", QUERY.text) == 2
     cli("cli", "embed", "--json", stdin=f"{QUERY.text}\n")
     cli("cli", "jobs", "list", "--json")
+    assert cli("keys", "keys", "list", "--json") == 0
+    assert cli("keys", "keys", "rotate", "bbbb", "--out", "new-key") == 0
+    assert cli("keys", "keys", "revoke", "key cccc") == 2
     ground.environment.setenv("OWL_SAP_FAILPOINT", "mid_upsert:1:raise")
     ground.run('UPDATE "CANARY"."MATERIALS" SET "TEXT" = "TEXT" || \' changed\'')
     assert cli("cli", "--debug", "sync", "materials") == 4
@@ -198,6 +217,7 @@ def over_http(ground: Ground) -> None:
     records: list[str] = []
     handler = logging.Handler(logging.DEBUG)
     handler.emit = lambda record: records.append(logging.Formatter("%(name)s %(message)s").format(record))  # type: ignore[method-assign]
+    handler.addFilter(lambda record: not record.name.startswith(("httpx", "httpcore")))  # of this test's client
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)
@@ -206,7 +226,8 @@ def over_http(ground: Ground) -> None:
     service = Service(loaded.settings, file=loaded.file)
     try:
         with serving(service) as client:
-            client.headers.update({"Authorization": f"Bearer {JWT.text}", "X-API-Key": API_KEY.text})
+            _ask_in_vain(ground, client)
+            client.headers["Authorization"] = f"Bearer {bearer('aaaa')}"
             _ask(ground, client)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(service, "search", _crash)
@@ -218,6 +239,7 @@ def over_http(ground: Ground) -> None:
         root.setLevel(level)
         service.close()
     ground.outputs.add("log", *records)
+    ground.outputs.add("key file", (ground.folder / "keys.json").read_bytes())
     ground.outputs.add("audit", (ground.folder / "audit.log").read_bytes())
     for file in sorted((ground.folder / ".owl-sap").iterdir()):
         ground.outputs.add("state", file.name, file.read_bytes())
@@ -231,6 +253,20 @@ def _crash(*_: Any, **__: Any) -> None:
 def refused(ground: Ground, response: httpx.Response, status: int) -> None:
     assert response.status_code == status, response.text
     ground.outputs.add("refusal", response.content, response.headers)
+
+
+def _ask_in_vain(ground: Ground, client: httpx.Client) -> None:
+    """With credentials that are wrong in every way, and ones that are good and not enough."""
+    for headers, status in (
+        ({"Authorization": f"Bearer {JWT.text}"}, 401),
+        ({"Authorization": f"Bearer owl_aaaa_{API_KEY.text[:-1]}"}, 401),
+        ({"Authorization": f"Basic {API_KEY.text}"}, 401),
+        ({"X-API-Key": bearer("cccc")}, 401),
+        ({"X-API-Key": bearer("aaaa"), "Authorization": f"Bearer {JWT.text}"}, 401),
+        ({"X-API-Key": bearer("bbbb")}, 403),
+    ):
+        refused(ground, client.post(SEARCH, json={"query": QUERY.text}, headers=headers), status)
+    refused(ground, client.get("/v1/info", params={"api_key": bearer("aaaa")}), 401)
 
 
 def _ask(ground: Ground, client: httpx.Client) -> None:
@@ -283,7 +319,10 @@ def as_objects(ground: Ground) -> None:
     settings = loaded.settings
     ground.outputs.add("settings", repr(settings), str(settings), settings.model_dump_json(), repr(loaded))
     principal = Principal("somebody", frozenset(("search",)), {"owner": CLAIM.text})
-    ground.outputs.add("principal", repr(principal), str(principal), f"{principal}")
+    ring = KeyRing(ground.folder / "keys.json")
+    ring.open()
+    known = ring.principal(bearer("aaaa"))
+    ground.outputs.add("principal", repr(principal), str(principal), repr(known), repr(ring), repr(ring.__dict__))
     service = Service(settings.model_copy(update={"access": settings.access.model_copy(update={"audit": None})}))
     try:
         service.search("materials", QUERY.text, where={"NUMBER": {"$gt": 1}}, principal=principal)
