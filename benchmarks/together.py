@@ -46,6 +46,7 @@ import tomlkit
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from app.src.access.principal import OPERATOR  # noqa: E402
 from app.src.benchmark.report import Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
 from app.src.service import Service  # noqa: E402
@@ -279,7 +280,7 @@ class World:
         report.machine["source"] = "memory"
         loads = Loads(service, [texts_of(each) for each in shares(given)])
         think = 0.0 if part == "greedy" else given.think
-        client = Client(lambda text: len(service.search("searched", text).hits), think)
+        client = Client(lambda text: len(service.search("searched", text, principal=OPERATOR).hits), think)
         client.alone()
         yield from beside(part, client, loads.sync if part == "sync" else loads.embed, given.rounds)
 

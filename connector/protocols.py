@@ -193,17 +193,27 @@ class VectorStore(Protocol):
         k: int,
         where: Filter | None,
         generation: int | None = None,
+        within: Filter | None = None,
     ) -> list[Hit]:
         """Best first; one hit per document (its best chunk); ties by id. Raises BadFilter, UnknownCollection, and
-        GenerationChanged when another one than `generation` (None: any) serves now."""
+        GenerationChanged when another one than `generation` (None: any) serves now. `within` (None: all): the rows
+        that the asker may see (`stores.filters.narrowed`); the others take no part, whatever `where` says, and whether
+        `where` can be compared with their values does not show."""
         ...
 
     def keyword(
-        self, collection: str, text: str, k: int, where: Filter | None, generation: int | None = None
+        self,
+        collection: str,
+        text: str,
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
     ) -> list[Hit]:
         """As `search`, by the words of `text` (`stores/words.py`): whole words whatever their case, any of them, scored
-        by BM25, so that rare words and short texts count more. Scores compare within one answer only. None of `text` is
-        query syntax. Raises ConfigurationError where the store cannot do it."""
+        by BM25, so that rare words and short texts count more; how rare a word is counts over all rows, also those
+        outside `within`. Scores compare within one answer only. None of `text` is query syntax. Raises
+        ConfigurationError where the store cannot do it."""
         ...
 
     def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:

@@ -234,6 +234,11 @@ class Metrics:
         self.http_requests = Counter(
             "owl_sap_http_requests", "HTTP requests by route template", ["method", "route", "status"], registry=registry
         )
+        self.audit_failures = Counter(
+            "owl_sap_audit_failures",
+            "Entries of the audit log that could not be written and are lost",
+            registry=registry,
+        )
         self.http_seconds = Histogram(
             "owl_sap_http_request_seconds", "Duration of HTTP requests", ["route"], buckets=_FAST, registry=registry
         )

@@ -4,6 +4,7 @@ Knows the parts, no HTTP and no terminal.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src.access.rows import Nothing
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
@@ -25,6 +27,7 @@ DEEP, DEEPEST = 50, 4000
 """Hits of each ranking that fusion and MMR choose from: four times `k`, within these bounds."""
 _TRIES = 3
 """So often a search is made anew because another generation took over in its midst."""
+_log = logging.getLogger(__name__)
 _STATUS_SECONDS = 5.0
 """How long search remembers which model a collection was made with: asking counts its rows."""
 
@@ -69,12 +72,30 @@ class FoundHit:
 class Found:
     """Hits, best first (with MMR: in the order chosen), how long each stage took in milliseconds, and what the asker
     may have overlooked. `stale_since`: UTC time since when rows may have changed unseen; None while syncs get through.
+    `rows`: how many of the collection's rows the asker may see.
     """
 
     hits: list[FoundHit]
     took_ms: dict[str, float]
     notes: list[str] = field(default_factory=list)
     stale_since: str | None = None
+    rows: Literal["all", "some", "none"] = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """Which rows a search is about: of those that the asker may see (`within`, as `access.rows.visible` says) those
+    that `where` holds for."""
+
+    where: Filter | None
+    within: Filter | Nothing | None
+
+    @property
+    def rows(self) -> Filter | None:
+        """`within`, where it is not Nothing. Raises ValueError there: no filter says that."""
+        if isinstance(self.within, Nothing):
+            raise ValueError("nothing may be seen, so nothing is to be searched")
+        return self.within
 
 
 class _Stages:
@@ -113,22 +134,30 @@ class Searching:
         self._known.pop(name, None)
 
     def search(
-        self, spec: CollectionSpec, query: str | Sequence[float], k: int, where: Filter | None, options: SearchOptions
+        self,
+        spec: CollectionSpec,
+        query: str | Sequence[float],
+        k: int,
+        narrowed: Narrowed,
+        options: SearchOptions,
     ) -> Found:
         """Raises as `Service.search` does."""
         if isinstance(query, str) and not query.strip():
             raise ValueError("the search text is empty")
         if not isinstance(query, str) and options.mode != "vector":
             raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not a vector")
+        if isinstance(narrowed.within, Nothing):
+            notes = _notes(spec, narrowed.where, query, options.mode, True)  # a wrong filter is wrong for everybody
+            return Found([], {}, [narrowed.within.why, *notes], rows="none")
         for _ in range(_TRIES - 1):
             try:
-                return self._searched(spec, query, k, where, options)
+                return self._searched(spec, query, k, narrowed, options)
             except GenerationChanged:
                 self.forget(spec.name)
-        return self._searched(spec, query, k, where, options)
+        return self._searched(spec, query, k, narrowed, options)
 
     def _searched(
-        self, spec: CollectionSpec, query: str | Sequence[float], k: int, where: Filter | None, options: SearchOptions
+        self, spec: CollectionSpec, query: str | Sequence[float], k: int, narrowed: Narrowed, options: SearchOptions
     ) -> Found:
         """In one generation from the first step to the last. Raises GenerationChanged when another takes over."""
         stored, stages = self._known_status(spec.name), _Stages()
@@ -139,7 +168,7 @@ class Searching:
         spread = options.mmr_lambda is not None and options.mmr_lambda < 1
         depth = max(k, min(max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
         with stages.timed("store"):
-            hits = self._ranked(stored, query, vector, depth, where, options)
+            hits = self._ranked(stored, query, vector, depth, narrowed, options)
         if spread:
             with stages.timed("rank"):
                 hits = self._spread(stored, hits, k, options)
@@ -149,7 +178,8 @@ class Searching:
         return Found(
             [_found(hit, columns) for hit in hits[:k]],
             {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()},
-            _notes(spec, where, query, options.mode, bool(hits)) + self._cut(query, stored, options.mode),
+            _notes(spec, narrowed.where, query, options.mode, bool(hits)) + self._cut(query, stored, options.mode),
+            rows="all" if narrowed.within is None else "some",
         )
 
     # --------------------------------------------------------------------------------------------------- the rankings
@@ -160,7 +190,7 @@ class Searching:
         query: str | Sequence[float],
         vector: NDArray[np.float32] | None,
         depth: int,
-        where: Filter | None,
+        narrowed: Narrowed,
         options: SearchOptions,
     ) -> list[Hit]:
         """Up to `depth` hits of the mode, best first, none below the smallest score."""
@@ -168,8 +198,10 @@ class Searching:
 
         store, least = self._parts.store, options.min_score
         name, serving = stored.collection, stored.generation
-        near = [] if vector is None else store.search(name, vector, depth, where, serving)
-        worded = [] if options.mode == "vector" else store.keyword(name, str(query), depth, where, serving)
+        where, within = narrowed.where, narrowed.rows
+        near = [] if vector is None else store.search(name, vector, depth, where, serving, within)
+        worded = [] if options.mode == "vector" else store.keyword(name, str(query), depth, where, serving, within)
+        near, worded = _seen(near, within), _seen(worded, within)
         if options.mode != "hybrid" or vector is None:
             return [hit for hit in near or worded if least is None or hit.score >= least]
         fused = fuse([near, worded])
@@ -245,6 +277,21 @@ class Searching:
             return self._parts.source.describe(spec.source).primary_key
         except (DatabaseError, ConfigurationError):
             return ()
+
+
+def _seen(hits: list[Hit], within: Filter | None) -> list[Hit]:
+    """Those that may be seen: all of them, for the store was told. A store that errs must not show what it found."""
+    from connector.stores.filters import matches, parse
+
+    condition = parse(within)
+    if condition is None:
+        return hits
+    seen = [hit for hit in hits if matches(condition, hit.metadata)]
+    if len(seen) < len(hits):
+        _log.error(
+            "the store found %d rows outside the row rights of who asked; they are not shown", len(hits) - len(seen)
+        )
+    return seen
 
 
 def _notes(

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.src import doctor
+from app.src.access.audit import shape_of
 from app.src.access.authentication import Authentication
+from app.src.access.principal import Principal
+from app.src.access.rows import Nothing, check_every_row, visible
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
 from app.src.calibration import Calibration, CalibrationRequest
@@ -28,7 +31,7 @@ from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness, choices, told
-from app.src.searching import Found, Searching, SearchOptions
+from app.src.searching import Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from connector.errors import (
     DatabaseError,
@@ -456,14 +459,36 @@ class Service:
         k: int = 10,
         where: Filter | None = None,
         options: SearchOptions = _AS_USUAL,
+        *,
+        principal: Principal,
     ) -> Found:
-        """The `k` best source rows for a text or a vector. Mode keyword needs no model and loads none.
+        """The `k` best source rows for a text or a vector, of those that `principal` may see: others take no part.
+        Mode keyword needs no model and loads none.
 
         Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text,
         for a vector that is no finite direction and for one where words are looked for.
         """
-        found = self._searching.search(self.spec(name), query, k, where, options)
+        found = self._searching.search(
+            self.spec(name), query, k, Narrowed(where, self._visible(name, principal)), options
+        )
         return replace(found, stale_since=self.background.stale_since(name, self._stored))
+
+    def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
+        from connector.document import metadata_names
+
+        block = self._block(name)
+        return visible(block.row_rights, metadata_names(block.metadata), principal)
+
+    def filter_shape(self, name: str, where: Filter | None) -> Any:
+        """As `shape_of`, for the audit log. Raises UnknownCollection."""
+        from connector.document import metadata_names
+
+        return shape_of(where, metadata_names(self._block(name).metadata))
+
+    def check_every_row(self, principal: Principal, name: str | None = None) -> None:
+        """For what shows rows of the collection (None: of any table) whoever they belong to. Raises RowsRefused."""
+        for block in self.settings.collections if name is None else [self._block(name)]:
+            check_every_row(block.name, block.row_rights, principal)
 
     def key_columns(self, name: str) -> tuple[str, ...]:
         """Names of the key columns; () while nobody can tell."""

@@ -15,6 +15,7 @@ from connector.stores.filters import (
     Condition,
     Contains,
     Group,
+    Guarded,
     IsNull,
     Kind,
     Like,
@@ -59,17 +60,39 @@ _HANA_VALUES = {
 
 def to_hana(condition: Condition) -> Compiled:
     """The WHERE of langchain-hana's HanaDB, over column VEC_META."""
+    if not isinstance(condition, Guarded):
+        return _in_hana(condition, None)
+    within = _in_hana(condition.within, None)
+    if condition.where is None:
+        return within
+    where = _in_hana(condition.where, within)
+    return Compiled(f"({within.sql}) AND ({where.sql})", within.parameters + where.parameters, where.projected)
+
+
+def _in_hana(condition: Term | Group, within: Compiled | None) -> Compiled:
+    """HANA evaluates the parts of a WHERE in any order. So what can fail at a value that is not of its kind is given
+    no value of a row outside `within`: whatever the order, what fails and what does not tells nothing of those."""
     projected = tuple(sorted({term.field for term in terms(condition) if isinstance(term, Contains)}))
+
+    def mask(term: Term) -> Compiled | None:
+        return None if kind_of(term) is Kind.TEXT else within
 
     def compiled(term: Term) -> str:
         if isinstance(term, Contains):
             return f"SCORE(TO_NVARCHAR(?) IN (\"META_{projected.index(term.field)}\" EXACT SEARCH MODE 'text')) > 0"
-        return _plain_term(term, _json_value(term.field), _HANA_VALUES[kind_of(term)])
+        field = _json_value(term.field)
+        if (seen := mask(term)) is not None:
+            field = f"CASE WHEN {seen.sql} THEN {field} END"
+        return _plain_term(term, field, _HANA_VALUES[kind_of(term)])
 
-    return Compiled(_joined(condition, compiled), _parameters(condition, _hana_parameters), projected)
+    def parameters(term: Term) -> list[Any]:
+        seen = mask(term)
+        return [*(() if seen is None else seen.parameters), *_hana_parameters(term)]
+
+    return Compiled(_joined(condition, compiled), _parameters(condition, parameters), projected)
 
 
-def _joined(condition: Condition, compiled: Callable[[Term], str]) -> str:
+def _joined(condition: Term | Group, compiled: Callable[[Term], str]) -> str:
     if isinstance(condition, Group):
         return f" {condition.word} ".join(f"({_joined(part, compiled)})" for part in condition.parts)
     return compiled(condition)
@@ -147,9 +170,17 @@ def is_unreadable(error: sqlite3.Error) -> bool:
 
 def to_sqlite(condition: Condition, column: str = "meta") -> Compiled:
     """A condition over the JSON in `column`, for a connection that went through `register`."""
-    return Compiled(
-        _joined(condition, lambda term: _sqlite_term(term, column)), _parameters(condition, _sqlite_parameters)
-    )
+    parameters = _parameters(condition, _sqlite_parameters)
+    if isinstance(condition, Guarded):
+        within = _in_sqlite(condition.within, column)
+        where = "1" if condition.where is None else _in_sqlite(condition.where, column)
+        # The order of an AND is SQLite's to choose; of a CASE it is not: `where` is never evaluated outside.
+        return Compiled(f"CASE WHEN {within} THEN {where} ELSE 0 END", parameters)
+    return Compiled(_in_sqlite(condition, column), parameters)
+
+
+def _in_sqlite(condition: Term | Group, column: str) -> str:
+    return _joined(condition, lambda term: _sqlite_term(term, column))
 
 
 def _sqlite_parameters(term: Term) -> list[Any]:

@@ -111,19 +111,33 @@ class Group:
     """`word` is AND or OR."""
 
     word: str
-    parts: tuple[Condition, ...]
+    parts: tuple[Term | Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """`where` (None: anything) among the rows for which `within` holds, which cannot fail. Of the others nothing shows:
+    they do not match, and `where` does not fail at their values."""
+
+    within: Term | Group
+    where: Term | Group | None
 
 
 Term = Compare | Between | OneOf | IsNull | Like | Contains
-Condition = Term | Group
+Condition = Term | Group | Guarded
 
 
 def terms(condition: Condition) -> Iterator[Term]:
-    if isinstance(condition, Group):
-        for part in condition.parts:
-            yield from terms(part)
-    else:
-        yield condition
+    match condition:
+        case Group(parts=parts):
+            for part in parts:
+                yield from terms(part)
+        case Guarded(within=within, where=where):
+            yield from terms(within)
+            if where is not None:
+                yield from terms(where)
+        case _:
+            yield condition
 
 
 def kind_of(term: Term) -> Kind:
@@ -154,7 +168,7 @@ _OPERATORS = (*_FIELD_OPERATORS, *_GROUPS)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}", re.ASCII)
 
 
-def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Condition | None:
+def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Term | Group | None:
     """The tree of a filter, None for no filter (`None` or `{}`).
 
     `names` maps a source column to its name in the metadata, where the two differ; both may be used in filters.
@@ -163,6 +177,19 @@ def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Condi
     if where is None or (isinstance(where, Mapping) and not where):
         return None
     return _Parser(names or {}).object(where, "", 0)
+
+
+def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, str] | None = None) -> Condition | None:
+    """The tree of `where` for somebody who may see no row but those of `within` (None: all). Each has the limits of
+    `parse` for itself. Raises BadFilter, and ValueError for a `within` that is empty or might fail at a stored value.
+    """
+    asked = parse(where, names)
+    if within is None:
+        return asked
+    seen = parse(within, names)
+    if seen is None or any(kind_of(term) is not Kind.TEXT for term in terms(seen)):
+        raise ValueError("what may be seen is told by comparisons with texts, at least one: no other is safe")
+    return Guarded(seen, asked)
 
 
 def fields(where: Filter | None, names: Mapping[str, str] | None = None) -> list[str]:
@@ -177,13 +204,13 @@ class _Parser:
         self._terms = 0
         self._operands = 0
 
-    def object(self, node: Any, path: str, depth: int) -> Condition:
+    def object(self, node: Any, path: str, depth: int) -> Term | Group:
         if not isinstance(node, Mapping) or not node:
             raise _bad(path, f'expected an object such as {{"MTART": "FERT"}}, found {_shown(node)}')
         parts = tuple(self._entry(key, value, path, depth) for key, value in node.items())
         return parts[0] if len(parts) == 1 else Group("AND", parts)
 
-    def _entry(self, key: Any, value: Any, path: str, depth: int) -> Condition:
+    def _entry(self, key: Any, value: Any, path: str, depth: int) -> Term | Group:
         if not isinstance(key, str):
             raise _bad(path, f"a field name must be text, found {_shown(key)}")
         here = f"{path}.{key[:130]}" if path else key[:130]
@@ -194,7 +221,7 @@ class _Parser:
             raise _bad(here, f"more than {MAX_TERMS} conditions")
         return self._term(self._field(key, here), value, here)
 
-    def _group(self, key: str, value: Any, here: str, depth: int) -> Condition:
+    def _group(self, key: str, value: Any, here: str, depth: int) -> Term | Group:
         if key in _FIELD_OPERATORS:
             raise _bad(here, f'{key} stands under a field name: {{"FIELD": {{"{key}": ...}}}}')
         if key not in _GROUPS:
@@ -445,6 +472,8 @@ def matches(condition: Condition, metadata: Mapping[str, Any]) -> bool:
 
 
 def _holds(condition: Condition, metadata: Mapping[str, Any]) -> bool:
+    if isinstance(condition, Guarded):
+        return _holds(condition.within, metadata) and (condition.where is None or _holds(condition.where, metadata))
     if isinstance(condition, Group):
         test = all if condition.word == "AND" else any
         return test(_holds(part, metadata) for part in condition.parts)

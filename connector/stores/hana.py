@@ -41,7 +41,7 @@ from connector.model import (
     is_generation,
 )
 from connector.protocols import Embedder
-from connector.stores import hana_keywords, hana_tables, records
+from connector.stores import filters, hana_keywords, hana_tables, records
 from connector.stores.generation_rules import changed
 from connector.stores.hana_generations import HanaGenerations
 from connector.stores.hana_search import HanaSearch
@@ -426,16 +426,25 @@ class HanaStore:
         k: int,
         where: Filter | None,
         generation: int | None = None,
+        within: Filter | None = None,
     ) -> list[Hit]:
         """By HANA: exact below the size that gets an HNSW index, approximate above it. Rows without a vector are never
         found. Of rows with equal scores at the end of a long run of them, HANA chooses."""
 
-        return self._serving(
-            collection, generation, lambda found: self._search(found).nearest(vector, found.stamp.dimension, k, where)
-        )
+        def search(found: _Collection) -> list[Hit]:
+            condition = filters.narrowed(where, within, self._names_of(found))
+            return HanaSearch(self._pool, found.table).nearest(vector, found.stamp.dimension, k, condition)
+
+        return self._serving(collection, generation, search)
 
     def keyword(
-        self, collection: str, text: str, k: int, where: Filter | None, generation: int | None = None
+        self,
+        collection: str,
+        text: str,
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
     ) -> list[Hit]:
         """By HANA's text search in VEC_TEXT; a word counts once a text, however often it stands there. Where HANA
         refuses text search on this column, by LIKE, which also finds words inside of words."""
@@ -443,18 +452,22 @@ class HanaStore:
         def search(found: _Collection) -> list[Hit]:
             if self._full_text is None:
                 self._full_text = hana_keywords.supports(self._pool, found.table)
-            return self._search(found).by_words(text, k, where, full_text=self._full_text)
+            condition = filters.narrowed(where, within, self._names_of(found))
+            return HanaSearch(self._pool, found.table).by_words(text, k, condition, full_text=self._full_text)
 
         return self._serving(collection, generation, search)
 
     def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:
         ids = [hit.record for hit in hits]
         return self._serving(
-            collection, generation, lambda found: self._search(found).vectors(ids, found.stamp.dimension)
+            collection,
+            generation,
+            lambda found: HanaSearch(self._pool, found.table).vectors(ids, found.stamp.dimension),
         )
 
-    def _search(self, found: _Collection) -> HanaSearch:
-        return HanaSearch(self._pool, found.table, self._names.get(found.name, found.names))
+    def _names_of(self, found: _Collection) -> Mapping[str, str]:
+        """Source column to metadata name, for filters."""
+        return self._names.get(found.name, found.names)
 
 
 def _seconds(ttl: float) -> int:

@@ -4,7 +4,7 @@ found. Knows the pool and the table's statements, no collection and no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from connector.errors import RowRejected, StatementFailed
 from connector.hana import HanaPool, Rows
-from connector.model import Filter, Hit, Vectors
+from connector.model import Hit, Vectors
 from connector.stores import filter_sql, filters, hana_keywords, records
 from connector.stores.hana_tables import VectorSql
 
@@ -24,15 +24,13 @@ _TIE_STEPS = 3
 
 
 class HanaSearch:
-    """`names`: source column to metadata name where they differ, for filters."""
-
-    def __init__(self, pool: HanaPool, table: VectorSql, names: Mapping[str, str]) -> None:
+    def __init__(self, pool: HanaPool, table: VectorSql) -> None:
         self._pool = pool
         self._table = table
-        self._names = names
 
-    def nearest(self, vector: NDArray[np.float32], dimension: int, k: int, where: Filter | None) -> list[Hit]:
-        condition = filters.parse(where, self._names)
+    def nearest(
+        self, vector: NDArray[np.float32], dimension: int, k: int, condition: filters.Condition | None
+    ) -> list[Hit]:
         query = records.vector_text(records.unit_query(vector, dimension))
         compiled = _compiled(condition)
 
@@ -43,9 +41,8 @@ class HanaSearch:
         with _filter_errors(condition):
             return _best(read, k)
 
-    def by_words(self, text: str, k: int, where: Filter | None, *, full_text: bool) -> list[Hit]:
+    def by_words(self, text: str, k: int, condition: filters.Condition | None, *, full_text: bool) -> list[Hit]:
         """`full_text`: whether HANA takes text search on these columns."""
-        condition = filters.parse(where, self._names)
         query = hana_keywords.prepare(self._pool, self._table, text, full_text) if k >= 1 else None
         if query is None:
             return []

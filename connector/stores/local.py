@@ -317,12 +317,13 @@ class LocalStore:
         k: int,
         where: Filter | None,
         generation: int | None = None,
+        within: Filter | None = None,
     ) -> list[Hit]:
         """Exact: the true best `k` by cosine, in one consistent view of the collection."""
         while True:
             with self._file.read() as db:
                 found = _serving(db, collection, generation)
-                condition = filters.parse(where, self._names.get(collection, found.names))
+                condition = filters.narrowed(where, within, self._names.get(collection, found.names))
                 query = records.unit_query(vector, found.stamp.dimension)
                 index = self._index(found)
                 snapshot = index.snapshot(db)
@@ -332,14 +333,20 @@ class LocalStore:
                     return Search(db, found.id, snapshot, index.scans)(query, k, condition)
 
     def keyword(
-        self, collection: str, text: str, k: int, where: Filter | None, generation: int | None = None
+        self,
+        collection: str,
+        text: str,
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
     ) -> list[Hit]:
         """By SQLite's FTS5. How rare a word is counts over all collections of this store."""
         if not self._has_keywords:
             raise local_keywords.unsupported()
         with self._file.read() as db:
             found = _serving(db, collection, generation)
-            condition = filters.parse(where, self._names.get(collection, found.names))
+            condition = filters.narrowed(where, within, self._names.get(collection, found.names))
             with _filter_errors(condition):
                 return local_keywords.KeywordSearch(db, found.id, self._word_counts)(text, k, condition)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from httpx import Client
 
+from app.src.access.principal import OPERATOR
 from app.src.generations import BuildReport
 from app.src.searching import MODES, SearchOptions
 from app.src.service import Service
@@ -59,7 +60,7 @@ def add(source: TableSource, key: str, text: str) -> None:
 
 
 def first(service: Service, text: str) -> str:
-    return str(service.search(NAME, text, 1).hits[0].key["MATNR"])
+    return str(service.search(NAME, text, 1, principal=OPERATOR).hits[0].key["MATNR"])
 
 
 # ------------------------------------------------------------------------------------------------------ another model
@@ -96,16 +97,16 @@ def test_a_second_sync_embeds_nothing_again(wide: Service, source: TableSource) 
 
 def test_queries_are_embedded_by_the_model_that_serves(wide: Service) -> None:
     for mode in MODES:
-        found = wide.search(NAME, "office chair", 1, options=SearchOptions(mode=mode))
+        found = wide.search(NAME, "office chair", 1, options=SearchOptions(mode=mode), principal=OPERATOR)
         assert found.hits[0].key == {"MATNR": "4"}
     wide.sync(NAME)
     assert first(wide, "office chair") == "4"
-    assert wide.search(NAME, [1.0] * 64, 1).hits
+    assert wide.search(NAME, [1.0] * 64, 1, principal=OPERATOR).hits
     wide.switch(NAME)
     assert first(wide, "office chair") == "4"
-    assert wide.search(NAME, [1.0] * 128, 1).hits
+    assert wide.search(NAME, [1.0] * 128, 1, principal=OPERATOR).hits
     with pytest.raises(ValueError, match="128"):
-        wide.search(NAME, [1.0] * 64, 1)
+        wide.search(NAME, [1.0] * 64, 1, principal=OPERATOR)
 
 
 def test_a_service_that_knows_nothing_of_the_switch_goes_along(
@@ -234,8 +235,10 @@ def test_a_model_that_is_gone_does_not_hold_up_its_successor(
     gone = Recipe(synced.spec(NAME), ModelSource("/no/such/model"))
     synced.store.record_recipe(NAME, 1, gone)
     with pytest.raises(ModelMismatch, match=r"generation 1 .*hash:64.*mode keyword.*owl-sap sync"):
-        wide.search(NAME, "steel")
-    assert configured("hash:64").search(NAME, "steel", 1).hits, "the configured one will do, whatever was recorded"
+        wide.search(NAME, "steel", principal=OPERATOR)
+    assert configured("hash:64").search(NAME, "steel", 1, principal=OPERATOR).hits, (
+        "the configured one will do, whatever was recorded"
+    )
     add(source, "5", "copper wire")
     report = wide.sync(NAME)
     assert isinstance(report, BuildReport)
@@ -291,16 +294,16 @@ def test_a_template_is_healed_in_place_unless_it_is_built(synced: Service, confi
     assert report.serving.unchanged == 4, "by its own template"
     texts = [each["template"] for each in other.generations(NAME)]
     assert texts == ["{MAKTX} ({MTART})", "{MTART}: {MAKTX}"]
-    assert other.search(NAME, "office chair", 1).hits[0].text == "office chair with wheels (ROH)"
+    assert other.search(NAME, "office chair", 1, principal=OPERATOR).hits[0].text == "office chair with wheels (ROH)"
     assert other.verify(NAME).ok, "what serves is proved by its own template"
     again = other.sync(NAME)
     assert isinstance(again, BuildReport)
     assert (again.generation, again.unchanged) == (2, 4)
     other.switch(NAME)
-    assert other.search(NAME, "office chair", 1).hits[0].text == "ROH: office chair with wheels"
+    assert other.search(NAME, "office chair", 1, principal=OPERATOR).hits[0].text == "ROH: office chair with wheels"
     assert not isinstance(other.sync(NAME), BuildReport)
     assert other.rollback(NAME).generation == 1
-    assert other.search(NAME, "office chair", 1).hits[0].text == "office chair with wheels (ROH)"
+    assert other.search(NAME, "office chair", 1, principal=OPERATOR).hits[0].text == "office chair with wheels (ROH)"
 
 
 def test_a_build_goes_on_with_what_the_settings_say_meanwhile(synced: Service, configured: Configured) -> None:
@@ -377,17 +380,21 @@ def test_from_the_test_embedder_to_the_real_model_of_the_same_dimension(
     assert (report.upserted, report.serving is not None and report.serving.unchanged) == (4, 4)
     compared = new.compare(NAME, queries=[meaning])
     assert compared.overlap_at_10 == 1.0
-    before = [hit.score for hit in old.search(NAME, meaning, 4).hits]
-    assert [hit.score for hit in new.search(NAME, meaning, 4).hits] == before, "by the model that serves"
+    before = [hit.score for hit in old.search(NAME, meaning, 4, principal=OPERATOR).hits]
+    assert [hit.score for hit in new.search(NAME, meaning, 4, principal=OPERATOR).hits] == before, (
+        "by the model that serves"
+    )
     new.switch(NAME)
     assert first(new, meaning) == "4"
-    after = [hit.score for hit in new.search(NAME, meaning, 4).hits]
+    after = [hit.score for hit in new.search(NAME, meaning, 4, principal=OPERATOR).hits]
     assert after != before
-    assert [hit.score for hit in old.search(NAME, meaning, 4).hits] == after, "the other process goes along"
+    assert [hit.score for hit in old.search(NAME, meaning, 4, principal=OPERATOR).hits] == after, (
+        "the other process goes along"
+    )
     assert new.verify(NAME).ok
     assert new.verify(NAME, generation=1).ok
     new.rollback(NAME)
-    assert [hit.score for hit in new.search(NAME, meaning, 4).hits] == before
+    assert [hit.score for hit in new.search(NAME, meaning, 4, principal=OPERATOR).hits] == before
 
 
 # --------------------------------------------------------------------------------------------------------------- REST

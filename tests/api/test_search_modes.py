@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
+from app.src.access.principal import OPERATOR
 from app.src.searching import MODES, SearchOptions
 from app.src.service import Service
 from app.src.settings import Settings
@@ -106,13 +107,15 @@ def test_min_score_looks_up_the_cosine_of_what_words_alone_found(
 ) -> None:
     monkeypatch.setattr("app.src.searching.DEEP", 1)
     monkeypatch.setattr("app.src.searching.DEEPEST", 1)
-    near = synced.search("materials", "pump seal", 50).hits
+    near = synced.search("materials", "pump seal", 50, principal=OPERATOR).hits
     cosine = {hit.id: hit.score for hit in near}
-    words = synced.search("materials", "rubber office", 1, None, SearchOptions("keyword")).hits
-    first = synced.search("materials", "rubber office", 1).hits[0]
+    words = synced.search("materials", "rubber office", 1, None, SearchOptions("keyword"), principal=OPERATOR).hits
+    first = synced.search("materials", "rubber office", 1, principal=OPERATOR).hits[0]
     assert {hit.id for hit in words} <= set(cosine)
     for least in (-1.0, 0.99):
-        found = synced.search("materials", "rubber office", 1, None, SearchOptions("hybrid", least)).hits
+        found = synced.search(
+            "materials", "rubber office", 1, None, SearchOptions("hybrid", least), principal=OPERATOR
+        ).hits
         assert bool(found) is (least < 0 or first.score >= least)
 
 
@@ -196,7 +199,7 @@ def test_a_collection_never_synced(client: httpx.Client, mode: str) -> None:
 def test_what_may_be_done_with_another_model_is_told(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synced.embedder, "fingerprint", "other weights")
     with pytest.raises(ModelMismatch, match="mode keyword"):
-        synced.search("materials", "a", 1, None, SearchOptions("hybrid"))
+        synced.search("materials", "a", 1, None, SearchOptions("hybrid"), principal=OPERATOR)
 
 
 # -------------------------------------------------------------------------------------------------------------- notes

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.src.access.principal import OPERATOR
 from app.src.doctor import Fault
 from app.src.searching import unit_vector
 from app.src.service import Service, SyncRequest
@@ -87,15 +88,15 @@ def test_search_works_from_the_local_store_while_hana_is_away(
     synced: Service, make_service: Callable[[], Service], source: Any
 ) -> None:
     source.failure = ConnectionLost("gone")
-    (hit,) = make_service().search("materials", "office chair", 1).hits
+    (hit,) = make_service().search("materials", "office chair", 1, principal=OPERATOR).hits
     assert hit.key == {"MATNR": "4"}
 
 
 def test_another_model_of_the_same_size_is_refused_too(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synced.embedder, "fingerprint", "other weights")
     with pytest.raises(ModelMismatch):
-        synced.search("materials", "a")
-    assert synced.search("materials", [1.0] * 64, k=1).hits, "a vector of one's own needs no model"
+        synced.search("materials", "a", principal=OPERATOR)
+    assert synced.search("materials", [1.0] * 64, k=1, principal=OPERATOR).hits, "a vector of one's own needs no model"
 
 
 def test_a_search_does_not_count_rows_each_time(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +109,10 @@ def test_a_search_does_not_count_rows_each_time(synced: Service, monkeypatch: py
 
     monkeypatch.setattr(synced.store, "status", counting)
     for _ in range(3):
-        synced.search("materials", "steel")
+        synced.search("materials", "steel", principal=OPERATOR)
     assert asked == ["materials"]
     synced.sync("materials")
-    synced.search("materials", "steel")
+    synced.search("materials", "steel", principal=OPERATOR)
     assert asked == ["materials"] * 2
 
 
@@ -163,7 +164,7 @@ def test_a_userkey_needs_neither_user_nor_password() -> None:
 def test_a_blank_search_text_is_refused(synced: Service) -> None:
     for text in ("", " \n"):
         with pytest.raises(ValueError, match="empty"):
-            synced.search("materials", text)
+            synced.search("materials", text, principal=OPERATOR)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ FILTERS = [
     {"D": {"$gt": {"type": "date", "date": "2026-01-31"}}},
     {"$or": [{"A": "x"}, {"$and": [{"B": 1}, {"B": 2}]}]},
 ]
+WITHIN = {"A": {"$in": ["0", "1"]}}
+"""As `access.rows.visible` writes what somebody may see."""
 
 
 def shape(sql: str, schema: str) -> str:
@@ -123,6 +125,8 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     verify(spec, ends, repair=True)
     for condition in FILTERS:
         store.search(spec.name, embedder.embed_query("text 3"), 3, condition)
+    for condition in (None, {"A": "x"}, {"B": {"$gt": 1}}):
+        store.search(spec.name, embedder.embed_query("text 3"), 3, condition, None, WITHIN)
     by_words(pool, store, schema, spec.name)
     store.status(spec.name)
     source.rows(Query(spec.source, ("A", "B"), ("TXT",)), [("0", 2), ("1", 3)])
@@ -182,6 +186,7 @@ def by_words(pool: HanaPool, store: HanaStore, schema: str, name: str) -> None:
         store.keyword(name, text, 3, None)
     for condition in ({"A": "1"}, {"A": {"$contains": "1"}}):
         store.keyword(name, "text", 3, condition)
+    store.keyword(name, "text", 3, {"B": 1}, None, WITHIN)
     store.vectors(name, store.keyword(name, "text", 3, None))
     without = HanaStore(RefusesTextSearch(pool), schema)  # type: ignore[arg-type]
     for text in ("text", "text other"):

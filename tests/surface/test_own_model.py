@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.src.access.principal import OPERATOR
 from app.src.core import loading as engines
 from app.src.service import Service
 from app.src.settings import Settings
@@ -49,7 +50,7 @@ def test_each_is_synced_planned_searched_and_proved_with_its_own(service: Servic
         assert service.plan(name, estimate=False).unchanged == 3
         (status,) = service.status([name])
         assert (status["dimension"], status["generation"], status["rows"]) == (dimension, 1, 3)
-        assert service.search(name, "rubber seal", 1).hits[0].key == {"K": 2}
+        assert service.search(name, "rubber seal", 1, principal=OPERATOR).hits[0].key == {"K": 2}
         assert service.verify(name).ok
 
 
@@ -72,7 +73,7 @@ def test_a_model_of_its_own_is_a_change_of_model_for_that_collection_alone(
         report = other.sync("own")
         assert getattr(report, "generation", None) == 2
         assert len(other.generations("plain")) == 1
-        assert other.search("own", "oil filter", 1).hits[0].key == {"K": 3}
+        assert other.search("own", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}
         switched = other.switch("own")
         assert (switched.generation, switched.notes) == (2, [])
         assert other.sync("own").embedded_texts == 0
@@ -112,7 +113,9 @@ def test_each_model_lies_in_memory_once(
     monkeypatch.setattr(engines, "load_engine", load)
     service.sync("plain")
     service.sync("own")
-    assert service.search("own", "oil filter", 1).hits[0].key == {"K": 3}, "by hash:64, which serves"
+    assert service.search("own", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}, (
+        "by hash:64, which serves"
+    )
     assert sorted(loaded) == ["hash:32", "hash:64"]
     assert caplog.messages == [], "nobody asked for a GPU"
 

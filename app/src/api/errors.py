@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from app.src.access.rows import RowsRefused
 from app.src.core import backends, batcher
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service import Service
@@ -39,6 +40,8 @@ TOO_LARGE = 413
 MISDIRECTED = 421
 TOO_MANY = 429
 UNAVAILABLE = 503
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+"""A caller may invent any number of others."""
 _log = logging.getLogger(__name__)
 
 
@@ -103,6 +106,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (TooManyStreams, TOO_MANY),
     (Crowded, TOO_MANY),
     (ClientLeft, CLIENT_LEFT),
+    (RowsRefused, FORBIDDEN),
     (StateUnusable, UNAVAILABLE),
     (errors.UnknownCollection, 404),
     (errors.UnknownKey, 404),

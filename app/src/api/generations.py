@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from app.src.api import schemas
+from app.src.api.asker import check_every_row
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, OK
 from app.src.api.jobs import started
@@ -33,11 +34,13 @@ def add(routes: APIRouter, desk: Desk) -> None:
         response_model=schemas.ComparisonBody | schemas.SwitchedBody | schemas.GenerationDropped,
         responses=_ANSWERS,
     )
-    async def change(name: str, body: schemas.GenerationsBody) -> Response:
+    async def change(request: Request, name: str, body: schemas.GenerationsBody) -> Response:
         """Build another generation by the settings, in the background; or compare, switch, roll back, drop at once. 404
         for a generation there is none of, 409 where its state forbids it or a job of this collection runs."""
         if body.queries:
             desk.check_texts(body.queries, name="queries")
+        if body.action == "compare":  # by the texts of stored rows, and it shows them
+            check_every_row(service, request, name)
         if body.action == "build":
             return started(await desk.run(partial(service.start_build, name, SyncRequest(owner="api"))))
         return Json(await desk.run(partial(_done, desk, name, body)))

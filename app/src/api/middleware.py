@@ -10,11 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.src.api.errors import CRASHED, TOO_LARGE, WHY_CRASHED, log_without_text, problem
+from app.src.api.errors import CRASHED, METHODS, TOO_LARGE, WHY_CRASHED, log_without_text, problem
 from app.src.metrics import Metrics
 
 REQUEST_ID = b"x-request-id"
-_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
@@ -61,7 +60,7 @@ class Observed:
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
-        method = scope["method"] if scope["method"] in _METHODS else "other"  # a caller may invent any number of them
+        method = scope["method"] if scope["method"] in METHODS else "other"  # a caller may invent any number of them
         counters = self._counters.get((method, route, status))
         if counters is None:  # looking them up by their labels takes longer than counting
             requests = self._metrics.http_requests.labels(method, route, str(status))

@@ -8,7 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from app.src.access.principal import Principal
 from app.src.api import embeddings, forms, generations, guard, jobs, quarantine, schemas, tables
+from app.src.api.asker import asker
+from app.src.api.audited import AUDITED, tell
 from app.src.api.desk import Desk, Json
 from app.src.api.direct import direct
 from app.src.api.errors import OK, PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
@@ -77,8 +80,11 @@ def _add_search(routes: APIRouter, desk: Desk) -> None:
         """The nearest rows, best first, one hit per source row: in meaning, in words, or in both."""
         _check_search(desk, body)
         query = body.query if body.query is not None else body.vector or []
-        found = await desk.run(partial(_search, service, name, query, body), request)
+        if AUDITED in request.scope:
+            tell(request.scope, filter=service.filter_shape(name, body.filter), mode=body.mode, k=body.k)
+        found = await desk.run(partial(_search, service, name, query, body, asker(request)), request)
         hits, notes = found.hits, found.notes
+        tell(request.scope, hits=len(hits), rows=found.rows)
         return Json({"hits": hits, "took_ms": found.took_ms, "notes": notes, "stale_since": found.stale_since})
 
 
@@ -141,8 +147,10 @@ def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:
         desk.check_texts([body.query], name="query")
 
 
-def _search(service: Service, name: str, query: str | list[float], body: schemas.SearchRequest) -> Found:
+def _search(
+    service: Service, name: str, query: str | list[float], body: schemas.SearchRequest, principal: Principal
+) -> Found:
     try:
-        return service.search(name, query, body.k, body.filter, body.options)
+        return service.search(name, query, body.k, body.filter, body.options, principal=principal)
     except ValueError as error:
         raise Unprocessable(str(error)) from error

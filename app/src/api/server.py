@@ -15,7 +15,9 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from app.src.access.audit import AuditLog
 from app.src.api import errors, guard, routes
+from app.src.api.audited import Audited
 from app.src.api.desk import Desk
 from app.src.api.middleware import BodyLimit, Observed
 from app.src.service import Service, version
@@ -33,10 +35,15 @@ def create_app(service: Service) -> FastAPI:
     be read: then nobody is served."""
     service.access.open()
     desk = Desk(service)
+    path = service.settings.access.audit
+    audit = None if path is None else AuditLog(path, service.metrics.audit_failures.inc)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with contextlib.closing(desk):
+        with contextlib.ExitStack() as stack:
+            if audit is not None:
+                stack.callback(audit.close)
+            stack.callback(desk.close)
             yield
 
     app = FastAPI(
@@ -56,6 +63,8 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit, limit=service.settings.api.max_body_bytes)
     routed = tuple(app.router.routes)
     app.add_middleware(guard.Guard, routes=routed, authentication=service.access, metrics=service.metrics)
+    if audit is not None:
+        app.add_middleware(Audited, log=audit, collections=service.names())
     app.add_middleware(Observed, metrics=service.metrics)
     service.metrics.build_info.labels(version(), service.settings.embedding.model).set(1)
     return app

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.src.api import schemas
+from app.src.api.asker import check_every_row
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import NotFound
 from connector.errors import UnknownTable
@@ -38,11 +39,14 @@ def add(routes: APIRouter, desk: Desk) -> None:
     # A table's name may hold slashes: /v1/tables/SAPABAP1//BIC/AZD00100, or with %2F.
     @routes.get("/v1/tables/{schema}/{table:path}", response_model=schemas.TableDetailBody)
     async def table(
+        request: Request,
         schema: str,
         table: str,
         catalog_only: Annotated[bool, Query(description="do not count clients, do not try keys")] = False,
     ) -> Response:
         """Columns, key and comments, and a proposed collection as `owl-sap introspect` makes it."""
+        if not catalog_only:  # the clients that there are, whoever they belong to
+            check_every_row(desk.service, request)
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
         return Json(await desk.run(partial(_found, look)))
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
+from app.src.access.principal import OPERATOR
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
 from app.src.cli.exits import UsageFault
@@ -38,7 +39,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     loaded = loaded_for(ctx)
     options = _options(mode, min_score, mmr)
     with opened(loaded) as service:
-        found = service.search(name, text, k, where, options)
+        found = service.search(name, text, k, where, options, principal=OPERATOR)
     for note in found.notes:
         output.say(note)
     if found.stale_since is not None:

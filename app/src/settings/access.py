@@ -154,6 +154,10 @@ class AccessSettings(Section):
         description="without authentication: names that requests may be addressed to beside loopback's, for a proxy "
         "that keeps the Host header",
     )
+    audit: str | None = Field(
+        default=None,
+        description='file of the audit log, one JSON line for each REST request; "-": standard error; default: none',
+    )
 
     @property
     def configured(self) -> bool:

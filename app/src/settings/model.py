@@ -8,11 +8,11 @@ import difflib
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from app.src.settings import durations
 from app.src.settings.access import AccessSettings
@@ -23,6 +23,16 @@ from connector.model import ChangeSpec, ChunkSpec, CollectionSpec, TableRef
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def _claim_path(value: Any) -> Any:
+    """One claim may be written as a plain string; it is a name as it stands, with its dots."""
+    return (value,) if isinstance(value, str) else value
+
+
+ClaimPath = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1), BeforeValidator(_claim_path)
+]
 
 
 class HanaSettings(_Section):
@@ -372,6 +382,11 @@ class CollectionSettings(_Section):
     key: Columns = Field(default=(), description="key columns; default: the primary key")
     where: str | None = Field(default=None, description="your own SQL condition, sent as it stands")
     metadata: Columns = ()
+    row_rights: dict[str, ClaimPath] = Field(
+        default={},
+        description="metadata column = claim of who asks: only rows with its value, or one of its values, are found; "
+        'a claim inside another is a list: MANDT = ["xs.user.attributes", "MANDT"]',
+    )
     model: str | None = Field(
         default=None,
         min_length=1,
@@ -398,6 +413,24 @@ class CollectionSettings(_Section):
         TableRef.parse(source)
         return source
 
+    @model_validator(mode="after")
+    def _rights_are_kept(self) -> CollectionSettings:
+        """What rights go by must be in the metadata, under a name that no other column can get or have had."""
+        for column in self.row_rights:
+            if column not in self.metadata:
+                declared = ", ".join((*self.metadata, column))
+                raise ValueError(
+                    f'row_rights names the column "{column}", which is not declared in metadata: write '
+                    f"metadata = [{declared}] and sync"
+                )
+            alike = [each for each in self.metadata if each != column and _may_meet(each, column)]
+            if alike:
+                raise ValueError(
+                    f'row_rights names the column "{column}", and the metadata column "{alike[0]}" becomes the same '
+                    "name without its odd characters: rename one of them in a view"
+                )
+        return self
+
     def spec(self) -> CollectionSpec:
         return CollectionSpec(
             name=self.name,
@@ -409,6 +442,17 @@ class CollectionSettings(_Section):
             chunk=ChunkSpec(self.chunk.max_tokens, self.chunk.overlap),
             changes=self.changes.spec(),
         )
+
+
+_ODD = re.compile(r"[^A-Za-z0-9_]")
+
+
+def _may_meet(one: str, other: str) -> bool:
+    """Whether two columns may be given the same name in the metadata (`connector.document.metadata_names`)."""
+    if not _ODD.search(one) and not _ODD.search(other):
+        return False
+    first, second = (re.sub(r"(_\d+)+$", "", _ODD.sub("_", name).strip("_")) for name in (one, other))
+    return first == second
 
 
 class Settings(_Section):

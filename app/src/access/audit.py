@@ -1,0 +1,178 @@
+"""Who asked for what, and whether it was given: one JSON line for each request, in a stream of its own that is only
+appended to. Written by a thread, so that no request waits for a disk. Holds no query, value, vector, text or secret.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from connector.errors import BadFilter, ConfigurationError
+from connector.model import Filter
+
+STDERR = "-"
+WAITING = 10_000
+"""Entries that wait for the disk at most; more are lost, and counted."""
+_TOGETHER = 500
+_WARN_EVERY = 60.0
+_CLOSE_SECONDS = 2.0
+_STDERR_FD = 2
+_log = logging.getLogger(__name__)
+
+
+class AuditLog:
+    """Thread-safe. An entry that cannot be written (disk full, file gone, too many of them) is lost: the service goes
+    on, `lost` is told how many, and the log of the service says why, once a minute at most. A file that was renamed, as
+    logrotate does, is made anew. What a kill -9 finds in memory is lost too."""
+
+    def __init__(self, path: str, lost: Callable[[int], None]) -> None:
+        """`path`: of the file, made if absent, readable by this user alone; "-": standard error. Raises
+        ConfigurationError when it cannot be opened."""
+        self._path = None if path == STDERR else Path(path)
+        self._lost = lost
+        self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(WAITING)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._warned = -_WARN_EVERY
+        self._torn = False
+        self._file: int | None = None
+        try:
+            self._opened()
+        except OSError as error:
+            raise ConfigurationError(
+                f"access.audit: {path} cannot be opened for appending ({error.strerror}); name a file in a folder "
+                'that exists and may be written to, or "-" for standard error'
+            ) from None
+
+    def record(self, entry: Mapping[str, Any]) -> None:
+        """Returns at once."""
+        if self._thread is None:
+            self._start()
+        try:
+            self._waiting.put_nowait(entry)
+        except queue.Full:
+            self._fail(1, "more entries come than can be written")
+
+    def close(self) -> None:
+        """Write what waits, for two seconds at most."""
+        thread = self._thread
+        if thread is not None:
+            try:
+                self._waiting.put(None, timeout=_CLOSE_SECONDS)
+            except queue.Full:
+                return
+            thread.join(_CLOSE_SECONDS)
+            if thread.is_alive():
+                return
+        self._shut()
+
+    # -------------------------------------------------------------------------------------------------- in the thread
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="owl-sap-audit", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            entries = [self._waiting.get()]
+            while entries[-1] is not None and len(entries) < _TOGETHER:
+                try:
+                    entries.append(self._waiting.get_nowait())
+                except queue.Empty:
+                    break
+            lines = [_line(entry) for entry in entries if entry is not None]
+            if lines:
+                self._append(b"".join(lines))
+            if entries[-1] is None:
+                return
+
+    def _append(self, lines: bytes) -> None:
+        """One write for all of them, so that processes that share a file do not mix their lines."""
+        done = 0
+        try:
+            file = self._opened()
+            if self._torn:  # the rest of a line that did not fit
+                os.write(file, b"\n")
+                self._torn = False
+            while done < len(lines):
+                done += os.write(file, lines[done:])
+        except OSError as error:
+            self._torn = done > 0 and lines[done - 1 : done] != b"\n"
+            self._fail(lines[done:].count(b"\n"), error.strerror or type(error).__name__)
+            self._shut()
+
+    def _opened(self) -> int:
+        """The file of this name: another one since the last was renamed or removed."""
+        if self._path is None:
+            return _STDERR_FD
+        if self._file is not None and not self._is_current(self._file):
+            self._shut()
+            self._torn = False
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._file
+
+    def _is_current(self, file: int) -> bool:
+        assert self._path is not None
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def _shut(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _fail(self, entries: int, why: str) -> None:
+        self._lost(entries)
+        if time.monotonic() - self._warned >= _WARN_EVERY:
+            self._warned = time.monotonic()
+            _log.error("entries of the audit log are lost (%s); owl_sap_audit_failures_total counts them", why)
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    """In ASCII: whatever a name holds, it is one line."""
+    return json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n"
+
+
+def shape_of(where: Filter | None, names: Mapping[str, str]) -> Any:
+    """A filter without its values: {"MTART": "$eq"}, {"$and": [{"MTART": "$in"}, {"?": "$gt"}]}; None for none. Fields
+    that are not declared (`names`: column -> name in the metadata) show as "?", because a caller chooses their names;
+    what is no filter shows as "invalid"."""
+    from connector.stores.filters import parse
+
+    try:
+        condition = parse(where, names)
+    except BadFilter:
+        return "invalid"
+    return None if condition is None else _shape(condition, frozenset(names.values()))
+
+
+_OPERATORS = {"=": "$eq", "<>": "$ne", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
+
+
+def _shape(condition: Any, declared: Collection[str]) -> dict[str, Any]:
+    from connector.stores.filters import Compare, Group, IsNull, OneOf
+
+    match condition:
+        case Group(word=word, parts=parts):
+            return {f"${word.lower()}": [_shape(part, declared) for part in parts]}
+        case Compare(operator=operator):
+            told = _OPERATORS[operator]
+        case OneOf(negated=negated):
+            told = "$nin" if negated else "$in"
+        case IsNull(negated=negated):
+            told = "$ne" if negated else "$eq"
+        case _:
+            told = f"${type(condition).__name__.lower()}"
+    return {condition.field if condition.field in declared else "?": told}
