@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 
 from app.src.core.builds import BUILDS, driver_ceiling
 from app.src.core.device import CARDS, DeviceProfile, choose_precision
-from app.src.metrics import DRIVER_ANSWERS, GPU_LABELS, GPU_METRICS, Metrics
+from app.src.metrics import Metrics
+from app.src.scraped import DRIVER_ANSWERS, FIGURES, GPU_LABELS, GPU_METRICS
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from tests.docs import variables_by_card
@@ -76,6 +77,7 @@ def metrics_table() -> str:
         if hasattr(metric, "_labelnames"):
             name = metric._name + ("_total" if metric._type == "counter" else "")
             lines.append(f"| `{name}` | {', '.join(metric._labelnames)} | {metric._documentation} |")
+    lines += [f"| `{each.name}` | {', '.join(each.labels)} | {each.documentation} |" for each in FIGURES]
     name, documentation = DRIVER_ANSWERS
     lines.append(f"| `{name}` |  | {documentation} |")
     lines += [
@@ -144,7 +146,7 @@ def _row(*cells: str) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("docs/operations.md", settings_table),
-    "metrics": ("docs/operations.md", metrics_table),
+    "metrics": ("docs/monitoring.md", metrics_table),
     "cards": ("docs/gpu.md", cards_table),
     "needs": ("docs/gpu.md", needs_table),
     "builds": ("docs/gpu.md", builds_table),

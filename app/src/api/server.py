@@ -55,7 +55,6 @@ def create_app(service: Service) -> FastAPI:
     routed = tuple(app.router.routes)
     app.add_middleware(Guard, routes=routed, authentication=service.access, metrics=service.metrics)
     app.add_middleware(Observed, metrics=service.metrics)
-    service.metrics.build_info.labels(version(), service.settings.embedding.model).set(1)
     return app
 
 

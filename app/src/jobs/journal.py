@@ -254,6 +254,13 @@ class Journal:
             ).fetchall()
         return [job_of(row) for row in rows]
 
+    def tally(self) -> tuple[dict[tuple[str, str], int], float | None]:
+        """How many records there are by kind and state, and when the oldest queued one was asked for."""
+        with self._file.read() as db:
+            counted = db.execute("SELECT kind, state, count(*) FROM jobs GROUP BY kind, state").fetchall()
+            (oldest,) = db.execute("SELECT min(created) FROM jobs WHERE state = 'queued'").fetchone()
+        return {(kind, state): count for kind, state, count in counted}, oldest
+
     def current(self, collection: str) -> Job | None:
         """The collection's unfinished job."""
         self.settle()

@@ -215,6 +215,12 @@ class Jobs:
         journal = self._existing()
         return [] if journal is None else journal.all(collection, state, limit)
 
+    def tally(self) -> tuple[dict[tuple[str, str], int], float | None]:
+        """How many records there are by kind and state, and when (POSIX seconds) the oldest queued one was asked for.
+        Cheap; of a process that has died, its jobs still count as running."""
+        journal = self._existing()
+        return ({}, None) if journal is None else journal.tally()
+
     def current(self, collection: str) -> Job | None:
         """The collection's unfinished job."""
         journal = self._existing()
