@@ -33,12 +33,11 @@ ensure_prometheus() {
     echo "Prometheus is not here, and neither is apt-get to fetch it: install Debian's package prometheus" >&2
     return 1
   fi
-  mkdir -p "${prometheus_home%/*}"
+  mkdir -p "${prometheus_home%/*}" && rm -rf "$prometheus_home" || return 1
   folder=$(mktemp -d "${prometheus_home%/*}/fetching.XXXXXX") || return 1
   # Unpacked beside it and moved: an interrupted run leaves nothing that looks whole.
   if prometheus_download "$folder" && dpkg -x "$folder"/prometheus_*.deb "$folder/unpacked"; then
-    rm -rf "$prometheus_home"
-    mv "$folder/unpacked" "$prometheus_home" || true # another run may have been faster
+    mv -T "$folder/unpacked" "$prometheus_home" || true # another run was faster
   else
     cat "$folder/why" >&2
   fi

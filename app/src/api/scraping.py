@@ -38,12 +38,14 @@ class MetricsListener:
     """Answers from `start` until `close`."""
 
     def __init__(self, service: Service, host: str, port: int) -> None:
-        """Binds; port 0 picks a free one. Raises ConfigurationError for an address that must not or cannot be bound."""
+        """Binds; port 0 picks a free one. Raises ConfigurationError for an address that must not or cannot be bound,
+        AccessUnusable for keys that cannot be read."""
+        app = metrics_app(service)
         refuse_public(host, authenticated=service.access.configured)
         self._listener = _listener(host, port)
         self.url = _url(self._listener) + "/metrics"
         config = uvicorn.Config(
-            metrics_app(service),
+            app,
             log_level="warning",
             access_log=False,
             lifespan="off",
