@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from ruamel.yaml import YAML
 
 from app.src.core.builds import BUILDS, driver_ceiling
 from app.src.core.device import CARDS, DeviceProfile, choose_precision
@@ -21,7 +22,7 @@ from app.src.scraped import DRIVER_ANSWERS, FIGURES, GPU_LABELS, GPU_METRICS
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from tests.docs import variables_by_card
-from tests.docs.sections import check_section
+from tests.docs.sections import ROOT, check_section
 
 
 def settings_table() -> str:
@@ -87,6 +88,17 @@ def metrics_table() -> str:
     return "\n".join(lines)
 
 
+def alerts_table() -> str:
+    files = sorted((ROOT / "monitoring/prometheus/rules").glob("*.yml"))
+    groups = (group for file in files for group in YAML(typ="safe").load(file)["groups"])
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    lines = _head(("alert", "severity", "after", ""))
+    for alert in alerts:
+        said = alert["annotations"]["description"].replace("|", "\\|")
+        lines.append(_row(f"`{alert['alert']}`", alert["labels"]["severity"], alert["for"], said))
+    return "\n".join(lines)
+
+
 def cards_table() -> str:
     rates = ("fp32", "fp16", "int8", "fp8")
     head = ("card", "compute capability", '`precision = "auto"`', "on tensor cores", *rates, "GB/s", "sustained")
@@ -147,6 +159,7 @@ def _row(*cells: str) -> str:
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("docs/operations.md", settings_table),
     "metrics": ("docs/monitoring.md", metrics_table),
+    "alerts": ("docs/monitoring.md", alerts_table),
     "cards": ("docs/gpu.md", cards_table),
     "needs": ("docs/gpu.md", needs_table),
     "builds": ("docs/gpu.md", builds_table),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
+from app.src.access.keys import Grant, create
+from app.src.access.principal import Scope
 from app.src.core import nvml
 from app.src.embedder import EngineEmbedder
 from app.src.metrics import CONTENT_TYPE, Metrics
@@ -29,10 +32,9 @@ from tests.surface.conftest import hashing as hashing
 from tests.surface.conftest import make_scene as make_scene
 
 RECORDED = ROOT / "tests/monitoring/dcgm_t4.prom"
-TOKEN = "owl-metrics-token"
 PATIENCE = 60.0
-SCRAPES = 4
-"""Of each target, before anything is asked: a rate needs two."""
+EVERY = "500ms"
+USED: tuple[Scope, ...] = ("metrics", "admin", "search")
 
 
 def tool(name: str) -> Path:
@@ -104,11 +106,16 @@ def answering(text: Callable[[], bytes]) -> Iterator[str]:
 
 @dataclass
 class Monitored:
-    """`api`: the address of the service that is scraped."""
+    """`api` and `worker`: what is scraped. `keys`: an API key of each scope that is used here."""
 
     prometheus: httpx.Client
     api: str
     worker: str
+    keys: dict[str, str]
+
+    def asking(self, scope: str) -> dict[str, str]:
+        """The header of somebody with that scope."""
+        return {"Authorization": f"Bearer {self.keys[scope]}"}
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The result now. Raises AssertionError with what Prometheus says of it."""
@@ -127,18 +134,18 @@ class Monitored:
         return found
 
 
-def configuration(folder: Path, targets: dict[str, list[str]]) -> Path:
+def configuration(folder: Path, token: str, targets: dict[str, list[str]]) -> Path:
     """The project's own file with other addresses, another token file, and every second."""
     config = read_yaml(PROMETHEUS / "prometheus.yml")
-    token = folder / "token"
-    token.write_text(TOKEN)
-    config["global"] = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), "1s")
+    token_file = folder / "metrics_token"
+    token_file.write_text(f"{token}\n")
+    config["global"] = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), EVERY)
     config["rule_files"] = [str(PROMETHEUS / path) for path in config["rule_files"]]
     for job in config["scrape_configs"]:
         job["static_configs"] = [{"targets": targets[job["job_name"]]}]
         if "authorization" in job:
             assert job["authorization"]["credentials_file"] == "/run/secrets/metrics_token"
-            job["authorization"]["credentials_file"] = str(token)
+            job["authorization"]["credentials_file"] = str(token_file)
     path = folder / "prometheus.yml"
     with path.open("w", encoding="utf-8") as file:
         YAML(typ="safe").dump(config, file)
@@ -153,15 +160,15 @@ def free_port() -> int:
 
 @contextmanager
 def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
-    try:
-        yield process
-    finally:
-        process.terminate()
+    """Asked to end, it does so with 0 and has complained of nothing."""
+    with process:
         try:
-            process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
+            yield process
+            process.terminate()
+            _, errors = process.communicate(timeout=30)
+            assert (process.returncode, errors or "") == (0, "")
+        finally:
             process.kill()
-            process.communicate()
 
 
 def first_line(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -194,13 +201,18 @@ def monitored(
         stack.callback(lambda: connection.cursor().execute('DROP SCHEMA "MONITORED" CASCADE'))
         scene = Scene(emulator, "MONITORED", "local", folder / "scene", hashing)
         stack.callback(scene.close)
+        keys = {
+            scope: create(folder / "keys.json", Grant(scope, (scope,)))[1] for scope in ("metrics", "admin", "search")
+        }
+        guarded = {"OWL_SAP_ACCESS__KEYS": str(folder / "keys.json")}
         alone = {"OWL_SAP_API__JOB_WORKERS": "0", "OWL_SAP_API__RUN_SCHEDULES": "false"}
-        api = stack.enter_context(ended(scene.spawn("serve", "--port", "0", env=alone)))
-        worker = stack.enter_context(ended(scene.spawn("worker", "--metrics-port", "0")))
+        api = stack.enter_context(ended(scene.spawn("serve", "--port", "0", env=guarded | alone)))
+        worker = stack.enter_context(ended(scene.spawn("worker", "--metrics-port", "0", env=guarded)))
         dcgm = stack.enter_context(answering(RECORDED.read_bytes))
         card = stack.enter_context(answering(own.render))
         url, scraped = first_line(api)["url"], first_line(worker)["metrics"]
-        client = stack.enter_context(httpx.Client(base_url=url, timeout=30))
+        admin = {"Authorization": f"Bearer {keys['admin']}"}
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=30, headers=admin))
         port = free_port()
         targets = {
             "owl-sap-api": [url.removeprefix("http://")],
@@ -209,7 +221,7 @@ def monitored(
             "prometheus": [f"127.0.0.1:{port}"],
         }
         arguments = {
-            "config.file": configuration(folder, targets),
+            "config.file": configuration(folder, keys["metrics"], targets),
             "storage.tsdb.path": folder / "data",
             "web.listen-address": f"127.0.0.1:{port}",
             "log.level": "warn",
@@ -218,7 +230,7 @@ def monitored(
         log = stack.enter_context((folder / "prometheus.log").open("w"))
         stack.enter_context(ended(subprocess.Popen(command, stdout=log, stderr=log)))
         prometheus = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30))
-        monitored = Monitored(prometheus, url, scraped)
+        monitored = Monitored(prometheus, url, scraped, keys)
         _fill(monitored, client)
         yield monitored
 
@@ -226,17 +238,26 @@ def monitored(
 def _fill(monitored: Monitored, api: httpx.Client) -> None:
     """Before, between and after scrapes, so that everything that is counted has moved while it was watched."""
     until(lambda: _ready(monitored.prometheus), "Prometheus did not start")
-    traffic_before = {"full": True}
-    job = api.post(f"/v1/collections/{NAME}/sync", json=traffic_before).json()["job"]
-    until(lambda: api.get(f"/v1/jobs/{job}").json()["state"] == "succeeded", "the worker did not sync")
-    traffic(api)
-    scraped = "min(count_over_time(up[1m]))"
-    until(lambda: _value(monitored, scraped) >= 2, "no two scrapes")
-    traffic(api)
-    job = api.post(f"/v1/collections/{NAME}/sync", json={"full": True}).json()["job"]
-    until(lambda: api.get(f"/v1/jobs/{job}").json()["state"] == "succeeded", "the worker did not sync again")
-    now = _value(monitored, scraped)
-    until(lambda: _value(monitored, scraped) >= now + SCRAPES - 2, "no more scrapes")
+    for _ in range(2):
+        job = api.post(f"/v1/collections/{NAME}/sync", json={"full": True}).json()["job"]
+        until(partial(_succeeded, api, job), "the worker did not sync")
+        traffic(api)
+        wanted = _scrapes(monitored) + 2
+        until(partial(_scraped, monitored, wanted), "Prometheus does not scrape")
+
+
+def _succeeded(api: httpx.Client, job: str) -> bool:
+    return bool(api.get(f"/v1/jobs/{job}").json()["state"] == "succeeded")
+
+
+def _scraped(monitored: Monitored, least: float) -> bool:
+    return _scrapes(monitored) >= least
+
+
+def _scrapes(monitored: Monitored) -> float:
+    """Of the target that was scraped least."""
+    result = monitored.query("min(count_over_time(up[1m]))")
+    return float(result[0]["value"][1]) if result else 0.0
 
 
 def _ready(prometheus: httpx.Client) -> bool:
@@ -244,8 +265,3 @@ def _ready(prometheus: httpx.Client) -> bool:
         return prometheus.get("/-/ready").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def _value(monitored: Monitored, expression: str) -> float:
-    result = monitored.query(expression)
-    return float(result[0]["value"][1]) if result else 0.0

@@ -88,7 +88,7 @@ def asked(expression: str) -> Iterator[tuple[str, frozenset[str]]]:
         if isinstance(node, promql_parser.MatrixSelector):
             node = node.vector_selector
         if isinstance(node, promql_parser.VectorSelector):
-            found.append((node.name, frozenset(matcher.name for matcher in node.matchers.matchers)))
+            found.append((str(node.name), frozenset(matcher.name for matcher in node.matchers.matchers)))
 
     promql_parser.walk(promql_parser.parse(expression), see)
     return iter(dict.fromkeys(found))

@@ -6,20 +6,18 @@ The exporter's answer is written by hand (dcgm_t4.prom), and so is what NVML say
 from __future__ import annotations
 
 import subprocess
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.adversity.scene import NAME, Scene
+from tests.adversity.scene import NAME
 from tests.monitoring.conftest import Monitored, tool
 from tests.monitoring.names import DASHBOARDS, rules
 from tests.monitoring.test_dashboards import bare, load
 
 pytest.importorskip("hdbcli")
-
-EMPTY: dict[str, str] = {}
-"""Panels without data here, by title, and why."""
+pytestmark = pytest.mark.xdist_group("prometheus")
+"""One Prometheus for all of them: it takes ten seconds to have something to tell."""
 
 
 def panel_queries() -> list[tuple[str, str, str]]:
@@ -48,7 +46,7 @@ def test_every_panel_has_data(monitored: Monitored) -> None:
             for point in series["values"]
             if point[1] not in ("NaN", "+Inf", "-Inf")
         ]
-        if not finite and title not in EMPTY:
+        if not finite:
             missing.append(f"{title} {reference}: {expression}")
     assert missing == []
 
@@ -90,14 +88,26 @@ def test_both_processes_know_what_is_stored(monitored: Monitored) -> None:
 def test_promtool_finds_nothing_wrong_with_our_metrics(monitored: Monitored) -> None:
     promtool = tool("promtool")
     for url in (f"{monitored.api}/metrics", monitored.worker):
-        told = httpx.get(url, headers=headers()).text
+        told = httpx.get(url, headers=monitored.asking("metrics")).text
         checked = subprocess.run(
             [promtool, "check", "metrics"], input=told, capture_output=True, text=True, check=False, timeout=60
         )
         assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def headers() -> dict[str, str]:
-    return {}
+@pytest.mark.covers("GET /metrics", errors=True)
+def test_who_may_not_look_at_metrics_is_refused(monitored: Monitored) -> None:
+    for url in (f"{monitored.api}/metrics", monitored.worker):
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, headers={"Authorization": "Bearer owl_wrong_wrong"}).status_code == 401
+        assert httpx.get(url, headers=monitored.asking("search")).status_code == 403
 
 
+@pytest.mark.covers("worker", "GET /metrics")
+def test_a_worker_answers_nothing_else(monitored: Monitored) -> None:
+    told = httpx.get(monitored.worker, headers=monitored.asking("metrics")).text
+    assert 'owl_sap_engine_info{device="' in told
+    base = monitored.worker.removesuffix("/metrics")
+    for path in ("/", "/health/ready", "/v1/info", "/docs", "/metrics/"):
+        assert httpx.get(base + path, headers=monitored.asking("admin")).status_code == 404, path
+    assert httpx.post(monitored.worker, headers=monitored.asking("admin")).status_code == 405

@@ -1,11 +1,8 @@
-"""`owl-sap worker --metrics-port`: the metrics of a process without REST, as a process on the stand-in."""
+"""The metrics of a process without REST: where it listens, and how it ends. As a process: test_on_prometheus.py."""
 
 from __future__ import annotations
 
-import json
-import signal
 import socket
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,32 +14,6 @@ from app.src.api.scraping import MetricsListener
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ConfigurationError
-from tests.adversity.scene import NAME, Scene
-
-pytest.importorskip("hdbcli")
-
-
-@pytest.mark.covers("worker", "GET /metrics")
-def test_a_worker_tells_its_metrics_and_nothing_else(make_scene: Callable[..., Scene]) -> None:
-    scene = make_scene("local")
-    assert scene.cli("sync", NAME)[0] == 0
-    with scene.spawn("worker", "--metrics-port", "0") as process:
-        try:
-            assert process.stdout is not None
-            url = json.loads(process.stdout.readline())["metrics"]
-            assert url.startswith("http://127.0.0.1:")
-            told = httpx.get(url).text
-            assert f'owl_sap_rows{{collection="{NAME}"}}' in told
-            assert 'owl_sap_engine_info{device="' in told
-            assert "owl_sap_store_answers 1.0" in told
-            for path in ("/", "/health/ready", "/v1/info", "/docs", "/metrics/"):
-                assert httpx.get(url.removesuffix("/metrics") + path).status_code != 200, path
-            assert httpx.post(url).status_code == 405
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(40) == 0
-            assert process.communicate()[1] == ""
-        finally:
-            process.kill()
 
 
 @pytest.fixture

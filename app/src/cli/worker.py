@@ -28,7 +28,8 @@ def worker(
 ) -> None:
     """Jobs and schedules without REST, beside a service that has `api.job_workers = 0`, or alone: goes on with what was
     left, runs what is asked for and what is due. The first line on stdout is {"worker": ..., "collections": ...} once
-    it works, with the address of its metrics if it has one. SIGTERM ends it with 0 after the batch in hand; what is unfinished goes on elsewhere, later."""
+    it works, with the address of its metrics if it has one. SIGTERM ends it with 0 after the batch in hand; what is
+    unfinished goes on elsewhere, later."""
     loaded = loaded_for(ctx, {("worker", "metrics_port"): metrics_port})
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
