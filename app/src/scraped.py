@@ -237,7 +237,7 @@ COLLECTION_METRICS = (
         _COLLECTION,
     ),
 )
-"""Of the collections that were ever synced, from the store itself: the same in every process."""
+"""Of the configured collections, from the store itself: the same in every process. No ages before a first sync."""
 STORE_METRICS = (
     Figure("owl_sap_store_answers", "0 while the store cannot be asked for its collections", "answers"),
     Figure("owl_sap_store_look_age_seconds", "How old what is told of the collections is", "look_age"),

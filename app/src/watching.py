@@ -81,7 +81,7 @@ class StoreLook:
         self._clock = clock
         self._lock = threading.Lock()
         self._look: _Look | None = None
-        self._known: dict[str, CollectionStatus] = {}
+        self._known: dict[str, CollectionStatus | None] = {}
         self._known_at: float | None = None
         self._failed = False
         self._due = True
@@ -92,8 +92,9 @@ class StoreLook:
         with self._lock:
             self._due = True
 
-    def statuses(self, wait: float = LOOK_WAIT) -> dict[str, CollectionStatus]:
-        """Of the collections that were ever synced; not older than LOOK_SECONDS, if the store answers within `wait`."""
+    def statuses(self, wait: float = LOOK_WAIT) -> dict[str, CollectionStatus | None]:
+        """None: never synced; {} while the store has not answered yet. Not older than LOOK_SECONDS, if it answers
+        within `wait`."""
         look = self._current()
         if look is not None:
             look.done.wait(max(0.0, look.begun + wait - self._clock()))
@@ -146,12 +147,9 @@ class StoreLook:
             look.took = now - look.begun
             look.done.set()
 
-    def _ask(self) -> dict[str, CollectionStatus]:
+    def _ask(self) -> dict[str, CollectionStatus | None]:
         with self._store() as store:
-            if store is None:
-                return {}
-            statuses = ((name, store.status(name)) for name in self._names)
-            return {name: status for name, status in statuses if status is not None}
+            return {name: None if store is None else store.status(name) for name in self._names}
 
 
 class Watch:
@@ -192,8 +190,9 @@ class Watch:
         overdue = dict(self._overdue())
         told: dict[tuple[str, ...], dict[str, float | None]] = {}
         for name in self._names:
-            status, late = statuses.get(name), {"overdue": overdue.get(name)}
-            told[(name,)] = late if status is None else _figures(status, now) | late
+            told[(name,)] = {"overdue": overdue.get(name)}
+            if name in statuses:
+                told[(name,)] |= _figures(statuses[name], now)
         return told
 
     def _overdue(self) -> Iterator[tuple[str, float]]:
@@ -219,6 +218,9 @@ class Watch:
         return {(): {"oldest": 0.0 if oldest is None else max(0.0, time.time() - oldest)}}
 
 
-def _figures(status: CollectionStatus, now: datetime) -> dict[str, Any]:
-    counts = {name: float(getattr(status, name)) for name in ("rows", "chunks", "empty", "quarantined")}
-    return counts | asdict(behind(status, now))
+def _figures(status: CollectionStatus | None, now: datetime) -> dict[str, Any]:
+    """None: never synced, so nothing is stored."""
+    counts = ("rows", "chunks", "empty", "quarantined")
+    if status is None:
+        return dict.fromkeys(counts, 0.0)
+    return {name: float(getattr(status, name)) for name in counts} | asdict(behind(status, now))

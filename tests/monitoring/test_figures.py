@@ -75,7 +75,7 @@ class Scene:
         yield cast(VectorStore, self.store)
 
     def rows(self, wait: float = PATIENCE) -> dict[str, int]:
-        return {name: status.rows for name, status in self.look.statuses(wait).items()}
+        return {name: status.rows for name, status in self.look.statuses(wait).items() if status is not None}
 
     def let(self) -> None:
         self.store.gate.set()
@@ -163,6 +163,16 @@ def test_a_store_that_takes_long_is_asked_less_often(scene: Scene) -> None:
     assert scene.store.asked > asked
 
 
+def test_what_was_never_synced_is_known_as_such_once_the_store_has_answered(scene: Scene) -> None:
+    scene.store.error = ConnectionLost("gone", code=-10807)
+    assert scene.look.statuses(PATIENCE) == {}
+    scene.store.error = None
+    scene.look.forget()
+    found = scene.look.statuses(PATIENCE)
+    assert list(found) == ["materials", "never"]
+    assert found["never"] is None
+
+
 def test_closed_it_looks_no_more(scene: Scene) -> None:
     scene.look.close()
     assert scene.rows() == {}
@@ -216,10 +226,11 @@ def test_another_process_knows_what_is_stored_from_its_first_scrape_on(folder: P
         assert service.parts.engine_if_loaded is None
 
 
-def test_before_the_first_sync_nothing_is_made_and_nothing_is_told(folder: Path) -> None:
+def test_before_the_first_sync_nothing_is_made_and_nothing_is_stored(folder: Path) -> None:
     with service_in(folder) as service:
         found = samples(service)
-        assert ("owl_sap_rows", "materials") not in found
+        assert found["owl_sap_rows", "materials"] == 0
+        assert ("owl_sap_sync_lag_seconds", "materials") not in found, "which is what CollectionNeverSynced looks for"
         assert found["owl_sap_store_answers",] == 1
         assert found["owl_sap_jobs_oldest_queued_seconds",] == 0
     assert not list(folder.rglob("*.sqlite")), "a look makes no store and no job records"
