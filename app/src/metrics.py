@@ -138,9 +138,10 @@ class Metrics:
         self.store = scraped.Asked(scraped.STORE_METRICS)
         self.jobs = scraped.Asked(scraped.JOB_METRICS)
         self.job_wait = scraped.Asked((scraped.JOB_WAIT,))
+        self.job_progress = scraped.Asked(scraped.JOB_PROGRESS)
         for collector in (
-            *(self._gpus, self.engines, self.engine_info),
-            *(self.collections, self.store, self.jobs, self.job_wait),
+            *(self._gpus, self.engines, self.engine_info, self.collections, self.store),
+            *(self.jobs, self.job_wait, self.job_progress),
         ):
             registry.register(collector)
 

@@ -246,7 +246,11 @@ JOB_METRICS = (Figure("owl_sap_jobs", "Records of jobs, as far as they are kept"
 JOB_WAIT = Figure(
     "owl_sap_jobs_oldest_queued_seconds", "How long the oldest job has waited for a worker; 0: none does", "oldest"
 )
-FIGURES = (ENGINE_INFO, *ENGINE_METRICS, *COLLECTION_METRICS, *STORE_METRICS, *JOB_METRICS, JOB_WAIT)
+JOB_PROGRESS = (
+    Figure("owl_sap_job_rows_done", "Rows that a job which runs has handled so far", "done", ("collection", "kind")),
+    Figure("owl_sap_job_rows", "Rows that it has to handle, as far as it knows", "total", ("collection", "kind")),
+)
+FIGURES = (ENGINE_INFO, *ENGINE_METRICS, *COLLECTION_METRICS, *STORE_METRICS, *JOB_METRICS, JOB_WAIT, *JOB_PROGRESS)
 
 
 class Asked(Collector):

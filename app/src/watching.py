@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from app.src.background import Background
-from app.src.jobs import StateUnusable
+from app.src.jobs import StateUnusable, Tally
 from app.src.metrics import Metrics
 from app.src.parts import Parts
 from app.src.scraped import Reading
@@ -166,6 +166,7 @@ class Watch:
         metrics.store.read = lambda: {(): self.look.health()}
         metrics.jobs.read = self._jobs
         metrics.job_wait.read = self._job_wait
+        metrics.job_progress.read = self._job_progress
 
     def _engines(self) -> Reading:
         """Of several with the same model and precision (another revision) the sums."""
@@ -204,18 +205,21 @@ class Watch:
             if start is not None:
                 yield name, max(0.0, time.time() - start)
 
-    def _tally(self) -> tuple[dict[tuple[str, str], int], float | None]:
+    def _tally(self) -> Tally:
         try:
             return self._background.jobs.tally()
         except StateUnusable:
-            return {}, None
+            return Tally()
 
     def _jobs(self) -> Reading:
-        return {labels: {"jobs": float(count)} for labels, count in self._tally()[0].items()}
+        return {labels: {"jobs": float(count)} for labels, count in self._tally().counts.items()}
 
     def _job_wait(self) -> Reading:
-        oldest = self._tally()[1]
+        oldest = self._tally().oldest
         return {(): {"oldest": 0.0 if oldest is None else max(0.0, time.time() - oldest)}}
+
+    def _job_progress(self) -> Reading:
+        return {labels: {"done": done, "total": total} for labels, (done, total) in self._tally().progress.items()}
 
 
 def _figures(status: CollectionStatus | None, now: datetime) -> dict[str, Any]:

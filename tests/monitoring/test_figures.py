@@ -4,6 +4,7 @@ that hangs.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,15 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.src.background import SyncRequest
 from app.src.service import Service
 from app.src.settings import Settings
 from app.src.watching import ANSWER_SECONDS, LOOK_SECONDS, LOOK_WAIT, StoreLook, behind
 from connector.errors import ConnectionLost
 from connector.model import Checkpoint, CollectionStatus
 from connector.protocols import VectorStore
+from tests.adversity.scene import NAME
+from tests.adversity.scene import Scene as Adversity
 from tests.api.conftest import TableSource, settings_in
 
 PATIENCE = 30.0
@@ -278,6 +282,48 @@ def test_jobs_by_kind_and_state_and_how_long_the_oldest_waits(folder: Path) -> N
         found = samples(service)
         assert found["owl_sap_jobs", "verify", "cancelled"] == 1
         assert found["owl_sap_jobs_oldest_queued_seconds",] == 0
+
+
+def test_how_far_a_running_job_is(folder: Path) -> None:
+    source = TableSource()
+    source.gate.clear()
+    with service_in(folder, source) as service:
+        service.background.start_sync("materials", SyncRequest())
+        until(lambda: ("owl_sap_jobs", "sync", "running") in samples(service))
+        assert samples(service)["owl_sap_job_rows_done", "materials", "sync"] == 0
+        source.gate.set()
+        until(lambda: ("owl_sap_jobs", "sync", "succeeded") in samples(service))
+        assert ("owl_sap_job_rows_done", "materials", "sync") not in samples(service)
+
+
+def test_a_scrape_does_not_wait_for_a_hana_that_hangs(make_scene: Callable[..., Adversity]) -> None:
+    """The store in HANA, on the stand-in: each statement about it takes longer than anybody waits."""
+    scene = make_scene("hana")
+    scene.sync()
+    login = {"host": scene.emulator.host, "port": scene.emulator.port, "encrypt": False}
+    named = {"user": scene.emulator.user, "password": scene.emulator.password, "communication_timeout": 5}
+    collection = {"name": NAME, "source": f"{scene.schema}.ROWS", "template": "{TXT}"}
+    settings = Settings.model_validate(
+        {
+            "hana": login | named,
+            "store": {"kind": "hana", "schema": scene.schema},
+            "embedding": {"model": "hash:64"},
+            "collections": [collection],
+        }
+    )
+    with closing(Service(settings)) as service:
+        rows = samples(service)["owl_sap_rows", NAME]
+        assert rows > 100
+        fault = {"match": f'"{scene.schema}"', "action": "delay", "seconds": 3, "count": None}
+        scene.run(f"ALTER SYSTEM INJECT FAULT '{json.dumps(fault)}'")
+        try:
+            service._watch.look.forget()
+            begun = time.monotonic()
+            assert samples(service)["owl_sap_rows", NAME] == rows
+            assert samples(service)["owl_sap_rows", NAME] == rows
+            assert time.monotonic() - begun < 2 * LOOK_WAIT + 0.9, "the first waits a second, the next not at all"
+        finally:
+            scene.run("ALTER SYSTEM CLEAR FAULTS")
 
 
 def test_a_schedule_that_nobody_keeps_is_overdue(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
