@@ -36,8 +36,9 @@ class _Counted:
     def began(self, lane: Lane, waited: float) -> None:
         self._metrics.embed_wait_seconds.labels(lane).observe(waited)
 
-    def batch(self, lane: Lane, texts: int) -> None:
+    def batch(self, lane: Lane, texts: int, tokens: int) -> None:
         self._metrics.embed_batch_texts.labels(lane).observe(texts)
+        self._metrics.embed_batch_tokens.labels(lane).observe(tokens)
 
     def refused(self) -> None:
         self._metrics.embed_refused.inc()

@@ -107,6 +107,12 @@ class Parts:
         return self._parts.get("engine")
 
     @property
+    def engines_loaded(self) -> list[EmbeddingEngine]:
+        """The configured model's, and those of other models that collections have. Loads none."""
+        own = self.engine_if_loaded
+        return ([] if own is None else [own]) + [each.engine for each in list(self._others.values())]
+
+    @property
     def embedder(self) -> EngineEmbedder:
         return self._part("embedder", lambda: self._embedder_over(self.engine))
 

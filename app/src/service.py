@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness, choices, told
 from app.src.searching import Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
+from app.src.watching import Watch, behind
 from connector.errors import (
     DatabaseError,
     UnknownCollection,
@@ -92,6 +92,8 @@ class Service:
         self.access = Authentication(settings.access)
         self.background = Background(settings, file, self, self.parts.expected_errors)
         self.jobs = self.background.jobs
+        self._watch = Watch(self.parts, self.background, self.names(), self.metrics)
+        self.metrics.build_info.labels(version(), settings.embedding.model).set(1)
         self.probes = Probes(self.parts)
         self._warned = False
         self.discovery = Discovery(self.parts)
@@ -124,6 +126,7 @@ class Service:
     def close(self) -> None:
         """Stop jobs and end connections; the service can not be used afterwards."""
         self.background.close()
+        self._watch.look.close()
         self.parts.close()
 
     def allow_login(self) -> None:
@@ -181,7 +184,7 @@ class Service:
         spec = self.spec(name)
         with self._counted(name):
             report = work(spec, Working(options, observer, stop))
-        self._searching.forget(name)
+        self._written(name)
         self._count_sync(report)
         return report
 
@@ -207,13 +210,10 @@ class Service:
         for each in (report, kept_up):  # what was embedded, in both; the rows are the same ones
             metrics.embedded_texts.inc(each.embedded_texts if each else 0)
             metrics.embed_tokens.inc(each.tokens if each else 0)
-        metrics.quarantined.labels(name).set(report.quarantined)
         for fate in _ACCOUNTED:
             metrics.rows_synced.labels(name, fate).inc(getattr(report, fate))
         for stage, seconds in report.stages.items():
             metrics.stage_seconds.labels(name, stage).inc(seconds)
-        if outcome == "succeeded":
-            metrics.synced_at(name, time.time())
 
     def start_sync(self, name: str, request: SyncRequest) -> Job:
         """Sync in the background. Raises UnknownCollection, JobRunning, QueueFull, StateUnusable."""
@@ -251,7 +251,10 @@ class Service:
     ) -> VerifyReport:
         """`generation`: another one than serves. Each is proved by its own recipe and model."""
         working = Working(self._options("verify"), observer, stop)
-        return self._generations.verify(self.spec(name), generation, repair=repair, working=working)
+        report = self._generations.verify(self.spec(name), generation, repair=repair, working=working)
+        if repair:
+            self._watch.look.forget()
+        return report
 
     def start_verify(self, name: str, *, repair: bool, generation: int | None = None) -> Job:
         """Verify in the background. Raises as `start_sync`."""
@@ -303,13 +306,13 @@ class Service:
     ) -> RetryReport:
         """As `retry`, by the ids of the entries."""
         from connector import quarantine
-        from connector.sync import Ends, Watch
+        from connector.sync import Ends
+        from connector.sync import Watch as SyncWatch
 
         maker = self._generations.maker(self.spec(name))
         ends = Ends(self.source, self.store, maker.embedder)
-        report = quarantine.retry(maker.spec, ends, ids, self._options("retry"), Watch(observer, stop))
-        self._searching.forget(name)
-        self._look_at_quarantine(name)
+        report = quarantine.retry(maker.spec, ends, ids, self._options("retry"), SyncWatch(observer, stop))
+        self._written(name)
         return report
 
     def start_retry(self, name: str, wanted: Sequence[Wanted] | None) -> Job:
@@ -328,11 +331,13 @@ class Service:
         options = self._options("drop")
         options = options if lease_wait is None else replace(options, lease_wait=lease_wait)
         dropped = quarantine.drop(self.store, name, ids, options)
-        self._look_at_quarantine(name)
+        self._watch.look.forget()
         return dropped
 
-    def _look_at_quarantine(self, name: str) -> None:
-        self.metrics.quarantined.labels(name).set(len(self.store.quarantine(name)))
+    def _written(self, name: str) -> None:
+        """Nothing that is remembered of the collection is right any more."""
+        self._searching.forget(name)
+        self._watch.look.forget()
 
     # -------------------------------------------------------------------------------------------------- generations
 
@@ -350,13 +355,13 @@ class Service:
     def switch(self, name: str, number: int | None = None, *, force: bool = False) -> Switched:
         """As `Generations.switch`."""
         switched = self._generations.switch(self.spec(name), number, force=force)
-        self._searching.forget(name)
+        self._written(name)
         return switched
 
     def rollback(self, name: str) -> Switched:
         """As `Generations.rollback`."""
         switched = self._generations.rollback(self.spec(name))
-        self._searching.forget(name)
+        self._written(name)
         return switched
 
     def drop_generation(self, name: str, number: int) -> None:
@@ -389,7 +394,7 @@ class Service:
         if self._stored(name) is None:
             return None
         report = self._generations.build(self.spec(name), Working(self._options("finetune"), observer, stop), model)
-        self._searching.forget(name)
+        self._written(name)
         self._count_sync(report)
         return report
 
@@ -550,6 +555,7 @@ class Service:
             fault = self.access.check()
             readiness.checks["access"] = fault is None
             readiness.unavailable = readiness.unavailable or fault
+        self.metrics.tell_ready(readiness.checks)
         return readiness
 
     def doctor(self) -> list[doctor.Check]:
@@ -569,11 +575,9 @@ _STATUS_KEYS = (
 
 
 def _status_dict(status: CollectionStatus) -> dict[str, Any]:
-    from connector.changes.watermark import behind
     from connector.stores.records import in_utc
 
-    last, checkpoint = in_utc(status.last_sync), status.checkpoint
-    lag = None if last is None else max(0.0, (datetime.now(UTC) - last).total_seconds()) + behind(checkpoint.mark)
+    last, checkpoint, lag = in_utc(status.last_sync), status.checkpoint, behind(status).lag
     full = in_utc(checkpoint.last_full)
     shown = {name: value for name, value in asdict(status).items() if name != _INNER}
     return shown | {

@@ -8,7 +8,7 @@ import pytest
 from httpx import Client
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.src import metrics, service
+from app.src import scraped, service
 from app.src.api import schemas
 from app.src.core import nvml
 
@@ -80,7 +80,7 @@ def test_a_card_in_metrics(client: Client, monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_figure_of_a_card_is_in_metrics() -> None:
     """What is added to one is added to the other, or stands here."""
     elsewhere = {"index", "name", "uuid", "throttle", "processes", "reason"}
-    shown = {metric.field for metric in metrics.GPU_METRICS}
+    shown = {metric.field for metric in scraped.GPU_METRICS}
     assert shown == set(nvml.GpuState.__dataclass_fields__) - elsewhere
 
 

@@ -83,6 +83,7 @@ class Told:
         self.waiting = dict.fromkeys(LANES, 0)
         self.waits: list[tuple[Lane, float]] = []
         self.batches: list[tuple[Lane, int]] = []
+        self.batch_tokens: list[int] = []
         self.refusals = 0
         self._lock = threading.Lock()
 
@@ -93,8 +94,9 @@ class Told:
     def began(self, lane: Lane, waited: float) -> None:
         self.waits.append((lane, waited))
 
-    def batch(self, lane: Lane, texts: int) -> None:
+    def batch(self, lane: Lane, texts: int, tokens: int) -> None:
         self.batches.append((lane, texts))
+        self.batch_tokens.append(tokens)
 
     def refused(self) -> None:
         self.refusals += 1
@@ -315,6 +317,7 @@ def test_a_query_passes_in_the_midst_of_a_batch(scenes: Callable[..., Scene]) ->
     np.testing.assert_allclose(bulk.result(PATIENCE), expected(many(100)), atol=1e-6)
     assert backend.order == [1, 100]
     assert scene.told.batches == [("bulk", 100), ("interactive", 1)]
+    assert sum(scene.told.batch_tokens) == scene.engine.stats().tokens, "tokens are told without padding"
 
 
 def test_a_query_passes_between_the_layers_of_a_real_model(

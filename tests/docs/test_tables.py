@@ -13,14 +13,16 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from ruamel.yaml import YAML
 
 from app.src.core.builds import BUILDS, driver_ceiling
 from app.src.core.device import CARDS, DeviceProfile, choose_precision
-from app.src.metrics import DRIVER_ANSWERS, GPU_LABELS, GPU_METRICS, Metrics
+from app.src.metrics import Metrics
+from app.src.scraped import DRIVER_ANSWERS, FIGURES, GPU_LABELS, GPU_METRICS
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from tests.docs import variables_by_card
-from tests.docs.sections import check_section
+from tests.docs.sections import ROOT, check_section
 
 
 def settings_table() -> str:
@@ -78,12 +80,24 @@ def metrics_table() -> str:
         if hasattr(metric, "_labelnames"):
             name = metric._name + ("_total" if metric._type == "counter" else "")
             lines.append(f"| `{name}` | {', '.join(metric._labelnames)} | {metric._documentation} |")
+    lines += [f"| `{each.name}` | {', '.join(each.labels)} | {each.documentation} |" for each in FIGURES]
     name, documentation = DRIVER_ANSWERS
     lines.append(f"| `{name}` |  | {documentation} |")
     lines += [
         f"| `{figure.name}` | {', '.join((*GPU_LABELS, *figure.more))} | {figure.documentation} |"
         for figure in GPU_METRICS
     ]
+    return "\n".join(lines)
+
+
+def alerts_table() -> str:
+    files = sorted((ROOT / "monitoring/prometheus/rules").glob("*.yml"))
+    groups = (group for file in files for group in YAML(typ="safe").load(file)["groups"])
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    lines = _head(("alert", "severity", "after", ""))
+    for alert in alerts:
+        said = alert["annotations"]["description"].replace("|", "\\|")
+        lines.append(_row(f"`{alert['alert']}`", alert["labels"]["severity"], alert["for"], said))
     return "\n".join(lines)
 
 
@@ -146,7 +160,8 @@ def _row(*cells: str) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("docs/operations.md", settings_table),
-    "metrics": ("docs/operations.md", metrics_table),
+    "metrics": ("docs/monitoring.md", metrics_table),
+    "alerts": ("docs/monitoring.md", alerts_table),
     "cards": ("docs/gpu.md", cards_table),
     "needs": ("docs/gpu.md", needs_table),
     "builds": ("docs/gpu.md", builds_table),

@@ -66,7 +66,6 @@ def create_app(service: Service) -> FastAPI:
     if audit is not None:
         app.add_middleware(Audited, log=audit, collections=service.names())
     app.add_middleware(Observed, metrics=service.metrics)
-    service.metrics.build_info.labels(version(), service.settings.embedding.model).set(1)
     return app
 
 

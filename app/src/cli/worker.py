@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,20 +12,45 @@ from app.src.cli import output
 from app.src.cli.application import app, loaded_for, opened, verb
 from app.src.cli.exits import OK, UsageFault
 from app.src.cli.interrupts import orderly
-from app.src.settings import no_collections
+from app.src.settings import WorkerSettings, no_collections
+
+if TYPE_CHECKING:
+    from app.src.api.scraping import MetricsListener
+    from app.src.service import Service
 
 
 @verb(app, "worker")
-def worker(ctx: typer.Context) -> None:
+def worker(
+    ctx: typer.Context,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Answer GET /metrics there; 0 picks a free one.")
+    ] = None,
+) -> None:
     """Jobs and schedules without REST, beside a service that has `api.job_workers = 0`, or alone: goes on with what was
     left, runs what is asked for and what is due. The first line on stdout is {"worker": ..., "collections": ...} once
-    it works. SIGTERM ends it with 0 after the batch in hand; what is unfinished goes on elsewhere, later."""
-    loaded = loaded_for(ctx)
+    it works, with the address of its metrics if it has one. SIGTERM ends it with 0 after the batch in hand; what is
+    unfinished goes on elsewhere, later."""
+    loaded = loaded_for(ctx, {("worker", "metrics_port"): metrics_port})
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
-    with orderly(OK), opened(loaded) as service:
+    with orderly(OK), opened(loaded) as service, ExitStack() as opening:
+        listener = _listener(service, loaded.settings.worker)
+        if listener is not None:
+            opening.enter_context(closing(listener))
         service.jobs.open()
         service.embed(["warm"])  # a wrong model ends the start, not the first job
         service.background.run(loaded.settings.worker.concurrency, schedules=True)
-        output.write_json({"worker": service.jobs.owner, "collections": len(loaded.settings.collections)})
+        first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
+        if listener is not None:
+            listener.start()
+            first["metrics"] = listener.url
+        output.write_json(first)
         threading.Event().wait()
+
+
+def _listener(service: Service, wanted: WorkerSettings) -> MetricsListener | None:
+    if wanted.metrics_port is None:
+        return None
+    from app.src.api.scraping import MetricsListener
+
+    return MetricsListener(service, wanted.metrics_host, wanted.metrics_port)

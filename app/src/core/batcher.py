@@ -72,8 +72,8 @@ class Watcher(Protocol):
         """A request has its first text in a batch, so many seconds after it came."""
         ...
 
-    def batch(self, lane: Lane, texts: int) -> None:
-        """So many are computed together, from now on."""
+    def batch(self, lane: Lane, texts: int, tokens: int) -> None:
+        """So many, with so many tokens together, are computed from now on."""
         ...
 
     def refused(self) -> None:
@@ -87,7 +87,7 @@ class _Unwatched:
 
     def began(self, lane: Lane, waited: float) -> None: ...
 
-    def batch(self, lane: Lane, texts: int) -> None: ...
+    def batch(self, lane: Lane, texts: int, tokens: int) -> None: ...
 
     def refused(self) -> None: ...
 
@@ -397,7 +397,7 @@ class Batcher:
     def _launch(self, lane: Lane, batch: list[Piece]) -> _Flight:
         now = self._clock()
         self._watcher.queued(lane, -len(batch))
-        self._watcher.batch(lane, len(batch))
+        self._watcher.batch(lane, len(batch), sum(piece.length for piece in batch))
         for request in {piece.request: None for piece in batch}:
             if not request.begun:
                 request.begun = True

@@ -15,6 +15,7 @@ from app.src.jobs.record import (
     QueueFull,
     State,
     StateUnusable,
+    Tally,
     Turn,
     UnknownJob,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Run",
     "State",
     "StateUnusable",
+    "Tally",
     "Turn",
     "Unaccountable",
     "UnknownJob",

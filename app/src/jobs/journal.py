@@ -16,7 +16,20 @@ import orjson
 
 from app.src.jobs.layout import COLUMNS, FILE, SCHEMA, UNFINISHED, job_of
 from app.src.jobs.presence import is_alive
-from app.src.jobs.record import OVER, Event, Job, JobOver, JobRunning, Kind, Outcome, QueueFull, State, Turn, UnknownJob
+from app.src.jobs.record import (
+    OVER,
+    Event,
+    Job,
+    JobOver,
+    JobRunning,
+    Kind,
+    Outcome,
+    QueueFull,
+    State,
+    Tally,
+    Turn,
+    UnknownJob,
+)
 from connector.stores.sqlite_file import SqliteFile
 
 EVENTS_KEPT = 1000
@@ -253,6 +266,14 @@ class Journal:
                 (collection, state, limit),
             ).fetchall()
         return [job_of(row) for row in rows]
+
+    def tally(self) -> Tally:
+        with self._file.read() as db:
+            counted = db.execute("SELECT kind, state, count(*) FROM jobs GROUP BY kind, state").fetchall()
+            (oldest,) = db.execute("SELECT min(created) FROM jobs WHERE state = 'queued'").fetchone()
+            running = db.execute("SELECT collection, kind, done, total FROM jobs WHERE state = 'running'").fetchall()
+        progress = {(collection, kind): (done, total) for collection, kind, done, total in running}
+        return Tally({(kind, state): count for kind, state, count in counted}, oldest, progress)
 
     def current(self, collection: str) -> Job | None:
         """The collection's unfinished job."""

@@ -39,6 +39,16 @@ class StateUnusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Tally:
+    """Of all records that are kept: how many by kind and state, when (POSIX seconds) the oldest queued one was asked
+    for, and how far those that run have come, by collection and kind: (rows handled, rows in all)."""
+
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    oldest: float | None = None
+    progress: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A record as it stood when it was read. Times are POSIX seconds; `error` and `note` are sentences for people,
     never row data.

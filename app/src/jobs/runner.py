@@ -18,7 +18,7 @@ from app.src.jobs.journal import ENDED, Journal, Limits, Wanted
 from app.src.jobs.layout import FILE
 from app.src.jobs.patience import Patience
 from app.src.jobs.presence import Presence
-from app.src.jobs.record import Event, Job, Kind, Outcome, State, StateUnusable, Turn, UnknownJob
+from app.src.jobs.record import Event, Job, Kind, Outcome, State, StateUnusable, Tally, Turn, UnknownJob
 from connector.errors import ConnectorError
 
 PROGRESS_SECONDS = 0.5
@@ -214,6 +214,11 @@ class Jobs:
         """Newest first."""
         journal = self._existing()
         return [] if journal is None else journal.all(collection, state, limit)
+
+    def tally(self) -> Tally:
+        """Cheap; of a process that has died, its jobs still count as running."""
+        journal = self._existing()
+        return Tally() if journal is None else journal.tally()
 
     def current(self, collection: str) -> Job | None:
         """The collection's unfinished job."""

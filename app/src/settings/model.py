@@ -201,6 +201,10 @@ class WorkerSettings(_Section):
     """`owl-sap worker`, the background part alone."""
 
     concurrency: int = Field(default=2, ge=1, le=32, description="jobs that `owl-sap worker` runs at once")
+    metrics_host: str = Field(default="127.0.0.1", description="where `owl-sap worker` answers GET /metrics")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="the port of that; 0 picks a free one; default: it listens nowhere"
+    )
 
 
 class StateSettings(_Section):

@@ -1,0 +1,68 @@
+"""GET /metrics alone, for a process without REST: a worker. In a thread of its own, under the same rules as REST."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.src.api.guard import Guard
+from app.src.api.middleware import Observed
+from app.src.api.server import _listener, _url, refuse_public
+from app.src.metrics import CONTENT_TYPE
+from app.src.service import Service
+
+_SHUTDOWN_SECONDS = 1
+
+
+def metrics_app(service: Service) -> Starlette:
+    """The application over a service that the caller owns and closes. Raises AccessUnusable for keys that cannot be
+    read."""
+    service.access.open()
+
+    async def metrics(_: Request) -> Response:
+        return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
+
+    app = Starlette(routes=[Route("/metrics", metrics)])
+    app.add_middleware(Guard, routes=tuple(app.routes), authentication=service.access, metrics=service.metrics)
+    app.add_middleware(Observed, metrics=service.metrics)
+    return app
+
+
+class MetricsListener:
+    """Answers from `start` until `close`."""
+
+    def __init__(self, service: Service, host: str, port: int) -> None:
+        """Binds; port 0 picks a free one. Raises ConfigurationError for an address that must not or cannot be bound,
+        AccessUnusable for keys that cannot be read."""
+        app = metrics_app(service)
+        refuse_public(host, authenticated=service.access.configured)
+        self._listener = _listener(host, port)
+        self.url = _url(self._listener) + "/metrics"
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            server_header=False,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="owl-sap-metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._listener])
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(_SHUTDOWN_SECONDS + 2)
+        self._listener.close()

@@ -1,0 +1,113 @@
+"""Every query of the dashboards and every rule, on a real Prometheus that scrapes our own /metrics and a T4's exporter.
+
+The exporter's answer is written by hand (dcgm_t4.prom), and so is what NVML says of a card: there is none here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import httpx
+import pytest
+
+from tests.adversity.scene import NAME
+from tests.monitoring.conftest import Monitored, tool
+from tests.monitoring.names import DASHBOARDS, rules
+from tests.monitoring.test_dashboards import bare, load
+
+pytest.importorskip("hdbcli")
+pytestmark = pytest.mark.xdist_group("prometheus")
+"""One Prometheus for all of them: it takes ten seconds to have something to tell."""
+
+
+def panel_queries() -> list[tuple[str, str, str]]:
+    """Title, reference and expression, of everything that a panel asks."""
+    return [
+        (panel["title"], target["refId"], bare(target["expr"]))
+        for path in DASHBOARDS
+        for panel in load(path)["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+def test_all_that_is_scraped_is_up(monitored: Monitored) -> None:
+    found = {each["metric"]["job"]: each["value"][1] for each in monitored.query("min by (job) (up)")}
+    assert found == dict.fromkeys(("owl-sap-api", "owl-sap-worker", "dcgm-exporter", "prometheus"), "1")
+
+
+def test_every_panel_has_data(monitored: Monitored) -> None:
+    """In one test: each query takes a millisecond, and what is missing is seen together."""
+    missing, asked = [], panel_queries()
+    assert len(asked) > 70
+    for title, reference, expression in asked:
+        finite = [
+            point
+            for series in monitored.drawn(expression)
+            for point in series["values"]
+            if point[1] not in ("NaN", "+Inf", "-Inf")
+        ]
+        if not finite:
+            missing.append(f"{title} {reference}: {expression}")
+    assert missing == []
+
+
+def test_every_rule_can_be_evaluated(monitored: Monitored) -> None:
+    told = monitored.prometheus.get("/api/v1/rules").json()["data"]["groups"]
+    found = {rule["name"]: rule for group in told for rule in group["rules"]}
+    assert set(found) == {rule.get("alert") or rule["record"] for rule in rules()}
+    assert {name: rule.get("lastError") for name, rule in found.items() if rule["health"] != "ok"} == {}
+    for rule in rules():
+        monitored.query(rule["expr"])
+
+
+def test_what_is_recorded_is_there(monitored: Monitored) -> None:
+    missing = [rule["record"] for rule in rules() if "record" in rule and not monitored.query(rule["record"])]
+    assert missing == []
+
+
+def test_a_healthy_machine_raises_no_alert(monitored: Monitored) -> None:
+    """Pending ones too: a T4 under load, held by its power limit as always, is well."""
+    assert monitored.query("ALERTS") == []
+
+
+def test_a_card_is_told_by_dcgm_else_by_our_own_look(monitored: Monitored) -> None:
+    found = {each["metric"]["uuid"]: each["value"][1] for each in monitored.query("owl_sap:gpu_utilization:ratio")}
+    assert found == {"GPU-11111111-2222-3333-4444-555555555555": "0.98", "GPU-own": "0.97"}
+
+
+@pytest.mark.covers("GET /metrics", "worker", "serve")
+def test_both_processes_know_what_is_stored(monitored: Monitored) -> None:
+    """The worker has synced it; the API has never written anything."""
+    rows = monitored.query(f'owl_sap_rows{{collection="{NAME}"}}')
+    assert {each["metric"]["job"] for each in rows} == {"owl-sap-api", "owl-sap-worker"}
+    assert len({each["value"][1] for each in rows}) == 1
+    assert float(rows[0]["value"][1]) > 100
+
+
+@pytest.mark.covers("GET /metrics")
+def test_promtool_finds_nothing_wrong_with_our_metrics(monitored: Monitored) -> None:
+    promtool = tool("promtool")
+    for url in (f"{monitored.api}/metrics", monitored.worker):
+        told = httpx.get(url, headers=monitored.asking("metrics")).text
+        checked = subprocess.run(
+            [promtool, "check", "metrics"], input=told, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+@pytest.mark.covers("GET /metrics", errors=True)
+def test_who_may_not_look_at_metrics_is_refused(monitored: Monitored) -> None:
+    for url in (f"{monitored.api}/metrics", monitored.worker):
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, headers={"Authorization": "Bearer owl_wrong_wrong"}).status_code == 401
+        assert httpx.get(url, headers=monitored.asking("search")).status_code == 403
+
+
+@pytest.mark.covers("worker", "GET /metrics")
+def test_a_worker_answers_nothing_else(monitored: Monitored) -> None:
+    told = httpx.get(monitored.worker, headers=monitored.asking("metrics")).text
+    assert 'owl_sap_engine_info{device="' in told
+    base = monitored.worker.removesuffix("/metrics")
+    for path in ("/", "/health/ready", "/v1/info", "/docs", "/metrics/"):
+        assert httpx.get(base + path, headers=monitored.asking("admin")).status_code == 404, path
+    assert httpx.post(monitored.worker, headers=monitored.asking("admin")).status_code == 405
