@@ -186,7 +186,9 @@ def _kept(folder: Path, files: Iterable[str], upgrade: bool) -> list[str]:
     """What uv is to keep where it fits: the pins that stand now; or what is installed here, with which the tests ran."""
     present = [folder / name for name in files if (folder / name).is_file()]
     if upgrade or not present:
-        installed = {each.metadata["Name"]: each.version.partition("+")[0] for each in importlib.metadata.distributions()}
+        installed = {
+            each.metadata["Name"]: each.version.partition("+")[0] for each in importlib.metadata.distributions()
+        }
         return [f"{name}=={version}" for name, version in sorted(installed.items())]
     return [line for file in present for pin in pins(file.read_text()).values() for line in pin.lines]
 
@@ -213,7 +215,9 @@ def _resolved(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/lock-requirements", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether the files fit pyproject.toml; no network")
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether the files fit pyproject.toml; no network"
+    )
     parser.add_argument("--upgrade", action="store_true", help="take the versions installed in .venv")
     options = parser.parse_args(arguments)
     if options.check:

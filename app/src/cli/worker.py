@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+from contextlib import closing
+from typing import Annotated
 
 import typer
 
@@ -10,20 +11,34 @@ from app.src.cli import output
 from app.src.cli.application import app, loaded_for, opened, verb
 from app.src.cli.exits import OK, UsageFault
 from app.src.cli.interrupts import orderly
+from app.src.health import Heartbeat
 from app.src.settings import no_collections
+
+_LOOKED_SECONDS = 30.0
+"""Without a look for jobs for so long the worker is not well: it looks every second, and a file that is locked or a
+disk that is full passes."""
 
 
 @verb(app, "worker")
-def worker(ctx: typer.Context) -> None:
+def worker(
+    ctx: typer.Context,
+    max_jobs: Annotated[
+        int | None, typer.Option(min=0, help="End with 0 after so many jobs, to be started anew; 0: never.")
+    ] = None,
+) -> None:
     """Jobs and schedules without REST, beside a service that has `api.job_workers = 0`, or alone: goes on with what was
     left, runs what is asked for and what is due. The first line on stdout is {"worker": ..., "collections": ...} once
     it works. SIGTERM ends it with 0 after the batch in hand; what is unfinished goes on elsewhere, later."""
-    loaded = loaded_for(ctx)
+    loaded = loaded_for(ctx, {("worker", "max_jobs"): max_jobs})
+    settings = loaded.settings.worker
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
     with orderly(OK), opened(loaded) as service:
         service.jobs.open()
         service.embed(["warm"])  # a wrong model ends the start, not the first job
-        service.background.run(loaded.settings.worker.concurrency, schedules=True)
+        service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
         output.write_json({"worker": service.jobs.owner, "collections": len(loaded.settings.collections)})
-        threading.Event().wait()
+        with closing(Heartbeat(settings.heartbeat)) as heartbeat:
+            while not service.jobs.wait_spent(1.0):
+                heartbeat.beat(lambda: service.jobs.looked_ago < _LOOKED_SECONDS)
+        output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): ending, to be started anew")

@@ -191,6 +191,16 @@ class WorkerSettings(_Section):
     """`owl-sap worker`, the background part alone."""
 
     concurrency: int = Field(default=2, ge=1, le=32, description="jobs that `owl-sap worker` runs at once")
+    max_jobs: int = Field(
+        default=0,
+        ge=0,
+        description="jobs after which `owl-sap worker` ends with 0, for whoever supervises it to start a fresh one; "
+        "0: it never does",
+    )
+    heartbeat: Path | None = Field(
+        default=None,
+        description="file that `owl-sap worker` renews while it works, for `owl-sap health worker`; default: none",
+    )
 
 
 class StateSettings(_Section):
