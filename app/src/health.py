@@ -20,7 +20,7 @@ PATIENCE = 8.0
 """Seconds for the service to answer; a readiness probe may have to ask HANA."""
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
-_ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
+_ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 _LOG = "its log says more"
 
 
@@ -63,7 +63,8 @@ class Heartbeat:
             self._write()
         except OSError as error:
             raise ConfigurationError(
-                f"[worker] heartbeat: {path} cannot be written ({error.strerror}); choose a folder that this user may write"
+                f"[worker] heartbeat: {path} cannot be written ({error.strerror}): name a file in a folder that this "
+                "user may write"
             ) from None
 
     def beat(self, well: Callable[[], bool]) -> None:

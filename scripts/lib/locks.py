@@ -183,7 +183,7 @@ def _variant(
 
 
 def _kept(folder: Path, files: Iterable[str], upgrade: bool) -> list[str]:
-    """What uv is to keep where it fits: the pins that stand now; or what is installed here, with which the tests ran."""
+    """What uv is to keep where it fits: the pins that stand now, or what is installed here: with it the tests ran."""
     present = [folder / name for name in files if (folder / name).is_file()]
     if upgrade or not present:
         installed = {
@@ -223,14 +223,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         faults = stale()
         for fault in faults:
-            print(f"deployment/requirements: {fault}: run scripts/lock-requirements", file=sys.stderr)
+            sys.stderr.write(f"deployment/requirements: {fault}: run scripts/lock-requirements\n")
         return 1 if faults else 0
     try:
         make(FOLDER, upgrade=options.upgrade)
     except subprocess.CalledProcessError:
-        print("nothing was written: uv could not resolve; its message stands above", file=sys.stderr)
+        sys.stderr.write("nothing was written: uv could not resolve; its message stands above\n")
         return 1
-    print(f"written: {', '.join(names())}")
+    sys.stdout.write(f"written: {', '.join(names())}\n")
     return 0
 
 

@@ -45,9 +45,9 @@ def _told(profile: DeviceProfile, chosen: Setting) -> dict[str, object]:
 
 def main(arguments: list[str]) -> int:
     try:
-        print(json.dumps(look(*arguments)), flush=True)
+        sys.stdout.write(json.dumps(look(*arguments)) + "\n")
     except DeviceError as error:
-        print(error, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{error}\n")
         return 1
     return 0
 
