@@ -7,6 +7,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,23 +25,38 @@ _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 _LOG = "its log says more"
 
 
-def of_service(api: ApiSettings, patience: float = PATIENCE) -> str:
-    """Asks /health/ready, where the settings say that `serve` listens; no key is needed for it. Raises Fault."""
+def of_service(api: ApiSettings, certificate: Path | None = None, patience: float = PATIENCE) -> str:
+    """Asks /health/ready, where the settings say that `serve` listens; no key is needed for it. `certificate`: the one
+    with which it serves https. Raises Fault."""
     if api.port == 0:
         raise Fault("[api] port is 0: nobody knows where the service listens", "set a port")
     host = _ANY.get(api.host, api.host)
-    connection = http.client.HTTPConnection(host, api.port, timeout=patience)
+    try:
+        connection = _connection(host, api.port, certificate, patience)
+    except OSError as error:
+        raise Fault(f"the certificate {certificate} cannot be read ({type(error).__name__})", _LOG) from None
     try:
         connection.request("GET", "/health/ready")
         answer = connection.getresponse()
         status, body = answer.status, answer.read(10_000)
     except (OSError, http.client.HTTPException) as error:
-        raise Fault(f"the service at {host}:{api.port} does not answer ({type(error).__name__})", _LOG) from None
+        why = str(error.verify_message) if isinstance(error, ssl.SSLCertVerificationError) else type(error).__name__
+        raise Fault(f"the service at {host}:{api.port} does not answer ({why})", _LOG) from None
     finally:
         connection.close()
     if status != http.HTTPStatus.OK:
         raise Fault(f"the service at {host}:{api.port} is not ready ({status}{_failed(body)})", _LOG)
     return f"the service at {host}:{api.port} is ready"
+
+
+def _connection(host: str, port: int, certificate: Path | None, patience: float) -> http.client.HTTPConnection:
+    if certificate is None:
+        return http.client.HTTPConnection(host, port, timeout=patience)
+    # Exactly this certificate is believed, whoever signed it; the name in it is of the outside, not of loopback.
+    context = ssl.create_default_context(cafile=certificate)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return http.client.HTTPSConnection(host, port, timeout=patience, context=context)
 
 
 def _failed(body: bytes) -> str:

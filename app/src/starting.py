@@ -8,12 +8,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from app.src.doctor import Fault, why_no_gpu
 from app.src.settings import EmbeddingSettings
 
 LOOK_SECONDS = 60.0
 """For torch to be read from a cold disk and to make a context on the card: 3 to 20 s."""
+_AFTER_KILL = 2.0
 _DRIVER = "look at nvidia-smi on the host; a container is given its card by nvidia-container-toolkit (--gpus)"
 Answer = Mapping[str, object]
 
@@ -21,14 +23,18 @@ Answer = Mapping[str, object]
 def ask_torch(embedding: EmbeddingSettings, seconds: float = LOOK_SECONDS) -> Answer:
     """As `core.first_look` answers. Raises Fault, also when there is no answer in time."""
     command = [sys.executable, "-m", "app.src.core.first_look", embedding.device, embedding.precision]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        out, errors = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):  # one that waits inside the driver cannot even be killed
+            child.communicate(timeout=_AFTER_KILL)
         raise Fault(f"torch and the driver gave no answer in {seconds:g} s", _DRIVER) from None
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise Fault(said[-1] if said else f"torch ended with {done.returncode}", _DRIVER)
-    answer: Answer = json.loads(done.stdout)
+    if child.returncode:
+        said = errors.strip().splitlines()
+        raise Fault(said[-1] if said else f"torch ended with {child.returncode}", _DRIVER)
+    answer: Answer = json.loads(out)
     return answer
 
 

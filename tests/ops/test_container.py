@@ -89,6 +89,7 @@ def test_image_is_slim_unprivileged_offline_and_watched() -> None:
     (environment,) = instructions("runtime", "ENV")
     assert "HF_HUB_OFFLINE=1" in environment
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in environment
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment, "it would take every card where nobody gave it one"
     (check,) = instructions("runtime", "HEALTHCHECK")
     assert check.endswith('CMD ["python", "-m", "app", "health"]')
     assert "curl" not in DOCKERFILE

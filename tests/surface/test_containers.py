@@ -8,6 +8,7 @@ import http.server
 import json
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from ruamel.yaml import YAML
 
 from app.src import health, starting
 from app.src.core import first_look
 from app.src.core.device import DeviceError, DeviceProfile
+from app.src.core.nvml import GpuSnapshot
 from app.src.doctor import Fault
-from app.src.doctor import machine as doctors
 from app.src.jobs import JobOptions, Jobs
 from app.src.settings import ApiSettings, EmbeddingSettings, WorkerSettings
 from connector.errors import ConfigurationError
@@ -183,7 +185,7 @@ def test_a_card_that_torch_does_not_use_ends_the_start_where_it_is_asked_for(
 
 
 def test_torch_is_asked_only_where_there_may_be_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctors, "look", lambda: doctors.GpuSnapshot(reason="there is no NVIDIA driver here"))
+    monkeypatch.setattr("app.src.doctor.machine.look", lambda: GpuSnapshot(reason="there is no NVIDIA driver here"))
     said = starting.look(EmbeddingSettings(), lambda _: pytest.fail("torch costs seconds"))
     assert said == "the CPU computes: there is no NVIDIA driver here"
 
@@ -191,7 +193,7 @@ def test_torch_is_asked_only_where_there_may_be_a_card(monkeypatch: pytest.Monke
 def test_a_child_that_hangs_or_fails_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Fault, match=r"no answer in 0\.001 s"):
         starting.ask_torch(EmbeddingSettings(), 0.001)
-    monkeypatch.setattr(starting.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Fault, match="torch ended with 1"):
         starting.ask_torch(EmbeddingSettings())
 
@@ -214,11 +216,11 @@ def test_a_card_that_is_listed_and_does_not_compute(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def answering() -> Iterator[Callable[[int, bytes], int]]:
-    """`answering(status, body)`: the port of a server that answers so."""
+def answering() -> Iterator[Callable[..., int]]:
+    """`answering(status, body, certificate)`: the port of a server that answers so, by https if there is one."""
     servers = []
 
-    def make(status: int, body: bytes) -> int:
+    def make(status: int, body: bytes, certificate: trustme.LeafCert | None = None) -> int:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 assert self.path == "/health/ready"
@@ -230,6 +232,10 @@ def answering() -> Iterator[Callable[[int, bytes], int]]:
                 pass
 
         server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        if certificate is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            certificate.configure_cert(context)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         servers.append((server, thread))
@@ -245,6 +251,19 @@ def answering() -> Iterator[Callable[[int, bytes], int]]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
 def test_the_service_is_asked_where_it_listens(host: str, answering: Callable[[int, bytes], int]) -> None:
     assert "is ready" in health.of_service(ApiSettings(host=host, port=answering(200, b"{}")))
+
+
+def test_a_service_with_tls_is_known_by_its_own_certificate(answering: Callable[..., int], tmp_path: Path) -> None:
+    """Its authority is not known here, and its name is not loopback's."""
+    mine, other = (trustme.CA().issue_cert("search.example") for _ in range(2))
+    for name, each in (("mine.pem", mine), ("other.pem", other)):
+        each.cert_chain_pems[0].write_to_path(tmp_path / name)
+    settings = ApiSettings(port=answering(200, b"{}", mine))
+    assert "is ready" in health.of_service(settings, tmp_path / "mine.pem")
+    with pytest.raises(Fault, match="does not answer"):
+        health.of_service(settings, tmp_path / "other.pem")
+    with pytest.raises(Fault, match="cannot be read"):
+        health.of_service(settings, tmp_path / "nowhere.pem")
 
 
 @pytest.mark.parametrize(

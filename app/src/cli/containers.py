@@ -36,6 +36,7 @@ def start(ctx: typer.Context, role: Annotated[Role, typer.Argument(help="What to
         return FAILED
     invocation: Invocation = ctx.obj
     options = ["--config", str(invocation.config)] if invocation.config is not None else []
+    options += ["--debug"] if invocation.debug else []
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "app", *options, role.value])
@@ -50,7 +51,10 @@ def health(ctx: typer.Context, role: Annotated[Role, typer.Argument(help="Whom t
 
     settings = loaded_for(ctx).settings
     try:
-        well = checks.of_service(settings.api) if role == Role.SERVE else checks.of_worker(settings.worker)
+        if role == Role.SERVE:
+            well = checks.of_service(settings.api, getattr(settings.api, "tls_certificate", None))
+        else:
+            well = checks.of_worker(settings.worker)
     except Fault as fault:
         output.fail(f"{fault}; {fault.fix}")
         return FAILED
