@@ -107,10 +107,11 @@ class Background:
         self.jobs = Jobs(settings.state_folder(file), self._work, options, clock)
         self.scheduler = Scheduler(self.jobs, schedules, asdict(SyncRequest(owner="schedule")), clock)
 
-    def run(self, workers: int | None = None, *, schedules: bool) -> None:
+    def run(self, workers: int | None = None, *, schedules: bool, most: int = 0) -> None:
         """Work from now on: what others left, what is asked for and, with `schedules`, what is due. `workers`: jobs at
-        once, in place of `api.job_workers`. Raises StateUnusable."""
-        self.jobs.run(workers)
+        once, in place of `api.job_workers`. `most`: begin so many jobs and no more; 0: no bound. Raises
+        StateUnusable."""
+        self.jobs.run(workers, most)
         if schedules:
             self.scheduler.run()
 

@@ -556,3 +556,42 @@ def test_a_folder_that_cannot_be_looked_into_is_said(tmp_path: Path) -> None:
         for ask in (jobs.all, lambda: jobs.current("materials"), lambda: jobs.get("x"), lambda: jobs.cancel("x")):
             with pytest.raises(StateUnusable, match=r"\[state\] path"):
                 ask()
+
+
+def test_after_so_many_jobs_no_more_begin_and_those_in_hand_come_to_their_end(make: Make) -> None:
+    """`worker.max_jobs`: nothing is lost, the others stay for whoever comes next."""
+    asking, working, next_one = make(0), make(2), make(2)
+    go_on = threading.Event()
+    records = [asking.start(f"c{number}") for number in range(5)]
+    for jobs in (working, next_one):
+        jobs.works = {f"c{number}": lambda _run: {"waited": go_on.wait(60)} for number in range(5)}
+    working.run(2, most=3)
+    until(lambda: sum(asking.get(job.id).state == "running" for job in records) == 2)
+    assert not working.wait_spent(0.05), "jobs are in hand"
+    go_on.set()
+    assert working.wait_spent(60)
+    states = sorted(asking.get(job.id).state for job in records)
+    assert states == ["queued", "queued", "succeeded", "succeeded", "succeeded"]
+    working.close()
+    next_one.run(2)
+    assert all(wait_for(next_one, job).attempts == 1 for job in records)
+
+
+def test_a_bound_of_one_job_holds_however_many_threads_there_are(make: Make) -> None:
+    asking, working = make(0), make(8)
+    records = [asking.start(f"c{number}") for number in range(8)]
+    working.works = {f"c{number}": lambda _run: {} for number in range(8)}
+    working.run(8, most=1)
+    assert working.wait_spent(60)
+    time.sleep(0.05)
+    assert sum(asking.get(job.id).over for job in records) == 1
+
+
+def test_who_cannot_read_the_records_has_not_looked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the worker's heartbeat goes by."""
+    jobs = make(1)
+    jobs._options = JobOptions(1, look_seconds=0.01)
+    jobs.run()
+    until(lambda: jobs.looked_ago < 0.05)
+    monkeypatch.setattr(Journal, "settle", lambda _self: (_ for _ in ()).throw(DatabaseError("locked")))
+    until(lambda: jobs.looked_ago > 0.1)

@@ -99,7 +99,7 @@ ROWS: tuple[tuple[str, str, Cell], ...] = (
     ("DOCUMENT_BATCH_SIZE", "16", _nothing),
     ("NER_BATCH_SIZE", "32", _nothing),
     ("WORKER_CONCURRENCY", "2", _everywhere("jobs")),
-    ("WORKER_MAX_TASKS_PER_CHILD", "100", _nothing),
+    ("WORKER_MAX_TASKS_PER_CHILD", "100", _everywhere("ends, to be started anew")),
     ("CUDA_VISIBLE_DEVICES", "0", _on_cards("CUDA's")),
     ("CUDA_LAUNCH_BLOCKING", "1", _on_cards("slower")),
     ("CUDA_LAUNCH_BLOCKING", "0", _nothing),

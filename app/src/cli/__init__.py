@@ -8,6 +8,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     calibrating,
     changes,
     commands,
+    containers,
     discovery,
     emulator,
     finetune,

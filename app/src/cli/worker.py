@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,16 +11,24 @@ from app.src.cli import output
 from app.src.cli.application import app, loaded_for, opened, verb
 from app.src.cli.exits import OK, UsageFault
 from app.src.cli.interrupts import orderly
+from app.src.health import Heartbeat
 from app.src.settings import WorkerSettings, no_collections
 
 if TYPE_CHECKING:
     from app.src.api.scraping import MetricsListener
     from app.src.service import Service
 
+_LOOKED_SECONDS = 30.0
+"""Without a look for jobs for so long the worker is not well: it looks every second, and a file that is locked or a
+disk that is full passes."""
+
 
 @verb(app, "worker")
 def worker(
     ctx: typer.Context,
+    max_jobs: Annotated[
+        int | None, typer.Option(min=0, help="End with 0 after so many jobs, to be started anew; 0: never.")
+    ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer GET /metrics there; 0 picks a free one.")
     ] = None,
@@ -30,22 +37,26 @@ def worker(
     left, runs what is asked for and what is due. The first line on stdout is {"worker": ..., "collections": ...} once
     it works, with the address of its metrics if it has one. SIGTERM ends it with 0 after the batch in hand; what is
     unfinished goes on elsewhere, later."""
-    loaded = loaded_for(ctx, {("worker", "metrics_port"): metrics_port})
+    loaded = loaded_for(ctx, {("worker", "max_jobs"): max_jobs, ("worker", "metrics_port"): metrics_port})
+    settings = loaded.settings.worker
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
     with orderly(OK), opened(loaded) as service, ExitStack() as opening:
-        listener = _listener(service, loaded.settings.worker)
+        listener = _listener(service, settings)
         if listener is not None:
             opening.enter_context(closing(listener))
         service.jobs.open()
         service.embed(["warm"])  # a wrong model ends the start, not the first job
-        service.background.run(loaded.settings.worker.concurrency, schedules=True)
+        service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
         first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if listener is not None:
             listener.start()
             first["metrics"] = listener.url
         output.write_json(first)
-        threading.Event().wait()
+        with closing(Heartbeat(settings.heartbeat)) as heartbeat:
+            while not service.jobs.wait_spent(1.0):
+                heartbeat.beat(lambda: service.jobs.looked_ago < _LOOKED_SECONDS)
+        output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): ending, to be started anew")
 
 
 def _listener(service: Service, wanted: WorkerSettings) -> MetricsListener | None:

@@ -126,6 +126,9 @@ class Jobs:
         self._dispatcher: threading.Thread | None = None
         self._news = threading.Event()
         self._ending = self._closing = False
+        self._most = self._begun = 0
+        self._spent = threading.Event()
+        self._looked = time.monotonic()
 
     # ------------------------------------------------------------------------------------------------- the folder
 
@@ -295,12 +298,26 @@ class Jobs:
 
     # ------------------------------------------------------------------------------------------------------ running
 
-    def run(self, workers: int | None = None) -> None:
-        """Work from now on, on what others have left too; `workers` in place of the options'. Raises StateUnusable."""
+    def run(self, workers: int | None = None, most: int = 0) -> None:
+        """Work from now on, on what others have left too; `workers` in place of the options'. `most`: begin so many
+        jobs and no more (0: no bound); `wait_spent` tells when they are over. Raises StateUnusable."""
         self._workers = self._workers if workers is None else workers
+        self._most = most
         self.open()
         if self._workers:
             self._dispatch()
+
+    def wait_spent(self, seconds: float) -> bool:
+        """Have all jobs that `run` allowed been begun, and come to their end? Waits for it so long."""
+        return self._spent.wait(seconds)
+
+    @property
+    def looked_ago(self) -> float:
+        """Seconds since this process last looked for jobs and could read the records; it does so every second."""
+        return time.monotonic() - self._looked
+
+    def _may_begin(self) -> bool:
+        return not self._ending and not (self._most and self._begun >= self._most)
 
     def _dispatch(self) -> None:
         with self._lock:
@@ -315,6 +332,7 @@ class Jobs:
             self._news.clear()
             try:
                 self._take_all()
+                self._looked = time.monotonic()
                 said = ""
             except Exception as error:  # whatever it is: without this thread no job would ever begin again
                 known = isinstance(error, ConnectorError | StateUnusable)
@@ -328,7 +346,7 @@ class Jobs:
         """As many as there are threads free."""
         journal, presence = self._journal(), self._open()[1]
         journal.settle()
-        while not self._ending and len(self._runs) < self._workers:
+        while self._may_begin() and len(self._runs) < self._workers:
             job = journal.claim(presence.id, self._options.collections)
             if job is None:
                 return
@@ -336,6 +354,7 @@ class Jobs:
             thread = threading.Thread(target=self._run, args=(run,), name=f"job-{job.collection}", daemon=True)
             with self._lock:
                 self._runs[job.id] = run, thread
+                self._begun += 1
                 if self._ending:
                     run.stop()
             try:
@@ -343,6 +362,7 @@ class Jobs:
             except RuntimeError:  # the system has no thread for us
                 with self._lock:
                     self._runs.pop(job.id, None)
+                    self._begun -= 1
                 journal.finish(job.id, presence.id, Outcome("queued", error="no thread was free to work on it"))
                 raise
 
@@ -365,6 +385,8 @@ class Jobs:
             with self._lock:
                 if self._has(run):
                     del self._runs[run.id]
+                if not self._runs and not self._may_begin():
+                    self._spent.set()
             self._news.set()
 
     def _has(self, run: Run) -> bool:

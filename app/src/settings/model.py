@@ -205,6 +205,16 @@ class WorkerSettings(_Section):
     metrics_port: int | None = Field(
         default=None, ge=0, le=65535, description="the port of that; 0 picks a free one; default: it listens nowhere"
     )
+    max_jobs: int = Field(
+        default=0,
+        ge=0,
+        description="jobs after which `owl-sap worker` ends with 0, for whoever supervises it to start a fresh one; "
+        "0: it never does",
+    )
+    heartbeat: Path | None = Field(
+        default=None,
+        description="file that `owl-sap worker` renews while it works, for `owl-sap health worker`; default: none",
+    )
 
 
 class StateSettings(_Section):

@@ -101,7 +101,6 @@ def _nothing(names: str, why: str) -> list[Variable]:
 
 
 _BY_TOKENS = "does nothing: batches are planned by tokens from the memory that is free, never by a number of texts"
-_ONE_PROCESS = "does nothing: a worker is one process whose jobs run in threads; worker.concurrency bounds them"
 _LIBRARY = "read by {0} itself out of the real environment, not by us and not out of .env"
 
 VARIABLES: tuple[Variable, ...] = (
@@ -180,7 +179,12 @@ GUIDE_VARIABLES: tuple[Variable, ...] = (
     *_nothing("INFERENCE_BATCH_SIZE DOCUMENT_BATCH_SIZE", _BY_TOKENS),
     *_nothing("NER_BATCH_SIZE", "does nothing: there is no named-entity recognition here"),
     _to("WORKER_CONCURRENCY", "worker", "concurrency", note="sets worker.concurrency: jobs that `owl-sap worker` runs"),
-    *_nothing("WORKER_MAX_TASKS_PER_CHILD", _ONE_PROCESS),
+    _to(
+        "WORKER_MAX_TASKS_PER_CHILD",
+        "worker",
+        "max_jobs",
+        note="sets worker.max_jobs: `owl-sap worker` ends after so many jobs, and its supervisor starts a fresh one",
+    ),
     *_nothing("CUDA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING", _LIBRARY.format("CUDA")),
     *_nothing("CUDA_MODULE_LOADING", "read by CUDA itself, not out of .env; LAZY has been its default since 12.2"),
     *_nothing("PYTORCH_CUDA_ALLOC_CONF", "read by torch itself, not out of .env; its name is PYTORCH_ALLOC_CONF now"),

@@ -1,0 +1,56 @@
+"""`python -m app.src.core.first_look DEVICE PRECISION`: does torch compute on this device, and in which precision would
+it? One JSON document. A process of its own, so that a driver that hangs holds nobody up. Loads no model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from .choices import Setting, settings_of
+from .device import DeviceError, DeviceProfile, detect
+
+
+def look(device: str = "auto", precision: str = "auto") -> dict[str, object]:
+    """`{"kind", "name", "capability", "precision", "reason"}`. Raises DeviceError."""
+    profile = detect(device)
+    chosen = next(each for each in settings_of(profile, requested=precision) if each.name == "precision")
+    _compute(profile)
+    return _told(profile, chosen)
+
+
+def _compute(profile: DeviceProfile) -> None:
+    """A small product: a card that torch lists may still have no kernels, or a context that cannot be made."""
+    import torch
+
+    try:
+        ones = torch.ones(16, 16, device=profile.torch_name)
+        total = float((ones @ ones).sum())
+    except RuntimeError as error:
+        raise DeviceError(f"{profile.name} does not compute: {str(error).splitlines()[0]}") from None
+    if total != 16.0**3:
+        raise DeviceError(f"{profile.name} computes wrongly: 16 x 16 x 16 gave {total}")
+
+
+def _told(profile: DeviceProfile, chosen: Setting) -> dict[str, object]:
+    capability = None if profile.capability is None else ".".join(map(str, profile.capability))
+    return {
+        "kind": profile.kind,
+        "name": profile.name,
+        "capability": capability,
+        "precision": chosen.value,
+        "reason": chosen.reason,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        sys.stdout.write(json.dumps(look(*arguments)) + "\n")
+    except DeviceError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

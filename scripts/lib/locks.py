@@ -1,0 +1,238 @@
+"""The hash-locked requirements of the container image (deployment/requirements): made with uv, from pyproject.toml and
+PyPI's metadata alone; and the check that they still fit pyproject.toml, without a network. Knows no Docker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deployment" / "requirements"
+PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"
+"""Of the image. torch's wheels are manylinux_2_28, which Debian 12 and newer run."""
+BASE = ("hana", "engine")
+EXTRAS = ("onnx", "train")
+"""What EXTRAS= of Dockerfile.t4 may name. Not `tensorrt`: its libraries are on NVIDIA's index and fetched by a build
+script, so that no hash would hold them."""
+TORCH: Mapping[str, str] = {"13": "torch==2.13.*", "12": "torch==2.10.*"}
+"""By the CUDA of the wheel. 13 needs driver 580, 12 (12.8) driver 525; kernels for the T4 (sm_75) are in both."""
+COOLING = timedelta(days=3)
+"""Nothing younger is taken: a hijacked release is mostly found within days, and PyPI's caches agree by then."""
+BUILD = "build.txt"
+ENVIRONMENT = {
+    "python_version": PYTHON,
+    "python_full_version": f"{PYTHON}.0",
+    "platform_machine": "x86_64",
+    "platform_system": "Linux",
+    "sys_platform": "linux",
+    "os_name": "posix",
+    "implementation_name": "cpython",
+    "platform_python_implementation": "CPython",
+}
+_MARK = "# From pyproject.toml: sha256:"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One locked package; `lines` as they stand in the file, hashes and all."""
+
+    name: str
+    version: Version
+    hashes: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def digest(pyproject: Mapping[str, Any]) -> str:
+    """Of everything that the locks are made from."""
+    told = pyproject["project"]
+    known = {
+        "python": told["requires-python"],
+        "dependencies": told["dependencies"],
+        "extras": {name: told["optional-dependencies"][name] for name in (*BASE, *EXTRAS)},
+        "build": pyproject["build-system"]["requires"],
+        "torch": dict(TORCH),
+        "platform": [PYTHON, PLATFORM],
+    }
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def names() -> list[str]:
+    """Every lock file."""
+    variants = (name for cuda in TORCH for name in (f"cuda{cuda}.txt", *(f"cuda{cuda}-{each}.txt" for each in EXTRAS)))
+    return [*variants, BUILD]
+
+
+def wanted(pyproject: Mapping[str, Any], extras: Iterable[str]) -> list[Requirement]:
+    """What pyproject.toml asks for on the image's platform, with these extras; its own name resolved."""
+    told = pyproject["project"]
+    lines = list(told["dependencies"])
+    for extra in extras:
+        lines += told["optional-dependencies"][extra]
+    found = [Requirement(line) for line in lines]
+    own = canonicalize_name(told["name"])
+    return [
+        each
+        for each in found
+        if canonicalize_name(each.name) != own and (each.marker is None or each.marker.evaluate(ENVIRONMENT))
+    ]
+
+
+def pins(text: str) -> dict[str, Pin]:
+    """The packages of a lock file, by canonical name. Raises ValueError for a line that is neither a pin nor a hash."""
+    found: dict[str, Pin] = {}
+    block: list[str] = []
+    for line in (*text.splitlines(), ""):
+        if line.startswith("#"):
+            continue
+        if block and not line.startswith(" "):
+            pin = _pin(block)
+            found[pin.name] = pin
+            block = []
+        if line:
+            block.append(line)
+    return found
+
+
+def _pin(block: Sequence[str]) -> Pin:
+    head, *rest = (line.rstrip("\\").strip() for line in block)
+    name, equals, version = head.partition("==")
+    hashes = tuple(line.removeprefix("--hash=") for line in rest)
+    if not equals or not all(line.startswith("--hash=sha256:") for line in rest):
+        raise ValueError(f"no pinned requirement with hashes: {head}")
+    return Pin(canonicalize_name(name), Version(version), hashes, tuple(block))
+
+
+def stale(folder: Path = FOLDER) -> list[str]:
+    """What is wrong with the locks, for people; empty: they fit pyproject.toml."""
+    told = digest(project())
+    faults = []
+    for name in names():
+        file = folder / name
+        if not file.is_file():
+            faults.append(f"{name} is missing")
+        elif f"{_MARK}{told}" not in file.read_text(encoding="utf-8").splitlines():
+            faults.append(f"{name} was made for other dependencies than pyproject.toml has now")
+    return faults
+
+
+# ------------------------------------------------------------------------------------------------------------- making
+
+
+def make(folder: Path, *, upgrade: bool) -> None:
+    """Resolve anew and write every file. Versions that still fit are kept; with `upgrade` those of this environment are
+    taken. All variants of one CUDA come from one resolution, so that any EXTRAS can be installed together."""
+    pyproject = project()
+    folder.mkdir(parents=True, exist_ok=True)
+    told = digest(pyproject)
+    written: dict[str, tuple[str, Mapping[str, Pin]]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for cuda, torch in TORCH.items():
+            written |= _variant(folder, Path(scratch), cuda, torch, upgrade=upgrade)
+        source = Path(scratch) / "build.in"
+        source.write_text("\n".join(pyproject["build-system"]["requires"]))
+        kept = _kept(folder, [BUILD], upgrade)
+        written[BUILD] = "builds our own wheel", _resolved(source, Path(scratch) / BUILD, kept, [])
+    for name, (what, packages) in written.items():
+        header = [
+            f"# {name}: {what}. CPython {PYTHON}, Linux on x86_64. Made by scripts/lock-requirements; do not edit.",
+            f"{_MARK}{told}",
+        ]
+        lines = [line for _, pin in sorted(packages.items()) for line in pin.lines]
+        (folder / name).write_text("\n".join((*header, *lines, "")), encoding="utf-8")
+
+
+def _variant(
+    folder: Path, scratch: Path, cuda: str, torch: str, *, upgrade: bool
+) -> dict[str, tuple[str, Mapping[str, Pin]]]:
+    base = f"cuda{cuda}.txt"
+    files = [base, *(f"cuda{cuda}-{extra}.txt" for extra in EXTRAS)]
+    constraint = scratch / f"torch{cuda}.in"
+    constraint.write_text(torch)
+    everything = scratch / f"all{cuda}.txt"
+    _resolved(ROOT / "pyproject.toml", everything, _kept(folder, files, upgrade), [*BASE, *EXTRAS], constraint)
+
+    def only(*extras: str) -> dict[str, Pin]:
+        return _resolved(ROOT / "pyproject.toml", scratch / "one.txt", [], [*BASE, *extras], everything)
+
+    first = only()
+    written: dict[str, tuple[str, Mapping[str, Pin]]] = {base: (f"the service with {torch}", first)}
+    for extra, name in zip(EXTRAS, files[1:], strict=True):
+        added = {package: pin for package, pin in only(extra).items() if package not in first}
+        written[name] = f"what the extra {extra} adds to {base}", added
+    return written
+
+
+def _kept(folder: Path, files: Iterable[str], upgrade: bool) -> list[str]:
+    """What uv is to keep where it fits: the pins that stand now, or what is installed here: with it the tests ran."""
+    present = [folder / name for name in files if (folder / name).is_file()]
+    if upgrade or not present:
+        installed = {
+            each.metadata["Name"]: each.version.partition("+")[0] for each in importlib.metadata.distributions()
+        }
+        return [f"{name}=={version}" for name, version in sorted(installed.items())]
+    return [line for file in present for pin in pins(file.read_text()).values() for line in pin.lines]
+
+
+def _resolved(
+    source: Path, target: Path, kept: Sequence[str], extras: Sequence[str], constraint: Path | None = None
+) -> dict[str, Pin]:
+    """Metadata only: of wheels of some hundred MB uv reads the few kB that name their dependencies."""
+    target.write_text("\n".join(kept))
+    command = [sys.executable, "-m", "uv", "pip", "compile", str(source), "--output-file", str(target), "--quiet"]
+    # Only PyPI, whatever this machine is set up for: no other index, no local folder, no configuration file.
+    command += ["--no-config", "--default-index", "https://pypi.org/simple", "--no-emit-index-url"]
+    command += ["--python-version", PYTHON, "--python-platform", PLATFORM, "--only-binary", ":all:"]
+    newest = (datetime.now(UTC) - COOLING).strftime("%Y-%m-%dT00:00:00Z")
+    command += ["--exclude-newer", newest]
+    command += ["--generate-hashes", "--no-header", "--no-annotate"]
+    for extra in extras:
+        command += ["--extra", extra]
+    if constraint is not None:
+        command += ["--constraint", str(constraint)]
+    subprocess.run(command, check=True, cwd=target.parent)
+    return pins(target.read_text(encoding="utf-8"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/lock-requirements", description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether the files fit pyproject.toml; no network"
+    )
+    parser.add_argument("--upgrade", action="store_true", help="take the versions installed in .venv")
+    options = parser.parse_args(arguments)
+    if options.check:
+        faults = stale()
+        for fault in faults:
+            sys.stderr.write(f"deployment/requirements: {fault}: run scripts/lock-requirements\n")
+        return 1 if faults else 0
+    try:
+        make(FOLDER, upgrade=options.upgrade)
+    except subprocess.CalledProcessError:
+        sys.stderr.write("nothing was written: uv could not resolve; its message stands above\n")
+        return 1
+    sys.stdout.write(f"written: {', '.join(names())}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
