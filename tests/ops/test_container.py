@@ -115,4 +115,4 @@ def test_torch_of_image_and_compose_and_deploy_agree() -> None:
     torch = re.search(r"^ARG TORCH=(.*)$", DOCKERFILE, re.M)
     assert torch
     assert f"${{OWL_TORCH:-{torch[1]}}}" in COMPOSE
-    assert f"torch_spec='{torch[1]}'" in (ROOT / "deploy_t4_optimized.sh").read_text()
+    assert f"torch_spec='{torch[1]}'" in (ROOT / "scripts/lib/deploy/host.sh").read_text()
