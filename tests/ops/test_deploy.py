@@ -258,6 +258,22 @@ def test_torch_is_chosen_by_the_driver(host: Host, driver: str, torch: str) -> N
     assert f"torch for this driver: torch=={torch}.*" in host.run(SCRIPT, "--dry-run").stdout
 
 
+def test_the_cuda_of_the_build_the_commit_and_pinned_images_reach_compose(host: Host) -> None:
+    digest = f"prom/prometheus:v3@sha256:{'0' * 64}"
+    write("deployment/images.env", f"# pinned\nOWL_PROMETHEUS_IMAGE={digest}\nOWL_GRAFANA_IMAGE=pinned\n")(host)
+    with (host.folder / ".env").open("a") as env:
+        env.write("OWL_GRAFANA_IMAGE=mine\n")
+    host.variables["STUB_DRIVER"] = "550.54.14"
+    shebang, rest = (host.bin / "docker").read_text().split("\n", 1)
+    tell = '[[ "$*" != *build ]] || env | grep ^OWL_ >>"$STUB_LOG"'
+    host.stub("docker", f"{shebang}\n{tell}\n{rest}")
+    host.stub("git", "#!/usr/bin/env bash\necho 0ddba11\n")
+    assert host.run(SCRIPT).returncode == 0
+    told = dict(line.split("=", 1) for line in host.log.splitlines() if line.startswith("OWL_"))
+    assert (told["OWL_CUDA"], told["OWL_REVISION"], told["OWL_PROMETHEUS_IMAGE"]) == ("12", "0ddba11", digest)
+    assert "OWL_GRAFANA_IMAGE" not in told  # compose reads it from .env
+
+
 def test_compose_v1_is_used_where_there_is_no_v2(host: Host) -> None:
     old_compose(host)
     host.stub("docker-compose", '#!/usr/bin/env bash\nexec docker compose "$@"\n')
@@ -316,22 +332,30 @@ def test_keys_and_passwords_are_made_once_private_and_never_shown(host: Host) ->
     assert folder.stat().st_mode & 0o777 == 0o750
     made = {path.name: path for path in folder.iterdir()}
     assert sorted(made) == ["deploy_key", "grafana_password", "keys.json", "metrics_token"]
-    for path in made.values():
-        assert path.stat().st_mode & 0o777 == 0o600, path
+    modes = {name: path.stat().st_mode & 0o777 for name, path in made.items()}
+    # Prometheus and Grafana read theirs as members of the service's group.
+    assert modes == {"keys.json": 0o600, "deploy_key": 0o600, "metrics_token": 0o640, "grafana_password": 0o640}
     before = {name: path.read_bytes() for name, path in made.items()}
     for name in ("deploy_key", "metrics_token", "grafana_password"):
         assert before[name].startswith(b"k3y-canary-")
     owners = {line.split()[2]: line.split()[1] for line in host.log.splitlines() if line.startswith("chown")}
-    assert {name: owner.split(":")[0] for name, owner in owners.items()} == {
-        **dict.fromkeys(("secrets", "keys.json", "deploy_key"), "10001"),
-        "metrics_token": "65534",
-        "grafana_password": "472",
-    }
+    assert owners.pop("secrets").startswith("10001:")
+    assert owners == dict.fromkeys(made, "10001:10001")
     second = host.run(SCRIPT)
     assert {name: path.read_bytes() for name, path in made.items()} == before
     kept = (host.folder / ".owl-deploy/deploy.log").read_text()
     for shown in (first.stdout, first.stderr, second.stdout, second.stderr, host.log, kept):
         assert "canary" not in shown
+
+
+def test_a_lost_key_is_revoked_and_made_again(host: Host) -> None:
+    assert host.run(SCRIPT).returncode == 0
+    kept = (host.folder / "secrets/metrics_token").read_bytes()
+    (host.folder / "secrets/deploy_key").unlink()
+    again = host.run(SCRIPT)
+    assert "+ make in the folder secrets: deploy_key\n" in again.stdout
+    assert [line for line in host.log.splitlines() if line.startswith("revoke")] == ["revoke deploy"]
+    assert (host.folder / "secrets/metrics_token").read_bytes() == kept
 
 
 def test_without_the_file_of_keys_the_keys_are_made_again(host: Host) -> None:

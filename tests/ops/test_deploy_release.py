@@ -1,4 +1,4 @@
-"""deploy_t4_optimized.sh on hosts made of stubs: the way back, the lock, interruptions, the status, the card's settings."""
+"""deploy_t4_optimized.sh on hosts made of stubs: the way back, the lock, the status, the card's settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_rollback_swaps_the_images_and_back(host: Host) -> None:
     assert result.returncode == 0, result.stderr
     assert tags(host) == {"t4": "sha256:zero", "t4-previous": "sha256:one"}
     assert serves(host) == "sha256:zero"
-    assert "The image before serves: 0.1.0 abc1234" in result.stdout
+    assert "The image before serves: 0.1.0, commit abc1234" in result.stdout
     assert " build" not in host.log
     assert host.run(SCRIPT, "--rollback").returncode == 0
     assert serves(host) == "sha256:one"
@@ -188,11 +188,12 @@ def test_status_shows_health_version_and_gpu(host: Host) -> None:
     result = host.run(SCRIPT, "--status")
     assert result.returncode == 0, result.stderr
     assert "owl-sap-connector-t4: running healthy, http://127.0.0.1:1" in result.stdout
-    assert "image: 0.1.0 abc1234; to go back to: nothing" in result.stdout
+    assert "image: 0.1.0, commit abc1234; to go back to: nothing" in result.stdout
     assert "last deployment: when=" in result.stdout
     assert "result=serves" in result.stdout
     assert "Tesla T4" in result.stdout
-    assert not [line for line in host.log[len(log) :].splitlines() if " up " in line or " build" in line or "tag" in line]
+    for act in (" up ", " build", " tag"):
+        assert act not in host.log[len(log) :]
     host.variables["STUB_HEALTH"] = "running unhealthy"
     assert host.run(SCRIPT, "--status").returncode == 1
 

@@ -28,7 +28,8 @@ check_nvidia_runtime() {
   refuse "Docker has no NVIDIA runtime. Install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
 }
 
-torch_spec="" # for the build, by the driver
+# For the build, by the driver.
+torch_spec="" cuda=13
 check_gpu() {
   local answer driver capability name
   command -v nvidia-smi >/dev/null 2>&1 || refuse "nvidia-smi was not found. Install the NVIDIA driver, branch R580."
@@ -44,7 +45,7 @@ check_gpu() {
   torch_spec='torch==2.13.*'
   if [[ ${driver%%.*} -lt $driver_cuda13 ]]; then
     # shellcheck disable=SC2034  # read by the script itself
-    torch_spec='torch==2.10.*'
+    torch_spec='torch==2.10.*' cuda=12
     note "driver $driver is older than $driver_cuda13, so torch 2.10 (CUDA 12.8) is built in instead of 2.13 (CUDA 13)."
   fi
   say "GPU: ${name# }, driver $driver, compute capability ${capability# }"

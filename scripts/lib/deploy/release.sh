@@ -7,6 +7,22 @@ running_image() { docker inspect --format '{{.Image}}' "$container" 2>/dev/null;
 image_label() { docker image inspect --format "{{index .Config.Labels \"org.opencontainers.image.$2\"}}" "$1" 2>/dev/null; }
 health() { docker inspect --format '{{.State.Status}} {{if .State.Health}}{{.State.Health.Status}}{{end}}' "$1" 2>/dev/null; }
 
+# What people call an image.
+described() {
+  local version revision
+  version=$(image_label "$1" version)
+  revision=$(image_label "$1" revision)
+  printf '%s' "${version:+$version, }commit ${revision:-unknown}"
+}
+
+# The digests that scripts/pin-images wrote; what the environment or .env names wins.
+pin_images() {
+  local name value
+  while IFS='=' read -r name value; do
+    [[ -n ${!name:-} ]] || env_has "$name" || export "$name=$value"
+  done < <(grep -E '^OWL_[A-Z]+_IMAGE=' deployment/images.env 2>/dev/null)
+}
+
 tag() { docker tag "$1" "$2" || refuse "the image could not be tagged as $2; the message above says why."; }
 
 # What served before this run, and whether it served well: the way back leads there.
@@ -114,7 +130,7 @@ rollback() {
   wait_until_ready ||
     refuse "the image before does not become ready ($standing); its last lines stand above. Forward again: ./deploy_t4_optimized.sh --rollback"
   record_result "rolled back"
-  say "The image before serves: $(image_label "$image" version) $(image_label "$image" revision)"
+  say "The image before serves: $(described "$image")"
 }
 
 # record_result WORD: for --status
@@ -126,12 +142,11 @@ record_result() {
 }
 
 show_status() {
-  local state_now version
+  local state_now
   state_now=$(health "$container")
   [[ -n $state_now ]] || refuse "there is no container $container. Deploy it: ./deploy_t4_optimized.sh"
-  version=$(image_label "$image" version)
   say "$container: $state_now, http://$local_address:${setting[OWL_SAP_API__PORT]}"
-  say "image: ${version:-no version} $(image_label "$image" revision); to go back to: $(image_id "$previous_image" | grep . || echo nothing)"
+  say "image: $(described "$image"); to go back to: $(image_id "$previous_image" | grep . || echo nothing)"
   [[ ! -f $state/last ]] || say "last deployment: $(tr '\n' ' ' <"$state/last")"
   if [[ -f $state/lock ]] && command -v flock >/dev/null 2>&1 && ! (exec 9<"$state/lock" && flock -n 9); then
     say "a deployment is going on"

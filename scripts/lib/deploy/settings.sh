@@ -123,5 +123,5 @@ make_secrets() {
     --volume "$PWD/secrets:/run/secrets" --env OWL_SAP_ACCESS__KEYS=/run/secrets/keys.json --entrypoint sh "$image" \
     -c "$(<scripts/lib/deploy/make-secrets)" make-secrets /run/secrets "$user_id" "$(id -g)" $missing ||
     refuse "keys and passwords could not be made; the message above says why. Nothing was started."
-  say "Made, random, for the eyes of their containers only: ${missing% } (read one: sudo cat secrets/NAME)"
+  say "Made, random, readable by their containers only: ${missing% } (read one: sudo cat secrets/NAME)"
 }

@@ -53,7 +53,8 @@ def searches(url: str, key: str, name: str) -> bool:
         say(f"search in {name}: refused to this key by its rights (HTTP 403), as it should")
         return True
     hits = found.get("hits") if status == 200 and isinstance(found, dict) else None
-    say(f"search in {name}: {len(hits)} hits in {spent:.0f} ms" if hits else f"search in {name}: no hit (HTTP {status})")
+    what = f"{len(hits)} hits in {spent:.0f} ms" if hits else f"no hit (HTTP {status})"
+    say(f"search in {name}: {what}")
     return bool(hits)
 
 
