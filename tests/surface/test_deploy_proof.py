@@ -1,4 +1,4 @@
-"""What deploy_t4_optimized.sh runs once the service is ready, on a real one: the search by a client, and the figures."""
+"""What deploy_t4_optimized.sh runs once the service is ready, on a real one: a search by a client, and figures."""
 
 from __future__ import annotations
 
