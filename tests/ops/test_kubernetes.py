@@ -16,9 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
-from app.src.api import server
 from app.src.metrics import Metrics
-from app.src.settings import SettingsError, load
+from app.src.settings import Settings, SettingsError, load
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deployment/kubernetes"
@@ -262,10 +261,11 @@ def test_probes_name_ports_and_routes_that_there_are(deployment: Document) -> No
 
 @pods
 def test_pod_may_take_its_time_to_end(deployment: Document) -> None:
-    pause = (
+    stop = (
         container_of(deployment).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
     )
-    assert pod_of(deployment)["terminationGracePeriodSeconds"] >= int(pause[1]) + 30 + server._SHUTDOWN_SECONDS
+    bound = Settings().model_dump()["api"].get("shutdown_seconds", 3)
+    assert pod_of(deployment)["terminationGracePeriodSeconds"] >= int(stop[1]) + bound + 30
 
 
 def test_no_secret_has_a_value_here() -> None:

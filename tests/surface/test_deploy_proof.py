@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,9 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.adversity.scene import Scene
+from tests.surface.conftest import environment
 
 ROOT = Path(__file__).parents[2]
 PARTS = ROOT / "scripts/lib/deploy"
@@ -47,20 +50,52 @@ def tried(url: str, key_file: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.covers("GET /v1/collections", "POST /embed", "POST /v1/collections/{name}/search")
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """As deploy_t4_optimized.sh makes it in the container, by the product itself; only the owner cannot be given."""
+    folder, tools = tmp_path / "secrets", tmp_path / "tools"
+    folder.mkdir()
+    tools.mkdir()
+    (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tools / "chown").write_text("#!/bin/sh\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    names = ("keys.json", "deploy_key", "metrics_token", "grafana_password")
+    command = ["sh", "-c", (PARTS / "make-secrets").read_text(), "make-secrets", str(folder), "10001", "0", *names]
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "OWL_SAP_ACCESS__KEYS": str(folder / "keys.json")}
+    done = subprocess.run(
+        command, env=environment(**variables), capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for name in names[1:]:
+        assert (folder / name).read_text().strip() not in done.stdout + done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    return folder
+
+
+@pytest.mark.covers("keys create", "serve", "GET /v1/collections", "POST /embed", "GET /metrics")
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_a_real_service_is_searched_and_embeds_before_the_first_sync(
-    make_scene: Callable[..., Scene], key_file: Path
+    make_scene: Callable[..., Scene], secrets: Path, key_file: Path
 ) -> None:
     scene = make_scene("local", rows=12)
-    with scene.spawn("serve", "--port", "0") as process:
+    with scene.spawn("serve", "--port", "0", env={"OWL_SAP_ACCESS__KEYS": str(secrets / "keys.json")}) as process:
         try:
             assert process.stdout is not None
             url = json.loads(process.stdout.readline())["url"]
-            unsynced = tried(url, key_file)
+            refused = tried(url, key_file)
+            unsynced = tried(url, secrets / "deploy_key")
             assert scene.cli("sync", "--all")[0] == 0
-            synced = tried(url, key_file)
+            synced = tried(url, secrets / "deploy_key")
+            token = (secrets / "metrics_token").read_text().strip()
+            watched = [
+                httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {token}"}).status_code
+                for path in ("/metrics", "/v1/jobs")
+            ]
         finally:
             process.kill()
+    assert watched == [200, 403], "the token of Prometheus is for /metrics alone"
+    assert (refused.returncode, refused.stdout) == (1, "list of collections: HTTP 401\n")
     assert unsynced.returncode == 0, unsynced.stdout
     assert "embed: 64 finite numbers" in unsynced.stdout
     assert synced.returncode == 0, synced.stdout
