@@ -127,6 +127,11 @@ def test_password_or_its_file_is_enough(host: Host, given: str) -> None:
     (host.folder / ".env").write_text(f"HANA_HOST=h\nHANA_USER=u\n{given}\n")
     result = host.run(SCRIPT, "--dry-run")
     assert result.returncode == 0, result.stderr
+    unreadable = "that HANA_PASSWORD_FILE names is not readable by user 10001"
+    assert (unreadable in result.stdout) == ("_FILE" in given)
+    (host.folder / "secrets/hana_password").chmod(0o604)
+    (host.folder / "secrets").chmod(0o700)
+    assert unreadable not in host.run(SCRIPT, "--dry-run").stdout
 
 
 def test_host_and_user_may_stand_in_the_configuration(host: Host) -> None:
@@ -216,7 +221,7 @@ def acts(host: Host) -> list[str]:
 def test_deploys_in_order_and_says_where_it_is(host: Host) -> None:
     result = host.run(SCRIPT)
     assert result.returncode == 0, result.stderr
-    assert "ready: http://127.0.0.1:1/docs" in result.stdout
+    assert "ready: http://127.0.0.1:1  " in result.stdout
     assert "Prometheus: http://127.0.0.1:2   Grafana: http://127.0.0.1:3 " in result.stdout
     assert "measured: Tesla T4" in result.stdout
     assert "search in materials: 3 hits" in result.stdout
@@ -356,6 +361,9 @@ def test_a_lost_key_is_revoked_and_made_again(host: Host) -> None:
     assert "+ make in the folder secrets: deploy_key\n" in again.stdout
     assert [line for line in host.log.splitlines() if line.startswith("revoke")] == ["revoke deploy"]
     assert (host.folder / "secrets/metrics_token").read_bytes() == kept
+    assert "restart" not in host.log
+    (host.folder / "secrets/metrics_token").unlink()
+    assert f"+ {COMPOSE} restart prometheus\n" in host.run(SCRIPT).stdout  # or it would show the old one for ever
 
 
 def test_without_the_file_of_keys_the_keys_are_made_again(host: Host) -> None:

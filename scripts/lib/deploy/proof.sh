@@ -29,11 +29,11 @@ way_back() {
 }
 
 show_addresses() {
-  say "ready: http://$local_address:${setting[OWL_SAP_API__PORT]}/docs  (metrics: /metrics, status: ./deploy_t4_optimized.sh --status)"
+  say "ready: http://$local_address:${setting[OWL_SAP_API__PORT]}  (each request with a key, /docs and /metrics too)"
   if [[ $monitoring == yes ]]; then
     say "Prometheus: http://127.0.0.1:${setting[OWL_PROMETHEUS_PORT]}   Grafana: http://127.0.0.1:${setting[OWL_GRAFANA_PORT]} (user admin, password: sudo cat secrets/grafana_password)"
   fi
-  say "A key for each client: ./scripts/keys create NAME --scope search"
+  say "A key for each client: ./scripts/keys create NAME --scope search   Status: ./deploy_t4_optimized.sh --status"
 }
 
 prove() {

@@ -27,7 +27,9 @@ tag() { docker tag "$1" "$2" || refuse "the image could not be tagged as $2; the
 
 # What served before this run, and whether it served well: the way back leads there.
 old_image="" old_was_healthy=no earlier_image=""
+prometheus_ran=""
 remember_old() {
+  [[ $monitoring == no ]] || prometheus_ran=$("${compose[@]}" ps -q prometheus 2>/dev/null | head -n 1)
   earlier_image=$(image_id "$previous_image")
   old_image=$(running_image)
   [[ $(health "$container") == "running healthy" ]] && old_was_healthy=yes
@@ -57,6 +59,9 @@ start() {
   begin "starting the containers" "Some may run already. Deploy again, or go back: ./deploy_t4_optimized.sh --rollback"
   # Compose replaces what changed, and only that.
   step "the containers could not be started; the message above says why." "${compose[@]}" up -d --no-build
+  # It sees one file, not the folder, and a file that was replaced only after a restart.
+  [[ $new_secrets != *metrics_token* || -z $prometheus_ran ]] ||
+    step "Prometheus could not be restarted; the message above says why." "${compose[@]}" restart prometheus
 }
 
 # The containers that have to be healthy: the service by its name, the worker as compose knows it.

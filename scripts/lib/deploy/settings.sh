@@ -75,6 +75,9 @@ check_named_files() {
       refuse "$name names a file that the container does not see. Put it into the folder secrets and write /run/secrets/NAME."
     [[ -s secrets/${path#/run/secrets/} ]] ||
       refuse "$name names a file that is not in the folder secrets (or is empty). Put it there, readable by user $user_id."
+    # A note, for rootless Docker counts users in its own way.
+    [[ -n $(find "secrets/${path#/run/secrets/}" \( -uid "$user_id" -o -gid "$user_id" -perm -040 -o -perm -004 \) 2>/dev/null) ]] ||
+      note "the file that $name names is not readable by user $user_id of the container: sudo chown $user_id secrets/..."
   done < <(sed -nE 's/^[[:space:]]*(export[[:space:]]+)?((HANA_|OWL_SAP_)[A-Z_]*(_FILE|TRUST_STORE))=(.*)/\2=\5/p' .env | grep -v -e '-----BEGIN')
 }
 
@@ -110,9 +113,12 @@ missing_secrets() {
 }
 
 # In a throwaway container of our own image, so that the files belong to the users of the containers that read them.
+new_secrets=""
 make_secrets() {
   local missing
   missing=$(missing_secrets)
+  # shellcheck disable=SC2034  # read where the containers are started
+  new_secrets=$missing
   [[ -n $missing ]] || return 0
   begin "making keys and passwords" "Run it again; what is in the folder secrets is kept."
   say "+ make in the folder secrets: ${missing% }"
