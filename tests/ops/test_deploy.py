@@ -154,6 +154,14 @@ def test_env_that_its_group_can_read_is_noted(host: Host) -> None:
     assert "note: .env can be read by its group: chmod 600 .env" in host.run(SCRIPT, "--dry-run").stdout
 
 
+def test_env_may_be_a_link_to_a_private_file(host: Host) -> None:
+    (host.folder / ".env").rename(host.folder / "production.env")
+    (host.folder / ".env").symlink_to("production.env")
+    assert host.run(SCRIPT, "--dry-run").returncode == 0
+    (host.folder / "production.env").chmod(0o644)
+    assert "every user of this machine can read it" in host.run(SCRIPT, "--dry-run").stderr
+
+
 def test_a_public_certificate_may_be_readable(host: Host) -> None:
     write("secrets/hana_ca.pem", "pem", 0o644)(host)
     assert host.run(SCRIPT, "--dry-run").returncode == 0

@@ -118,6 +118,18 @@ def test_what_was_not_healthy_before_is_not_gone_back_to(host: Host) -> None:
     assert serves(host) == "sha256:one"
     assert "Going back" not in result.stderr
     assert tags(host)["t4-previous"] == "sha256:zero"
+    assert result.stderr.rstrip().endswith("; or go back: ./deploy_t4_optimized.sh --rollback")
+
+
+def test_an_interrupted_start_is_taken_up_and_keeps_the_way_back(host: Host) -> None:
+    running(host, "sha256:zero")
+    host.variables["STUB_UP_HANGS"] = "yes"
+    interrupted(host, signal.SIGKILL, "starting")
+    assert tags(host) == {"t4": "sha256:one", "t4-previous": "sha256:zero"}
+    del host.variables["STUB_UP_HANGS"]
+    assert host.run(SCRIPT).returncode == 0
+    assert tags(host) == {"t4": "sha256:one", "t4-previous": "sha256:zero"}
+    assert serves(host) == "sha256:one"
 
 
 # ------------------------------------------------------------------------------------------- lock, interruption, status

@@ -24,10 +24,6 @@ try_search() {
   fi
 }
 
-way_back() {
-  [[ -z $(image_id "$previous_image") ]] || printf '; or go back: ./deploy_t4_optimized.sh --rollback'
-}
-
 show_addresses() {
   say "ready: http://$local_address:${setting[OWL_SAP_API__PORT]}  (each request with a key, /docs and /metrics too)"
   if [[ $monitoring == yes ]]; then

@@ -101,12 +101,19 @@ wait_until_ready() {
   return 1
 }
 
+# What to add to a message where there is an image to go back to.
+way_back() {
+  local before
+  before=$(image_id "$previous_image")
+  [[ -z $before || $before == "$(image_id "$image")" ]] || printf '; or go back: ./deploy_t4_optimized.sh --rollback'
+}
+
 # The new image does not serve: back to what served before, if it did and is another. Ends the run in any case.
 give_up() {
   local reason="the service did not become ready ($standing); its last lines stand above"
   record_result "not ready"
   [[ $old_was_healthy == yes && -n $old_image && $old_image != "$(image_id "$image")" ]] ||
-    refuse "$reason. More: docker logs ${standing%%:*}"
+    refuse "$reason. More: docker logs ${standing%%:*}$(way_back)"
   warn "$reason. Going back to the image that served before; the new one is kept as $failed_image."
   begin "going back to the image before" "Go on with: ./deploy_t4_optimized.sh --rollback"
   tag "$image" "$failed_image"

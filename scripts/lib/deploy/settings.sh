@@ -28,8 +28,8 @@ hana_toml_has() {
 check_files() {
   [[ -f .env ]] || refuse ".env is missing. Make it from the example and fill it in: cp .env.example .env && chmod 600 .env"
   [[ -r .env ]] || refuse ".env cannot be read by $(id -un). Give it to that user: sudo chown $(id -un) .env"
-  [[ -z $(find .env -perm /007 2>/dev/null) ]] || refuse ".env holds the password and every user of this machine can read it: chmod 600 .env"
-  [[ -z $(find .env -perm /070 2>/dev/null) ]] || note ".env can be read by its group: chmod 600 .env"
+  [[ -z $(find -L .env -perm /007 2>/dev/null) ]] || refuse ".env holds the password and every user of this machine can read it: chmod 600 .env"
+  [[ -z $(find -L .env -perm /070 2>/dev/null) ]] || note ".env can be read by its group: chmod 600 .env"
   ! grep -q $'\r' .env || refuse ".env has the line ends of Windows, which would become part of the values: sed -i 's/\\r\$//' .env"
   # Docker would make a folder of this name if the file were missing.
   [[ -f owl-sap.toml ]] || refuse "owl-sap.toml is missing. Make it from the example: cp owl-sap.example.toml owl-sap.toml"
@@ -76,7 +76,7 @@ check_named_files() {
     [[ -s secrets/${path#/run/secrets/} ]] ||
       refuse "$name names a file that is not in the folder secrets (or is empty). Put it there, readable by user $user_id."
     # A note, for rootless Docker counts users in its own way.
-    [[ -n $(find "secrets/${path#/run/secrets/}" \( -uid "$user_id" -o -gid "$user_id" -perm -040 -o -perm -004 \) 2>/dev/null) ]] ||
+    [[ -n $(find -L "secrets/${path#/run/secrets/}" \( -uid "$user_id" -o -gid "$user_id" -perm -040 -o -perm -004 \) 2>/dev/null) ]] ||
       note "the file that $name names is not readable by user $user_id of the container: sudo chown $user_id secrets/..."
   done < <(sed -nE 's/^[[:space:]]*(export[[:space:]]+)?((HANA_|OWL_SAP_)[A-Z_]*(_FILE|TRUST_STORE))=(.*)/\2=\5/p' .env | grep -v -e '-----BEGIN')
 }
@@ -88,8 +88,8 @@ check_secrets_folder() {
   [[ -r secrets && -x secrets ]] ||
     refuse "the folder secrets cannot be looked into by $(id -un). Deploy as the user who did it first, or: sudo chgrp $(id -gn) secrets && sudo chmod 750 secrets"
   # A closed folder protects what is in it; certificates of authorities are public.
-  [[ -n $(find secrets -maxdepth 0 -perm /001 2>/dev/null) ]] || return 0
-  open=$(find secrets -type f -perm /007 ! -name '*.crt' ! -name '*.cer' ! -name '*ca.pem' 2>/dev/null | head -n 1)
+  [[ -n $(find -L secrets -maxdepth 0 -perm /001 2>/dev/null) ]] || return 0
+  open=$(find -L secrets -type f -perm /007 ! -name '*.crt' ! -name '*.cer' ! -name '*ca.pem' 2>/dev/null | head -n 1)
   [[ -z $open ]] || refuse "$open can be read by every user of this machine: sudo chmod o= $open"
 }
 
