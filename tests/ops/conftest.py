@@ -14,57 +14,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = (
-    *("awk", "bash", "cat", "cksum", "date", "df", "dirname", "env", "find", "grep", "head", "id"),
-    *("ls", "mkdir", "rm", "sed", "sleep", "tail", "touch", "tr"),
+    *("awk", "bash", "cat", "chmod", "cksum", "cp", "date", "df", "dirname", "env", "find", "flock", "grep", "head"),
+    *("id", "ls", "mkdir", "mv", "rm", "sed", "sh", "sleep", "tail", "timeout", "touch", "tr"),
 )
 
-DOCKER = """#!/usr/bin/env bash
-printf '%s\\n' "docker $*" >>"$STUB_LOG"
-case "$*" in
-  "info") [[ ${STUB_DAEMON:-up} == up ]] ;;
-  "info --format {{json .Runtimes}}") printf '{"%s":{"path":"runc"}}\\n' "${STUB_RUNTIME:-nvidia}" ;;
-  "info --format {{.DockerRootDir}}") echo / ;;
-  "compose version") [[ ${STUB_COMPOSE:-v2} == v2 ]] ;;
-  inspect*State.Running*) echo "${STUB_RUNNING:-false}" ;;
-  inspect*State.Status*) [[ -n "${STUB_HEALTH-running healthy}" ]] && echo "${STUB_HEALTH-running healthy}" ;;
-  compose*" build") [[ ${STUB_BUILD:-works} == works ]] || { echo "pip: no such wheel"; exit 17; } ;;
-  run*) [[ ${STUB_RUN:-works} == works ]] ;;
-  compose*up*) [[ ${STUB_UP:-works} == works ]] ;;
-  logs*) echo "the last line of the service" ;;
-  *) echo "stub docker does not know: $*" >&2; exit 99 ;;
-esac
-"""
-
-NVIDIA_SMI = """#!/usr/bin/env bash
-# Cards are files of "field=value" lines; a field that a driver does not know is refused as nvidia-smi does it.
-here=${BASH_SOURCE[0]%/*}
-[[ -n "${STUB_GPU-yes}" ]] || { echo "No devices were found"; exit 6; }
-case "${1-}" in
-  --query-gpu=driver_version,compute_cap,name) echo "${STUB_DRIVER:-580.95.05}, ${STUB_CAPABILITY:-7.5}, Tesla T4" ;;
-  --query-gpu=*)
-    [[ "${2-}" == --format=csv,noheader,nounits ]] || exit 98
-    IFS=, read -ra fields <<<"${1#--query-gpu=}"
-    for card in "$here"/../cards/*; do
-      declare -A value=()
-      while IFS== read -r field text; do value[$field]=$text; done <"$card"
-      line=""
-      for field in "${fields[@]}"; do
-        [[ -n ${value[$field]+known} ]] || { echo "Field \\"$field\\" is not a valid field to query."; exit 2; }
-        line+="${line:+, }${value[$field]}"
-      done
-      printf '%s\\n' "$line"
-    done ;;
-  --query-compute-apps=gpu_uuid,pid,used_memory) printf '%s\\n' "${STUB_PROCESSES-GPU-0, 4711, 812}" ;;
-  --query-remapped-rows=*) printf '%s\\n' "${STUB_REMAPPED-GPU-0, [N/A], [N/A], [N/A]}" ;;
-  dmon)
-    [[ "$*" == "dmon -s t -c 1" ]] || exit 98
-    printf '%s\\n' "${STUB_DMON-# gpu  rxpci  txpci
-# Idx   MB/s   MB/s
-    0    250     12}" ;;
-  "") printf '| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0 |\\n' ;;
-  *) echo "stub nvidia-smi does not know: $*" >&2; exit 99 ;;
-esac
-"""
+STUBS = ROOT / "tests/ops/stubs"
 T4 = {
     "index": "0",
     "name": "Tesla T4",
@@ -79,6 +33,7 @@ T4 = {
     "temperature.gpu": "71",
     "power.draw": "69.80",
     "enforced.power.limit": "70.00",
+    "power.limit": "70.00",
     "power.default_limit": "70.00",
     "power.min_limit": "60.00",
     "power.max_limit": "70.00",
@@ -105,7 +60,15 @@ T4 = {
 }
 """What nvidia-smi says of a T4 under load."""
 
-ENV_FILE = 'HANA_HOST=hana.example\nexport HANA_USER=OWL\nHANA_PASSWORD="s3cret-canary"\n'
+QUICK = {
+    "OWL_DEPLOY_WAIT": "0",
+    "OWL_DEPLOY_POLL": "0.1",
+    "OWL_SAP_API__PORT": "1",
+    "OWL_PROMETHEUS_PORT": "2",
+    "OWL_GRAFANA_PORT": "3",
+}
+"""Ports on which nothing listens."""
+ENV_FILE = 'HANA_HOST=hana.test\nexport HANA_USER=OWL\nHANA_PASSWORD="s3cret-canary"\n'
 
 
 @dataclass
@@ -121,11 +84,18 @@ class Host:
         path = self.folder / "stub.log"
         return path.read_text() if path.exists() else ""
 
+    @property
+    def environment(self) -> dict[str, str]:
+        ours = {"STUB_LOG": str(self.folder / "stub.log"), "STUB_STATE": str(self.folder.parent / "docker")}
+        return {"PATH": str(self.bin), **ours, **self.variables}
+
     def without(self, command: str) -> None:
         (self.bin / command).unlink()
 
     def stub(self, command: str, text: str) -> None:
         path = self.bin / command
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a link to the real command would be written through
         path.write_text(text)
         path.chmod(0o755)
 
@@ -137,10 +107,9 @@ class Host:
         path.write_text("".join(f"{name}={text}\n" for name, text in fields.items()))
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": str(self.bin), "STUB_LOG": str(self.folder / "stub.log"), **self.variables}
         command = [str(self.bin / "bash"), script, *arguments]
         return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=30, check=False
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=30, check=False
         )
 
     def json(self, script: str, *arguments: str) -> dict[str, Any]:
@@ -161,13 +130,15 @@ def host(tmp_path: Path) -> Host:
         (tools / tool).symlink_to(found)
     folder = tmp_path / "owl"
     (folder / "scripts").mkdir(parents=True)
-    for name in ("deploy_t4_optimized.sh", "docker-compose.t4-optimized.yml", "scripts/monitor_gpu.sh"):
+    shutil.copytree(ROOT / "scripts/lib/deploy", folder / "scripts/lib/deploy")
+    for name in ("deploy_t4_optimized.sh", "docker-compose.t4-optimized.yml", "scripts/monitor_gpu.sh", "scripts/keys"):
         shutil.copy(ROOT / name, folder / name)
     (folder / ".env").write_text(ENV_FILE)
     (folder / ".env").chmod(0o600)
     (folder / "owl-sap.toml").write_text("")
-    host = Host(folder, tools, {"OWL_DEPLOY_WAIT": "1", "OWL_SAP_API__PORT": "1"})
-    host.stub("docker", DOCKER)
-    host.stub("nvidia-smi", NVIDIA_SMI)
+    host = Host(folder, tools, dict(QUICK))
+    for name in ("docker", "nvidia-smi", "../docker/bin/python", "../docker/bin/chown"):
+        host.stub(name, (STUBS / Path(name).name).read_text())
+    (tmp_path / "docker/tags").mkdir()
     host.card()
     return host

@@ -26,7 +26,6 @@ esac
 def project(host: Host) -> Host:
     (host.folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", host.folder / ".ci/run")
-    (host.bin / "timeout").symlink_to(shutil.which("timeout") or "/usr/bin/timeout")
     for name in ("check", "test"):
         path = host.folder / "scripts" / name
         path.write_text(STUB)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "deploy_t4_optimized.sh"
+COMPOSE = "docker compose -f docker-compose.t4-optimized.yml --profile monitoring"
 
 
 def old_compose(host: Host) -> None:
@@ -29,11 +30,22 @@ def remove(path: str) -> Callable[[Host], None]:
     return lambda host: (host.folder / path).unlink()
 
 
-def write_env(text: str) -> Callable[[Host], None]:
-    def write(host: Host) -> None:
-        (host.folder / ".env").write_text(text)
+def write(path: str, text: str, mode: int = 0o600) -> Callable[[Host], None]:
+    def do(host: Host) -> None:
+        (host.folder / path).parent.mkdir(exist_ok=True)
+        (host.folder / path).write_text(text)
+        (host.folder / path).chmod(mode)
 
-    return write
+    return do
+
+
+def write_env(text: str) -> Callable[[Host], None]:
+    return write(".env", text)
+
+
+def example_host(host: Host) -> None:
+    write_env("HANA_USER=u\nHANA_PASSWORD=x1\n")(host)
+    write("owl-sap.toml", '[hana]\nhost = "db.example.com"\n')(host)
 
 
 REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
@@ -47,16 +59,52 @@ REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
     "old driver": (set_to(STUB_DRIVER="470.82.01"), "driver 470.82.01 is too old", "Update the driver"),
     "old card": (set_to(STUB_CAPABILITY="6.1"), "compute capability 6.1", "T4 or newer"),
     "no .env": (remove(".env"), ".env is missing", "cp .env.example .env"),
+    "open .env": (lambda host: (host.folder / ".env").chmod(0o644), "every user of this machine", "chmod 600 .env"),
+    "windows line ends": (write_env("HANA_HOST=h\r\n"), "line ends of Windows", "sed -i"),
     "key missing": (write_env("HANA_HOST=h\nHANA_USER=u\n"), "no value to HANA_PASSWORD", ".env.example"),
     "key empty": (write_env('HANA_HOST=h\nHANA_USER=u\nHANA_PASSWORD=""\n'), "HANA_PASSWORD", ".env.example"),
     "keys commented out": (write_env("#HANA_HOST=h\n# HANA_USER=u\n"), "HANA_HOST HANA_USER HANA_PASSWORD", "Add"),
+    "placeholder": (
+        write_env("HANA_HOST=h\nexport HANA_USER='<user>'\nHANA_PASSWORD=ChangeMe\n"),
+        "a placeholder for HANA_USER HANA_PASSWORD.",
+        "real value",
+    ),
+    "example host": (example_host, "names the example's host", "HANA_HOST"),
+    "example host in .env": (
+        write_env("HANA_HOST=db.example.com\nHANA_USER=u\nHANA_PASSWORD=x1\n"),
+        "a placeholder for HANA_HOST.",
+        "real value",
+    ),
+    "unquoted dollar": (
+        write_env('HANA_HOST=h\nHANA_USER=u\nHANA_PASSWORD="s3cret$canary"\n'),
+        "HANA_PASSWORD in .env holds $ or #",
+        "single quotes",
+    ),
+    "named file absent": (
+        write_env("HANA_HOST=h\nHANA_USER=u\nHANA_PASSWORD_FILE=/run/secrets/hana_password\n"),
+        "HANA_PASSWORD_FILE names a file that is not in the folder secrets",
+        "Put it there",
+    ),
+    "named file elsewhere": (
+        write_env("HANA_HOST=h\nHANA_USER=u\nHANA_PASSWORD=x1\nHANA_SSL_TRUST_STORE=/etc/ssl/canary.pem\n"),
+        "HANA_SSL_TRUST_STORE names a file that the container does not see",
+        "/run/secrets/NAME",
+    ),
+    "secrets is a file": (write("secrets", "x"), "secrets is no folder", "Move"),
+    "open secret": (write("secrets/keys.json", "{}", 0o644), "secrets/keys.json can be read by every user", "chmod o="),
     "no configuration": (remove("owl-sap.toml"), "owl-sap.toml is missing", "cp owl-sap.example.toml"),
+    "port no number": (set_to(OWL_SAP_API__PORT="70000"), "OWL_SAP_API__PORT is no port", ".env"),
+    "one port twice": (set_to(OWL_GRAFANA_PORT="2"), "OWL_PROMETHEUS_PORT and OWL_GRAFANA_PORT are the same", ".env"),
     "build fails": (set_to(STUB_BUILD="fails"), "image could not be built", "left as it is"),
+    "no image": (set_to(STUB_BUILT=""), "there is no image owl-sap-connector:t4", "docker load"),
     "gpu not visible": (set_to(STUB_RUN="fails"), "cannot see the GPU", "--gpus all"),
+    "keys not made": (set_to(STUB_KEYS="fails"), "keys and passwords could not be made", "message above"),
     "start fails": (set_to(STUB_UP="fails"), "could not be started", "message above"),
-    "exits at once": (set_to(STUB_HEALTH="exited "), "did not become ready (exited )", "docker logs"),
+    "exits at once": (set_to(STUB_HEALTH="exited "), "(owl-sap-connector-t4: exited )", "docker logs"),
     "unhealthy": (set_to(STUB_HEALTH="running unhealthy"), "did not become ready", "docker logs"),
     "never ready": (set_to(STUB_HEALTH="running starting"), "did not become ready", "docker logs"),
+    "worker unhealthy": (set_to(STUB_WORKER="exited "), "not become ready (c-worker: exited )", "docker logs c-worker"),
+    "search fails": (set_to(STUB_SEARCH="fails"), "ready, but the search above failed", "app doctor"),
 }
 
 
@@ -70,22 +118,20 @@ def test_refusal_is_one_line_with_the_fix(host: Host, situation: str) -> None:
     assert len(refusals) == 1, result.stderr
     assert wrong in refusals[0]
     assert fix in refusals[0]
+    assert "canary" not in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("given", ["HANA_PASSWORD='a$b#c'", "HANA_PASSWORD_FILE=/run/secrets/hana_password"])
+@pytest.mark.parametrize("given", ["HANA_PASSWORD='a$b #c'", "HANA_PASSWORD_FILE=/run/secrets/hana_password"])
 def test_password_or_its_file_is_enough(host: Host, given: str) -> None:
+    write("secrets/hana_password", "x")(host)
     (host.folder / ".env").write_text(f"HANA_HOST=h\nHANA_USER=u\n{given}\n")
     result = host.run(SCRIPT, "--dry-run")
     assert result.returncode == 0, result.stderr
-
-
-def test_folder_of_secrets_is_made_once_and_kept(host: Host) -> None:
-    assert "+ mkdir secrets" in host.run(SCRIPT, "--dry-run").stdout
-    assert not (host.folder / "secrets").exists()
-    assert host.run(SCRIPT).returncode == 0
-    (host.folder / "secrets" / "hana_ca.pem").write_text("pem")
-    assert "mkdir" not in host.run(SCRIPT).stdout
-    assert (host.folder / "secrets" / "hana_ca.pem").read_text() == "pem"
+    unreadable = "that HANA_PASSWORD_FILE names is not readable by user 10001"
+    assert (unreadable in result.stdout) == ("_FILE" in given)
+    (host.folder / "secrets/hana_password").chmod(0o604)
+    (host.folder / "secrets").chmod(0o700)
+    assert unreadable not in host.run(SCRIPT, "--dry-run").stdout
 
 
 def test_host_and_user_may_stand_in_the_configuration(host: Host) -> None:
@@ -97,38 +143,126 @@ def test_host_and_user_may_stand_in_the_configuration(host: Host) -> None:
 
 
 def test_the_examples_as_copied_lack_only_what_is_secret(host: Host) -> None:
-    shutil.copy(ROOT / ".env.example", host.folder / ".env")
+    shutil.copyfile(ROOT / ".env.example", host.folder / ".env")
     shutil.copy(ROOT / "owl-sap.example.toml", host.folder / "owl-sap.toml")
     result = host.run(SCRIPT, "--dry-run")
     assert "no value to HANA_PASSWORD." in result.stderr
 
 
-def test_taken_port_is_refused_unless_it_is_ours(host: Host) -> None:
+def test_env_that_its_group_can_read_is_noted(host: Host) -> None:
+    (host.folder / ".env").chmod(0o640)
+    assert "note: .env can be read by its group: chmod 600 .env" in host.run(SCRIPT, "--dry-run").stdout
+
+
+def test_env_may_be_a_link_to_a_private_file(host: Host) -> None:
+    (host.folder / ".env").rename(host.folder / "production.env")
+    (host.folder / ".env").symlink_to("production.env")
+    assert host.run(SCRIPT, "--dry-run").returncode == 0
+    (host.folder / "production.env").chmod(0o644)
+    assert "every user of this machine can read it" in host.run(SCRIPT, "--dry-run").stderr
+
+
+def test_a_public_certificate_may_be_readable(host: Host) -> None:
+    write("secrets/hana_ca.pem", "pem", 0o644)(host)
+    assert host.run(SCRIPT, "--dry-run").returncode == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- ports
+
+
+@pytest.mark.parametrize(
+    ("variable", "service"),
+    [("OWL_SAP_API__PORT", "api"), ("OWL_PROMETHEUS_PORT", "prometheus"), ("OWL_GRAFANA_PORT", "grafana")],
+)
+def test_taken_port_is_refused_unless_it_is_ours(host: Host, variable: str, service: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        del host.variables["OWL_SAP_API__PORT"]
+        del host.variables[variable]
         with (host.folder / ".env").open("a") as env:
-            env.write(f"OWL_SAP_API__PORT={port}\n")
+            env.write(f"{variable}={port}\n")
         refused = host.run(SCRIPT)
-        host.variables["STUB_RUNNING"] = "true"
-        again = host.run(SCRIPT)
-    assert refused.returncode == 1
-    assert f"port {port} on 127.0.0.1 is taken" in refused.stderr
-    assert again.returncode == 0, again.stderr
+        running(host, "sha256:one")
+        ours = host.run(SCRIPT)
+        host.variables["STUB_PUBLISHES"] = "4"  # our container runs, on another port
+        other = host.run(SCRIPT)
+    for result in (refused, other):
+        assert result.returncode == 1
+        assert f"port {port} on 127.0.0.1, for {service}, is taken" in result.stderr
+        assert variable in result.stderr
+    assert ours.returncode == 0, ours.stderr
+
+
+def test_ports_of_the_monitoring_matter_only_with_it(host: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host.variables["OWL_GRAFANA_PORT"] = str(listener.getsockname()[1])
+        assert host.run(SCRIPT, "--dry-run").returncode == 1
+        assert host.run(SCRIPT, "--dry-run", "--no-monitoring").returncode == 0
+
+
+# --------------------------------------------------------------------------------------------------------- deploying
+
+
+def running(host: Host, image: str) -> None:
+    """As after an earlier deployment of this image."""
+    tags = host.folder.parent / "docker/tags"
+    tags.mkdir(parents=True, exist_ok=True)
+    (tags / "owl-sap-connector:t4").write_text(f"{image}\n")
+    (tags.parent / "container").write_text(f"{image}\n")
+
+
+def tags(host: Host) -> dict[str, str]:
+    folder = host.folder.parent / "docker/tags"
+    return {path.name.removeprefix("owl-sap-connector:"): path.read_text().strip() for path in folder.iterdir()}
+
+
+def recreated(host: Host) -> list[str]:
+    path = host.folder.parent / "docker/recreated"
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def acts(host: Host) -> list[str]:
+    """What docker was asked to do; questions left out."""
+    questions = ("docker info", "docker inspect", "docker image inspect", "docker ps", "docker compose version")
+    return [line for line in host.log.splitlines() if not line.startswith(questions) and " ps" not in line]
 
 
 def test_deploys_in_order_and_says_where_it_is(host: Host) -> None:
     result = host.run(SCRIPT)
     assert result.returncode == 0, result.stderr
-    assert "ready: http://127.0.0.1:1/docs" in result.stdout
-    done = [line for line in host.log.splitlines() if not line.startswith(("docker info", "docker inspect"))]
-    file = "docker compose -f docker-compose.t4-optimized.yml"
-    assert done == [
-        "docker compose version",
-        f"{file} build",
-        "docker run --rm --gpus all --entrypoint nvidia-smi owl-sap-connector:t4 -L",
-        f"{file} up -d --no-build",
+    assert "ready: http://127.0.0.1:1  " in result.stdout
+    assert "Prometheus: http://127.0.0.1:2   Grafana: http://127.0.0.1:3 " in result.stdout
+    assert "measured: Tesla T4" in result.stdout
+    assert "search in materials: 3 hits" in result.stdout
+    done = [line for line in acts(host) if line.startswith("docker")]
+    starts = [
+        f"{COMPOSE} build",
+        "docker run --rm --gpus all --network none --entrypoint nvidia-smi owl-sap-connector:t4 -L",
+        "docker run --rm --network none --user 0:0 --cap-drop ALL",
+        f"{COMPOSE} up -d --no-build",
+        "docker exec owl-sap-connector-t4 sh -c python -m app.src.core.t4_gpu_optimizer --json",
+        "docker run --rm --network host --user 10001:10001 --read-only --cap-drop ALL",
     ]
+    assert len(done) == len(starts)
+    for line, start in zip(done, starts, strict=True):
+        assert line.startswith(start)
+
+
+def test_a_second_deployment_restarts_nothing_and_keeps_the_way_back(host: Host) -> None:
+    running(host, "sha256:zero")
+    assert host.run(SCRIPT).returncode == 0
+    before = tags(host)
+    assert before == {"t4": "sha256:one", "t4-previous": "sha256:zero"}
+    again = host.run(SCRIPT)
+    assert again.returncode == 0, again.stderr
+    assert tags(host) == before
+    assert recreated(host) == ["recreated sha256:one"]
+    assert "+ make in the folder secrets" not in again.stdout
+
+
+def test_no_build_starts_what_is_there(host: Host) -> None:
+    running(host, "sha256:one")
+    assert host.run(SCRIPT, "--no-build").returncode == 0
+    assert " build" not in "\n".join(acts(host))
 
 
 @pytest.mark.parametrize(("driver", "torch"), [("580.95.05", "2.13"), ("550.54.14", "2.10"), ("525.60.13", "2.10")])
@@ -137,31 +271,61 @@ def test_torch_is_chosen_by_the_driver(host: Host, driver: str, torch: str) -> N
     assert f"torch for this driver: torch=={torch}.*" in host.run(SCRIPT, "--dry-run").stdout
 
 
+def test_the_cuda_of_the_build_the_commit_and_pinned_images_reach_compose(host: Host) -> None:
+    digest = f"prom/prometheus:v3@sha256:{'0' * 64}"
+    write("deployment/images.env", f"# pinned\nOWL_PROMETHEUS_IMAGE={digest}\nOWL_GRAFANA_IMAGE=pinned\n")(host)
+    with (host.folder / ".env").open("a") as env:
+        env.write("OWL_GRAFANA_IMAGE=mine\n")
+    host.variables["STUB_DRIVER"] = "550.54.14"
+    shebang, rest = (host.bin / "docker").read_text().split("\n", 1)
+    tell = '[[ "$*" != *build ]] || env | grep ^OWL_ >>"$STUB_LOG"'
+    host.stub("docker", f"{shebang}\n{tell}\n{rest}")
+    host.stub("git", "#!/usr/bin/env bash\necho 0ddba11\n")
+    assert host.run(SCRIPT).returncode == 0
+    told = dict(line.split("=", 1) for line in host.log.splitlines() if line.startswith("OWL_"))
+    assert (told["OWL_CUDA"], told["OWL_REVISION"], told["OWL_PROMETHEUS_IMAGE"]) == ("12", "0ddba11", digest)
+    assert "OWL_GRAFANA_IMAGE" not in told  # compose reads it from .env
+
+
 def test_compose_v1_is_used_where_there_is_no_v2(host: Host) -> None:
     old_compose(host)
-    docker = (host.bin / "docker").read_text()
-    host.stub("docker-compose", docker.replace('"docker $*"', '"docker-compose $*"').replace("compose*", "*"))
+    host.stub("docker-compose", '#!/usr/bin/env bash\nexec docker compose "$@"\n')
     result = host.run(SCRIPT)
     assert result.returncode == 0, result.stderr
-    assert "docker-compose -f docker-compose.t4-optimized.yml up -d --no-build" in host.log
+    assert "+ docker-compose -f docker-compose.t4-optimized.yml --profile monitoring up -d --no-build" in result.stdout
+    assert "end of life" in result.stdout
+
+
+def test_without_monitoring(host: Host) -> None:
+    result = host.run(SCRIPT, "--no-monitoring")
+    assert result.returncode == 0, result.stderr
+    assert "--profile" not in host.log
+    assert "Grafana" not in result.stdout
+    assert sorted(path.name for path in (host.folder / "secrets").iterdir()) == ["deploy_key", "keys.json"]
 
 
 def test_dry_run_changes_nothing(host: Host) -> None:
-    result = host.run(SCRIPT, "--dry-run")
+    before = sorted(host.folder.rglob("*"))
+    result = host.run(SCRIPT, "--dry-run", "--apply-gpu-settings")
     assert result.returncode == 0, result.stderr
-    assert "+ docker compose -f docker-compose.t4-optimized.yml up -d --no-build" in result.stdout
-    assert not [line for line in host.log.splitlines() if " build" in line or " up " in line or "docker run" in line]
+    assert f"+ {COMPOSE} up -d --no-build" in result.stdout
+    assert "+ make in the folder secrets: keys.json deploy_key metrics_token grafana_password" in result.stdout
+    assert not acts(host) or all(line.startswith("nvidia-smi") for line in acts(host))
+    assert sorted(host.folder.rglob("*")) == sorted({*before, host.folder / "stub.log"})
 
 
-def test_status_shows_health_and_gpu(host: Host) -> None:
-    result = host.run(SCRIPT, "--status")
+def test_a_failed_measurement_does_not_fail_the_deployment(host: Host) -> None:
+    host.variables["STUB_MEASURE"] = "fails"
+    result = host.run(SCRIPT)
     assert result.returncode == 0, result.stderr
-    assert "owl-sap-connector-t4: running healthy" in result.stdout
-    assert "Tesla T4" in result.stdout
-    host.variables["STUB_HEALTH"] = ""
-    gone = host.run(SCRIPT, "--status")
-    assert gone.returncode == 1
-    assert "there is no container owl-sap-connector-t4" in gone.stderr
+    assert "note: the card could not be measured" in result.stdout
+    host.variables["OWL_DEPLOY_MEASURE"] = "no"
+    assert "measur" not in host.run(SCRIPT).stdout
+
+
+def test_unsynchronised_clock_is_noted(host: Host) -> None:
+    host.stub("timedatectl", "#!/usr/bin/env bash\necho no\n")
+    assert "the clock is not synchronised" in host.run(SCRIPT, "--dry-run").stdout
 
 
 def test_help_and_usage(host: Host) -> None:
@@ -171,13 +335,66 @@ def test_help_and_usage(host: Host) -> None:
     assert "usage:" in wrong.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--dry-run"], ["--status"]])
+# ----------------------------------------------------------------------------------------------------------- secrets
+
+
+def test_keys_and_passwords_are_made_once_private_and_never_shown(host: Host) -> None:
+    first = host.run(SCRIPT)
+    assert first.returncode == 0, first.stderr
+    folder = host.folder / "secrets"
+    assert folder.stat().st_mode & 0o777 == 0o750
+    made = {path.name: path for path in folder.iterdir()}
+    assert sorted(made) == ["deploy_key", "grafana_password", "keys.json", "metrics_token"]
+    modes = {name: path.stat().st_mode & 0o777 for name, path in made.items()}
+    # Prometheus and Grafana read theirs as members of the service's group.
+    assert modes == {"keys.json": 0o600, "deploy_key": 0o600, "metrics_token": 0o640, "grafana_password": 0o640}
+    before = {name: path.read_bytes() for name, path in made.items()}
+    for name in ("deploy_key", "metrics_token", "grafana_password"):
+        assert before[name].startswith(b"k3y-canary-")
+    owners = {line.split()[2]: line.split()[1] for line in host.log.splitlines() if line.startswith("chown")}
+    assert owners.pop("secrets").startswith("10001:")
+    assert owners == dict.fromkeys(made, "10001:10001")
+    second = host.run(SCRIPT)
+    assert {name: path.read_bytes() for name, path in made.items()} == before
+    kept = (host.folder / ".owl-deploy/deploy.log").read_text()
+    for shown in (first.stdout, first.stderr, second.stdout, second.stderr, host.log, kept):
+        assert "canary" not in shown
+
+
+def test_a_lost_key_is_revoked_and_made_again(host: Host) -> None:
+    assert host.run(SCRIPT).returncode == 0
+    kept = (host.folder / "secrets/metrics_token").read_bytes()
+    (host.folder / "secrets/deploy_key").unlink()
+    again = host.run(SCRIPT)
+    assert "+ make in the folder secrets: deploy_key\n" in again.stdout
+    assert [line for line in host.log.splitlines() if line.startswith("revoke")] == ["revoke deploy"]
+    assert (host.folder / "secrets/metrics_token").read_bytes() == kept
+    assert "restart" not in host.log
+    (host.folder / "secrets/metrics_token").unlink()
+    assert f"+ {COMPOSE} restart prometheus\n" in host.run(SCRIPT).stdout  # or it would show the old one for ever
+
+
+def test_without_the_file_of_keys_the_keys_are_made_again(host: Host) -> None:
+    for name in ("deploy_key", "metrics_token", "grafana_password"):
+        write(f"secrets/{name}", "old")(host)
+    assert host.run(SCRIPT).returncode == 0
+    assert (host.folder / "secrets/deploy_key").read_text() != "old"
+    assert (host.folder / "secrets/metrics_token").read_text() != "old"
+    assert (host.folder / "secrets/grafana_password").read_text() == "old"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--dry-run"], ["--status"], ["--rollback"]])
 def test_no_value_of_env_is_printed(host: Host, arguments: list[str]) -> None:
+    running(host, "sha256:one")
     result = host.run(SCRIPT, *arguments)
-    for secret in ("s3cret-canary", "hana.example"):
+    for secret in ("s3cret-canary", "hana.test"):
         assert secret not in result.stdout + result.stderr + host.log
 
 
-def test_readable_env_is_noted(host: Host, tmp_path: Path) -> None:
-    (host.folder / ".env").chmod(0o644)
-    assert "chmod 600 .env" in host.run(SCRIPT, "--dry-run").stdout
+def test_scripts_keys_hands_the_verb_to_the_image(host: Host) -> None:
+    assert "Deploy first" in host.run("scripts/keys", "list").stderr
+    (host.folder / "secrets").mkdir()
+    assert host.run("scripts/keys", "create", "bi", "--scope", "search").returncode == 0
+    assert "owl-sap-connector:t4 keys create bi --scope search" in host.log
+    assert "--user 10001:10001 --read-only" in host.log
+    assert host.run("scripts/keys").returncode == 2

@@ -31,10 +31,9 @@ esac
 
 @pytest.fixture
 def project(host: Host) -> Host:
-    (host.folder / "scripts/lib").mkdir()
+    (host.folder / "scripts/lib").mkdir(exist_ok=True)
     shutil.copy(ROOT / "scripts/lib/venv.sh", host.folder / "scripts/lib/venv.sh")
     (host.folder / "pyproject.toml").write_text("[project]\n")
-    (host.bin / "chmod").symlink_to(shutil.which("chmod") or "/bin/chmod")
     host.stub("python3", PYTHON)
     (host.folder / "go").write_text('source scripts/lib/venv.sh; ensure_venv "$1"\n')
     return host

@@ -1,0 +1,169 @@
+# shellcheck shell=bash
+# Sourced by deploy_t4_optimized.sh: the image, its predecessor, start, readiness, the way back, and the status.
+# shellcheck disable=SC2154  # names of base.sh and of the script itself
+
+image_id() { docker image inspect --format '{{.Id}}' "$1" 2>/dev/null; }
+running_image() { docker inspect --format '{{.Image}}' "$container" 2>/dev/null; }
+image_label() { docker image inspect --format "{{index .Config.Labels \"org.opencontainers.image.$2\"}}" "$1" 2>/dev/null; }
+health() { docker inspect --format '{{.State.Status}} {{if .State.Health}}{{.State.Health.Status}}{{end}}' "$1" 2>/dev/null; }
+
+# What people call an image.
+described() {
+  local version revision
+  version=$(image_label "$1" version)
+  revision=$(image_label "$1" revision)
+  printf '%s' "${version:+$version, }commit ${revision:-unknown}"
+}
+
+# The digests that scripts/pin-images wrote; what the environment or .env names wins.
+pin_images() {
+  local name value
+  while IFS='=' read -r name value; do
+    [[ -n ${!name:-} ]] || env_has "$name" || export "$name=$value"
+  done < <(grep -E '^OWL_[A-Z]+_IMAGE=' deployment/images.env 2>/dev/null)
+}
+
+tag() { docker tag "$1" "$2" || refuse "the image could not be tagged as $2; the message above says why."; }
+
+# What served before this run, and whether it served well: the way back leads there.
+old_image="" old_was_healthy=no earlier_image=""
+prometheus_ran=""
+remember_old() {
+  [[ $monitoring == no ]] || prometheus_ran=$("${compose[@]}" ps -q prometheus 2>/dev/null | head -n 1)
+  earlier_image=$(image_id "$previous_image")
+  old_image=$(running_image)
+  [[ $(health "$container") == "running healthy" ]] && old_was_healthy=yes
+  [[ -n $old_image ]] || old_image=$(image_id "$image")
+}
+
+build() {
+  begin "building the image" "What ran before still runs; nothing else was changed."
+  say "torch for this driver: $OWL_TORCH"
+  step "the image could not be built; the message above says why. What runs now was left as it is." "${compose[@]}" build
+  [[ $mode != dry-run ]] || return 0
+  # After the build, for only then it is known whether there is anything new: a second run must not lose the way back.
+  if [[ -n $old_image && $old_image != "$(image_id "$image")" ]]; then
+    tag "$old_image" "$previous_image"
+    say "The image before this one is kept as $previous_image."
+  fi
+}
+
+check_image() {
+  [[ $mode == dry-run || -n $(image_id "$image") ]] ||
+    refuse "there is no image $image. Build it (without --no-build), or load it: docker load -i FILE"
+  step "a container cannot see the GPU. Try: docker run --rm --gpus all ubuntu nvidia-smi" \
+    docker run --rm --gpus all --network none --entrypoint nvidia-smi "$image" -L
+}
+
+start() {
+  begin "starting the containers" "Some may run already. Deploy again, or go back: ./deploy_t4_optimized.sh --rollback"
+  # Compose replaces what changed, and only that.
+  step "the containers could not be started; the message above says why." "${compose[@]}" up -d --no-build
+  # It sees one file, not the folder, and a file that was replaced only after a restart.
+  [[ $new_secrets != *metrics_token* || -z $prometheus_ran ]] ||
+    step "Prometheus could not be restarted; the message above says why." "${compose[@]}" restart prometheus
+}
+
+# The containers that have to be healthy: the service by its name, the worker as compose knows it.
+watched() {
+  printf '%s\n' "$container"
+  "${compose[@]}" ps -q worker 2>/dev/null | head -n 1
+}
+
+# ready: 0 when all are healthy, 1 while one is not yet, 2 when one will not be; `standing` says which and how
+standing=""
+ready() {
+  local name state_now all=0
+  while read -r name; do
+    state_now=$(health "$name")
+    case $state_now in
+      "running healthy" | "running ") ;;
+      "" | exited* | dead* | restarting* | *unhealthy) standing="${name}: ${state_now:-no such container}"; return 2 ;;
+      *) standing="${name}: $state_now"; all=1 ;;
+    esac
+  done < <(watched)
+  return $all
+}
+
+# Waits; 1 when the time is over or something ended. The last lines of the log then go to stderr.
+wait_until_ready() {
+  local limit=${OWL_DEPLOY_WAIT:-300} answer=1
+  begin "waiting until the service is ready" "The containers run. Look: --status; deploy again; or go back: --rollback"
+  say "waiting until the service is ready (at most $limit s)"
+  SECONDS=0
+  while [[ $SECONDS -le $limit ]]; do
+    ready && return 0
+    answer=$?
+    [[ $answer -eq 1 ]] || break
+    sleep "${OWL_DEPLOY_POLL:-2}"
+  done
+  docker logs --tail 20 "${standing%%:*}" >&2 2>&1
+  return 1
+}
+
+# What to add to a message where there is an image to go back to.
+way_back() {
+  local before
+  before=$(image_id "$previous_image")
+  [[ -z $before || $before == "$(image_id "$image")" ]] || printf '; or go back: ./deploy_t4_optimized.sh --rollback'
+}
+
+# The new image does not serve: back to what served before, if it did and is another. Ends the run in any case.
+give_up() {
+  local reason="the service did not become ready ($standing); its last lines stand above"
+  record_result "not ready"
+  [[ $old_was_healthy == yes && -n $old_image && $old_image != "$(image_id "$image")" ]] ||
+    refuse "$reason. More: docker logs ${standing%%:*}$(way_back)"
+  warn "$reason. Going back to the image that served before; the new one is kept as $failed_image."
+  begin "going back to the image before" "Go on with: ./deploy_t4_optimized.sh --rollback"
+  tag "$image" "$failed_image"
+  tag "$old_image" "$image"
+  # The image before the one that serves again, as it was before this run.
+  if [[ -n $earlier_image ]]; then tag "$earlier_image" "$previous_image"; else docker rmi "$previous_image" >/dev/null 2>&1; fi
+  start
+  wait_until_ready ||
+    refuse "the image that served before does not become ready either ($standing): look at HANA, .env and owl-sap.toml rather than at the image."
+  record_result "went back"
+  refuse "the new image does not become ready; the one before it serves again. Examine the new one: docker run --rm --gpus all --env-file .env $failed_image doctor"
+}
+
+rollback() {
+  local now before
+  before=$(image_id "$previous_image")
+  now=$(image_id "$image")
+  [[ -n $before ]] || refuse "there is no image $previous_image to go back to; one is kept when a build replaces another."
+  [[ $before != "$now" ]] || refuse "$previous_image is the image that is deployed; there is nothing to go back to."
+  begin "going back to the image before" "Look: --status; run --rollback again only if the tags were not swapped yet."
+  step "the image could not be tagged; the message above says why." docker tag "$before" "$image"
+  # Swapped, so that a second --rollback comes back here.
+  [[ -z $now ]] || step "the image could not be tagged; the message above says why." docker tag "$now" "$previous_image"
+  start
+  [[ $mode == dry-run ]] && return
+  wait_until_ready ||
+    refuse "the image before does not become ready ($standing); its last lines stand above. Forward again: ./deploy_t4_optimized.sh --rollback"
+  record_result "rolled back"
+  say "The image before serves: $(described "$image")"
+}
+
+# record_result WORD: for --status
+record_result() {
+  {
+    TZ=UTC printf 'when=%(%Y-%m-%dT%H:%M:%SZ)T\n' -1
+    printf 'result=%s\nimage=%s\nversion=%s\ncommit=%s\n' "$1" "$(image_id "$image")" "$(image_label "$image" version)" "$(image_label "$image" revision)"
+  } >"$state/last.new" && mv "$state/last.new" "$state/last"
+}
+
+show_status() {
+  local state_now
+  state_now=$(health "$container")
+  [[ -n $state_now ]] || refuse "there is no container $container. Deploy it: ./deploy_t4_optimized.sh"
+  say "$container: $state_now, http://$local_address:${setting[OWL_SAP_API__PORT]}"
+  say "image: $(described "$image"); to go back to: $(image_id "$previous_image" | grep . || echo nothing)"
+  [[ ! -f $state/last ]] || say "last deployment: $(tr '\n' ' ' <"$state/last")"
+  if [[ -f $state/lock ]] && command -v flock >/dev/null 2>&1 && ! (exec 9<"$state/lock" && flock -n 9); then
+    say "a deployment is going on"
+  fi
+  "${compose[@]}" ps
+  ./scripts/monitor_gpu.sh --once
+  [[ $state_now == "running healthy" ]]
+}
