@@ -171,6 +171,7 @@ def test_each_rule_has_lines_that_it_finds_and_lines_that_it_lets_pass(rule: str
     assert {mark for mark, _ in marked} == {"ruleid", "ok"}
 
 
+@pytest.mark.slow  # scripts/check does the same
 def test_semgrep_finds_those_lines() -> None:
     semgrep = ROOT / ".venv-tools/semgrep/bin/semgrep"
     if not semgrep.exists():
