@@ -143,8 +143,8 @@ def _row(*cells: str) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "settings": ("docs/operations.md", settings_table),
-    "metrics": ("docs/operations.md", metrics_table),
+    "settings": ("docs/settings.md", settings_table),
+    "metrics": ("docs/metrics.md", metrics_table),
     "cards": ("docs/gpu.md", cards_table),
     "needs": ("docs/gpu.md", needs_table),
     "builds": ("docs/gpu.md", builds_table),
