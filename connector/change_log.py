@@ -1,4 +1,4 @@
-"""The log that triggers at the source fill: its table, the triggers, the grants they need, and what of it is missing.
+"""The log that triggers at the source fill: its table, the triggers, and what of it is missing.
 Pure: makes SQL for a person or the CLI to run, sends nothing.
 
 Source: SAP HANA SQL Reference Guide, *CREATE TRIGGER Statement*; SAP Notes 1655725 and 2751675.
@@ -32,14 +32,13 @@ WARNING = (
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """SQL: the log first, then its triggers (by name); dropped the other way round. `grants` for who syncs."""
+    """SQL: the log first, then its triggers (by name); dropped the other way round."""
 
     log: TableRef
     create_table: str
     triggers: dict[str, str]
     drop_table: str
     drop_triggers: tuple[str, ...]
-    grants: tuple[str, ...]
 
 
 def log_of(spec: CollectionSpec) -> TableRef:
@@ -49,8 +48,8 @@ def log_of(spec: CollectionSpec) -> TableRef:
     return TableRef(spec.source.schema, f"OWL_LOG_{re.sub('[^A-Z0-9_]', '_', spec.name.partition('@')[0].upper())}")
 
 
-def installation(spec: CollectionSpec, table: Table, user: str) -> Installation:
-    """For the collection's source; `user` is who syncs. Raises ConfigurationError for a view, NoKey without a key."""
+def installation(spec: CollectionSpec, table: Table) -> Installation:
+    """For the collection's source. Raises ConfigurationError for a view, NoKey without a key."""
     if table.is_view:
         raise ConfigurationError(
             f'`changes.method`: {table.ref} is a view, and triggers stand on tables only; use method = "full" with '
@@ -65,12 +64,7 @@ def installation(spec: CollectionSpec, table: Table, user: str) -> Installation:
     )
     triggers = {f"{log.name}_{letter}": _trigger(log, table, key, letter) for letter in _EVENTS}
     drops = tuple(f"DROP TRIGGER {quote(log.schema)}.{quote(name)}" for name in triggers)
-    grants = (
-        f"GRANT SELECT ON {_place(table.ref)} TO {user}",
-        f"GRANT SELECT, DELETE ON {place} TO {user}",
-        f"GRANT CATALOG READ TO {user}",
-    )
-    return Installation(log, create, triggers, f"DROP TABLE {place}", drops, grants)
+    return Installation(log, create, triggers, f"DROP TABLE {place}", drops)
 
 
 def log_gap(query: Query, log: TableRef, columns: set[str], triggers: Sequence[Sequence[Any]]) -> str:

@@ -11,6 +11,7 @@ from connector.catalog import FIND_TABLE, describe
 from connector.change_log import WARNING, Installation, installation
 from connector.hana import HanaPool
 from connector.model import CollectionSpec
+from connector.privileges import named, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,16 @@ class Setup:
 
 
 def look(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
-    """Reads the catalogue only. Raises UnknownTable, NoKey, and ConfigurationError for a view."""
-    plan = installation(spec, describe(pool, spec.source), user)
+    """Reads the catalogue only. `user`: who syncs, for the grants; "" when it is not known. Raises UnknownTable, NoKey,
+    and ConfigurationError for a view.
+    """
+    plan = installation(spec, describe(pool, spec.source))
     log, doing = plan.log, f"looking for the change log of {spec.name}"
     found = {str(row[0]) for row in pool.read(FIND_TRIGGERS, (spec.source.schema, spec.source.name), doing=doing)}
     if pool.read(FIND_TABLE, (log.schema, log.name), doing=doing):
         found.add(log.name)
-    return _setup(spec, plan, found)
+    grants = tuple(each.grant(named(user) if user else "<the user who syncs>") for each in reading(spec))
+    return _setup(spec, plan, found, grants)
 
 
 def install(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
@@ -68,14 +72,14 @@ def remove(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
     return _changed(before, look(pool, spec, user))
 
 
-def _setup(spec: CollectionSpec, plan: Installation, found: set[str]) -> Setup:
+def _setup(spec: CollectionSpec, plan: Installation, found: set[str], grants: tuple[str, ...]) -> Setup:
     table = Piece(plan.log.name, plan.log.name in found, plan.create_table, plan.drop_table)
     triggers = [
         Piece(name, name in found, create, drop)
         for (name, create), drop in zip(plan.triggers.items(), plan.drop_triggers, strict=True)
     ]
     pieces = (table, *triggers)
-    return Setup(spec.name, str(plan.log), all(piece.present for piece in pieces), pieces, plan.grants)
+    return Setup(spec.name, str(plan.log), all(piece.present for piece in pieces), pieces, grants)
 
 
 def _changed(before: Setup, after: Setup) -> Setup:

@@ -37,7 +37,7 @@ class Changes:
 
     def _user(self) -> str:
         """For the grants that a person is shown."""
-        return self._parts.settings.hana.user or "<the user who syncs>"
+        return self._parts.settings.hana.user or ""
 
 
 def _by_log(spec: CollectionSpec) -> CollectionSpec:

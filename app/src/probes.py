@@ -4,7 +4,6 @@ behind. Knows the parts, no HTTP and no terminal.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable
@@ -19,10 +18,19 @@ import numpy as np
 from app.src.access.authentication import Authentication
 from app.src.doctor import Fault, why_no_gpu
 from app.src.embedder import EngineEmbedder
+from app.src.grants import needed, own_places
 from app.src.parts import Parts
 from app.src.settings import CollectionSettings, HanaSettings, Settings
-from connector.errors import DatabaseError, LoginRefused, LogMissing, PermissionRefused, UnknownCollection, UnknownTable
-from connector.model import TableRef
+from connector.errors import (
+    DatabaseError,
+    LoginRefused,
+    LogMissing,
+    PermissionRefused,
+    StatementFailed,
+    UnknownCollection,
+    UnknownTable,
+)
+from connector.model import CollectionSpec
 
 if TYPE_CHECKING:
     from app.src.core.choices import Setting
@@ -36,7 +44,8 @@ _GPU = "gpu"
 _CLOCKS_MAY_DIFFER = 5.0
 """Seconds. Leases and watermarks live by the database's clock, people and logs by this machine's."""
 _MUST_CHANGE, _LOCKED = 414, 416
-_PLAIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_SOME = 5
+"""So many places where a user has more rights than needed are named."""
 
 
 @dataclass(slots=True)
@@ -169,6 +178,25 @@ class Probes:
         features = HanaFeatures.probe(pool)
         return f"logged in; HANA {features.cloud_version or features.version or 'of unknown version'}"
 
+    def probe_rights(self, hana: HanaSettings) -> str:
+        """More than is needed is no fault, but said: who breaks in here has all of it."""
+        from connector.privileges import effective, excess
+
+        system = self._section(hana)
+        try:
+            holder = effective(self._parts.pool(system))
+        except (PermissionRefused, UnknownTable, StatementFailed) as error:
+            return f"not known what this user may do: {error}"
+        wanted = needed(self.settings, system)
+        beyond = excess(holder, wanted, own_places(self.settings, system))
+        if not beyond:
+            return f"{_named(holder.user)} has the rights that are needed here and no others"
+        more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
+        return (
+            f"MORE THAN NEEDED: {'; '.join(beyond[:_SOME])}{more}; a technical user of its own needs what "
+            "`owl-sap grants` prints"
+        )
+
     def probe_clock(self, hana: HanaSettings) -> str:
         from connector.hana import utc_now
 
@@ -234,21 +262,21 @@ class Probes:
             rows = source.count(query)
             next(iter(source.pages(query, 1)), None)
         except PermissionRefused as error:
-            raise Fault(str(error), self._grant(spec.source)) from None
+            raise Fault(str(error), self._grant(spec)) from None
         except LogMissing as error:
             raise Fault(str(error).replace("NAME", spec.name), f"owl-sap changes install {spec.name} --apply") from None
         except UnknownTable as error:
             # HANA's catalogue hides what a user may not see.
             raise Fault(
                 str(error),
-                f"correct [[collections]] {spec.name} source; or, if it is right: {self._grant(spec.source)}",
+                f"correct [[collections]] {spec.name} source; or, if it is right: {self._grant(spec)}",
             ) from None
         return f"{spec.source}: {rows} rows readable"
 
-    def _grant(self, ref: TableRef) -> str:
-        from connector.hana import quote
+    def _grant(self, spec: CollectionSpec) -> str:
+        from connector.privileges import reading
 
-        return f"GRANT SELECT ON {quote(ref.schema)}.{quote(ref.name)} TO {_named(self.settings.hana.user)}"
+        return "; ".join(each.grant(_named(self.settings.hana.user)) for each in reading(spec))
 
     def probe_store(self) -> str:
         if self._parts.store_in_hana:
@@ -269,8 +297,10 @@ class Probes:
         return authentication.described()
 
     def _probe_store_in_hana(self, schema: str) -> str:
+        from connector.privileges import creating, writing
+
         user = _named(self.settings.store_hana.user)
-        on_schema = f'ON SCHEMA "{schema}" TO {user}'
+        create = creating(schema).grant(user)
         try:
             self._store_answers()
             searched = self._make_a_table(schema)
@@ -278,15 +308,14 @@ class Probes:
             # HANA hides a schema from users without a right in it.
             raise Fault(
                 str(error),
-                f'CREATE SCHEMA "{schema}" OWNED BY {user}; if it exists: GRANT CREATE ANY {on_schema}; '
-                "or correct [store] schema",
+                f'CREATE SCHEMA "{schema}" OWNED BY {user}; if it exists: {create}; or correct [store] schema',
             ) from None
         except PermissionRefused as error:
-            raise Fault(str(error), f"GRANT CREATE ANY {on_schema}") from None
+            raise Fault(str(error), create) from None
         try:
             self._write_to_state(schema)
         except PermissionRefused as error:
-            raise Fault(str(error), f"GRANT SELECT, INSERT, UPDATE, DELETE {on_schema}") from None
+            raise Fault(str(error), writing(schema).grant(user)) from None
         return f'tables can be made and written in schema "{schema}"; {searched}'
 
     def _make_a_table(self, schema: str) -> str:
@@ -337,7 +366,6 @@ def told(missing: Fault) -> str:
 
 
 def _named(user: str | None) -> str:
-    """A user as SQL takes it: a plain name is upper case in HANA, whatever it was typed as."""
-    if not user:
-        return "<USER>"
-    return user.upper() if _PLAIN_NAME.fullmatch(user) else '"' + user.replace('"', '""') + '"'
+    from connector.privileges import named
+
+    return named(user) if user else "<USER>"

@@ -61,7 +61,8 @@ class Writer:
         for start in range(0, len(rows), GROUP):
             some = rows[start : start + GROUP]
             values = ", ".join([f"({_places(len(some[0]))})"] * len(some))
-            self._db.execute(f"INSERT INTO {into} VALUES {values}", tuple(chain.from_iterable(some)))  # noqa: S608
+            sql = f"INSERT INTO {into} VALUES {values}"  # noqa: S608
+            self._db.execute(sql, tuple(chain.from_iterable(some)))
 
     def _insert(self, chunks: Sequence[Chunk], metadata: Sequence[str], vectors: Vectors) -> None:
         last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()

@@ -218,7 +218,7 @@ class HanaTable:
         self.ref = TableRef(self.schema, "ROWS")
         columns = '"K" INTEGER PRIMARY KEY, "TXT" NVARCHAR(100), "GRP" NVARCHAR(3), "AT" TIMESTAMP'
         self.run(f'CREATE COLUMN TABLE "ROWS" ({columns})')
-        setup = installation(self.spec("log"), self.source.describe(self.ref), "X")
+        setup = installation(self.spec("log"), self.source.describe(self.ref))
         for sql in (setup.create_table, *setup.triggers.values()):
             self.run(sql)
 

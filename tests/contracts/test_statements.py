@@ -31,6 +31,7 @@ from connector.model import (
     Recipe,
     TableRef,
 )
+from connector.privileges import effective
 from connector.source import HanaSource
 from connector.stores import hana_tables
 from connector.stores.hana import HanaStore
@@ -105,6 +106,7 @@ def recorded(emulator, hana_schema, hana) -> list[str]:
 
 def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> None:
     """Everything that the connector can do to a HANA, once."""
+    assert effective(pool).user
     source, store = HanaSource(pool), HanaStore(pool, schema, index_from=5)
     spec = CollectionSpec(
         "statements", TableRef(schema, "SRC"), "{TXT}", metadata=("A", "B", "F", "D"), where='"B" >= 0'

@@ -42,6 +42,22 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert {link for link in local if not (page.parent / link).exists()} == set()
 
 
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", text_of(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_into_pages_lead_to_a_heading(page: Path) -> None:
+    wrong = []
+    for file, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", text_of(page)):
+        target = page.parent / file if file else page
+        if target.exists() and anchor not in anchors(target):
+            wrong.append(f"{file}#{anchor}")
+    assert wrong == []
+
+
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_own_variables_reach_a_setting(file: Path) -> None:
     known = own_variables()

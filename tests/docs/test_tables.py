@@ -159,7 +159,7 @@ def _row(*cells: str) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "settings": ("docs/operations.md", settings_table),
+    "settings": ("docs/settings.md", settings_table),
     "metrics": ("docs/monitoring.md", metrics_table),
     "alerts": ("docs/monitoring.md", alerts_table),
     "cards": ("docs/gpu.md", cards_table),

@@ -53,6 +53,9 @@ class Patient:
     def probe_login(self, hana: HanaSettings) -> str:
         return "in"
 
+    def probe_rights(self, hana: HanaSettings) -> str:
+        return "enough"
+
     def probe_clock(self, hana: HanaSettings) -> str:
         return "right"
 
@@ -109,7 +112,7 @@ def test_in_order_and_all_well(plain_hana: int) -> None:
     assert [check.check for check in checks] == [
         "python", "torch", "gpu", "kernels", "model", "settings", "proxies", "hdbcli",
         "hana address", "hana dns", "hana tcp", "hana tls",
-        "hana login", "hana clock", "table of a", "vector types", "store writable", "disk", "port",
+        "hana login", "hana rights", "hana clock", "table of a", "vector types", "store writable", "disk", "port",
     ]  # fmt: skip
     assert "plain text" in found(patient)["hana tls"].detail
 
@@ -488,8 +491,8 @@ def probes(monkeypatch: pytest.MonkeyPatch, pool: Pool, **document: object) -> P
     ("code", "words"),
     [
         (10, ["HANA_PASSWORD", "tried once", "lock"]),
-        (416, ["ALTER USER TECH RESET CONNECT ATTEMPTS"]),
-        (414, ["new password", "ALTER USER TECH DISABLE PASSWORD LIFETIME"]),
+        (416, ['ALTER USER "TECH" RESET CONNECT ATTEMPTS']),
+        (414, ["new password", 'ALTER USER "TECH" DISABLE PASSWORD LIFETIME']),
     ],
 )
 def test_each_refused_login_has_its_own_fix(monkeypatch: pytest.MonkeyPatch, code: int, words: list[str]) -> None:
@@ -537,7 +540,7 @@ def test_a_hana_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        (PermissionRefused("no SELECT (code 258)", code=258), 'GRANT SELECT ON "S"."/BIC/T" TO TECH'),
+        (PermissionRefused("no SELECT (code 258)", code=258), 'GRANT SELECT ON "S"."/BIC/T" TO "TECH"'),
         (
             UnknownTable("there is no table"),
             'correct [[collections]] a source; or, if it is right: GRANT SELECT ON "S"',
@@ -575,7 +578,7 @@ def test_a_schema_without_the_right_to_create(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Probes, "_store_answers", lambda self: None)
     with pytest.raises(Fault) as caught:
         examined.probe_store()
-    assert caught.value.fix == 'GRANT CREATE ANY ON SCHEMA "VECTORS" TO TECH'
+    assert caught.value.fix == 'GRANT CREATE ANY ON SCHEMA "VECTORS" TO "TECH"'
 
 
 def test_a_schema_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -178,18 +178,18 @@ def install(app: FastAPI, service: Service) -> None:
         return answer
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        faults = [{"where": _where(fault["loc"]), "what": _what(fault)} for fault in error.errors()]
+        found = cast("RequestValidationError", error).errors()
+        faults = [{"where": _where(fault["loc"]), "what": _what(fault)} for fault in found]
         detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
         if "json" not in request.headers.get("content-type", "") and request.headers.get("content-length", "0") != "0":
             detail += "; send the header Content-Type: application/json"
-        blame = Refused(detail, param=_param(error.errors()))
+        blame = Refused(detail, param=_param(found))
         return problem(request, 422, detail, blame=blame, errors=faults[:50])
 
     async def routing(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        answer = problem(request, error.status_code, str(error.detail))
-        answer.headers.update(error.headers or {})  # a 405 says what is allowed
+        refusal = cast("HTTPException", error)
+        answer = problem(request, refusal.status_code, str(refusal.detail))
+        answer.headers.update(refusal.headers or {})  # a 405 says what is allowed
         return answer
 
     for kind, _ in STATUS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
 
@@ -54,6 +54,5 @@ def _done(desk: Desk, name: str, body: schemas.GenerationsBody) -> dict[str, Any
         return service.switch(name, body.number, force=body.force).as_dict()
     if body.action == "rollback":
         return service.rollback(name).as_dict()
-    assert body.number is not None
-    service.drop_generation(name, body.number)
+    service.drop_generation(name, cast("int", body.number))  # the schema has seen to it
     return {"collection": name, "dropped": body.number}

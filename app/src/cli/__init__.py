@@ -13,6 +13,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     emulator,
     finetune,
     generations,
+    grants,
     jobs,
     keys,
     quarantine,

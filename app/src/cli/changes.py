@@ -84,6 +84,7 @@ def _script(setup: Setup, *, drop: bool) -> str:
         lines += [piece.drop if drop else piece.create, ";"]
     if not drop:
         lines += ["-- the user who syncs needs:", *(f"-- {grant};" for grant in setup.grants)]
+        lines.append("-- if a trigger is there and he cannot see it: CATALOG READ, which shows him every name in HANA.")
         lines.append("-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if it is not his.")
     return "\n".join([*lines, ""])
 

@@ -35,6 +35,8 @@ class Patient(Protocol):
 
     def probe_login(self, hana: HanaSettings) -> str: ...
 
+    def probe_rights(self, hana: HanaSettings) -> str: ...
+
     def probe_clock(self, hana: HanaSettings) -> str: ...
 
     def probe_vector_types(self) -> str: ...
@@ -96,6 +98,7 @@ def _hana_steps(label: str, hana: HanaSettings, patient: Patient) -> Iterator[St
         yield Step(f"{label} tls", network.tls, (f"{label} tcp",))
     needs = ("hdbcli", f"{label} userkey", f"{label} tls")
     yield Step(f"{label} login", lambda: patient.probe_login(hana), needs, "check user, password and port")
+    yield Step(f"{label} rights", lambda: patient.probe_rights(hana), (f"{label} login",))
     yield Step(f"{label} clock", lambda: patient.probe_clock(hana), (f"{label} login",))
 
 

@@ -361,7 +361,8 @@ def _progress(db: sqlite3.Connection, number: int, progress: tuple[int, int] | N
 
 def _change(db: sqlite3.Connection, what: str, where: str, values: Sequence[Any]) -> int | None:
     """Change the one job that fits; its number, or None. `what` and `where` are text of this module."""
-    row = db.execute(f"UPDATE jobs SET {what} WHERE {where} RETURNING number", values).fetchall()  # noqa: S608
+    sql = f"UPDATE jobs SET {what} WHERE {where} RETURNING number"  # noqa: S608
+    row = db.execute(sql, values).fetchall()
     return int(row[0][0]) if row else None
 
 
