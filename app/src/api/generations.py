@@ -10,13 +10,13 @@ from fastapi import APIRouter, Response
 from app.src.api import schemas
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, OK
-from app.src.api.jobs import started
+from app.src.api.jobs import JOB_LINKS, started
 from app.src.service import SyncRequest
 
 _PLACE = "/v1/collections/{name}/generations"
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     OK: {"description": "What was found or done, for every action but build."},
-    ACCEPTED: {"description": "build: the job that does it.", "model": schemas.JobStarted},
+    ACCEPTED: JOB_LINKS[ACCEPTED] | {"description": "build: the job that does it.", "model": schemas.JobStarted},
 }
 
 
