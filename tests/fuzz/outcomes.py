@@ -76,7 +76,7 @@ def check_template(text: str, values: Sequence[str]) -> Template | None:
     try:
         template = Template.parse(text)
     except ConfigurationError as error:
-        _check_message(str(error), "template, position ", "the template names no column", most=300 + len(text))
+        _check_message(str(error), "template, position ", "the template names no column")
         return None
     assert len(template.literals) == len(template.slots) + 1
     assert template.columns
@@ -123,7 +123,7 @@ def check_configuration(folder: Path, toml: bytes, environ: Mapping[str, str]) -
     return loaded
 
 
-def _check_message(message: str, *starts: str, most: int = LONGEST_MESSAGE) -> None:
+def _check_message(message: str, *starts: str) -> None:
     assert message.startswith(starts), message
-    assert len(message) <= most, "the message repeats the input"
+    assert len(message) <= LONGEST_MESSAGE, "the message repeats the input"
     assert CANARY not in message

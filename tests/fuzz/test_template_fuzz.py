@@ -52,6 +52,11 @@ def test_templates_for_minutes(text: str, values: list[str]) -> None:
     outcomes.check_template(text, values)
 
 
+def test_a_long_name_is_not_repeated_whole() -> None:
+    """A message as long as the template, six characters for each that cannot be written (found by atheris)."""
+    assert outcomes.check_template("{z" + "\udcff" * 5_000 + "{)}", []) is None
+
+
 @pytest.mark.parametrize(
     "text",
     [
