@@ -5,10 +5,10 @@ that are too large. Against a service of this process, some tens of connections.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import httpx
 import numpy as np
@@ -150,19 +150,37 @@ def test_a_crowd_is_refused_where_its_requests_would_wait_too_long(
     assert (tally.seconds, tally.failures) == ([], [])
 
 
+class Curt(asyncio.Protocol):
+    """Says so much to the first bytes, and closes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(self._answer)
+        self._transport.close()
+
+
+@asynccontextmanager
+async def curt(answer: bytes) -> AsyncIterator[Address]:
+    server = await asyncio.get_running_loop().create_server(lambda: Curt(answer), "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield host, port
+
+
 def test_a_crowd_sees_connections_that_are_closed() -> None:
     async def come() -> Tally:
-        async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readline()
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-        async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
-            crowd = Crowd(server.sockets[0].getsockname()[:2], [Question("embed", b"x\n", bool)], 0)
+        async with curt(b"") as address:
+            crowd = Crowd(address, [Question("embed", b"x", bool)], 0)
             await crowd.connect(2)
             tally = await crowd.ask(0.1)
             crowd.close()
+            await asyncio.sleep(0.05)
             return tally
 
     tally = run(come)
@@ -186,16 +204,7 @@ def test_a_body_that_is_taken_is_told() -> None:
     huge = Huge()
 
     async def come() -> None:
-        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readline()
-            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-            await writer.drain()
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-        async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
-            address: Any = server.sockets[0].getsockname()[:2]
+        async with curt(b"HTTP/1.1 200 OK\r\n\r\n") as address:
             await load_clients.send_huge(address, load.head("/embed", ()), 10**6, declared=True, huge=huge)
 
     run(come)
