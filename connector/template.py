@@ -19,6 +19,8 @@ _LABEL = re.compile(r"[^\s.,;|(\[][^.,;|\n(\[]*[:=]\s*$")
 _UNIT = re.compile(r"^[^.,;|\n)\]]*")
 _BRACKETS = {"(": ")", "[": "]", "<": ">"}
 _OPENING, _CLOSING = tuple(_BRACKETS), tuple(_BRACKETS.values())
+_SHOWN = 60
+"""Characters of a template that an error repeats."""
 _PLANS = 1024
 """Combinations of empty columns kept; 2 to the number of columns are possible, few occur."""
 
@@ -99,6 +101,7 @@ def _complaint(text: str, position: int) -> str:
     inside = text[position + 1 : end]
     if not inside.strip():
         return f"{where}: no column name between the braces"
+    inside = inside if len(inside) <= _SHOWN else f"{inside[:_SHOWN]}..."
     return f'{where}: {inside!r} is no column name; odd names stand in double quotes, {{"/BIC/TXT"}}'
 
 

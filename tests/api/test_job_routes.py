@@ -336,3 +336,14 @@ def test_a_folder_for_records_that_cannot_be_used_is_said(service: Service, tmp_
         detail = problem(client.post("/v1/collections/materials/sync"), 503)["detail"]
         assert "[state] path" in detail
         assert client.post("/embed", json={"inputs": "steel"}).status_code == 200
+
+
+@pytest.mark.covers("GET /v1/jobs/{job_id}/events")
+def test_events_end_for_a_client_that_claims_to_have_seen_later_ones(client: Client, source: TableSource) -> None:
+    """Its stream went on for ever, for the event that ends it was never sent (found by Schemathesis)."""
+    source.gate.clear()
+    job = client.post("/v1/collections/materials/sync").json()["job"]
+    with client.stream("GET", f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "999"}) as response:
+        assert response.status_code == 200
+        source.gate.set()
+        assert not [line for line in response.iter_lines() if line and not line.startswith(":")]

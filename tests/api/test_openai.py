@@ -263,8 +263,9 @@ def test_a_model_that_was_trained_to_be_cut(
 
 
 def test_openapi_shows_openai_s_error(client: httpx.Client) -> None:
-    paths = client.get("/openapi.json").json()["paths"]
+    document = client.get("/openapi.json").json()
     for path in (ROUTE, "/v1/models", "/v1/models/{model}"):
-        for operation in paths[path].values():
+        for operation in document["paths"][path].values():
             content = operation["responses"]["4XX"]["content"]
-            assert "error" in content["application/json"]["schema"]["properties"]
+            assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/OpenAIError"}
+    assert "error" in document["components"]["schemas"]["OpenAIError"]["properties"]

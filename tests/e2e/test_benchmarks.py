@@ -105,3 +105,24 @@ def test_the_benchmark_of_the_stand_in_runs(tmp_path):
     _, found = read(out)
     assert list(found) == ["rows in", "rows out", "vectors in", "search, p50"]
     assert found["search, p50"]["exact_results"] is True
+
+
+@pytest.mark.slow
+def test_the_load_test_runs(tmp_path):
+    out = tmp_path / "load.json"
+    few = ["--model", "hash:64", "--connections", "100", "--seconds", "2", "--pause", "0.3", "--rounds", "2"]
+    few += ["--slow", "10", "--huge", "3", "--rows", "300", "--questions", "50", "--sync"]
+    command = [sys.executable, "benchmarks/load.py", *few, "--out", str(out)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report, found = read(out)
+    for part in ("crowd", "slow", "huge"):
+        assert found[f"{part}, wrong answers"]["verdict"] == "met"
+        assert found[f"{part}, wrong answers"]["compared"] > 100
+        assert found[f"{part}, failures"]["verdict"] == "met", found[f"{part}, failures"]
+        assert found[f"{part}, server grows by at most"]["before_mb"] > 10
+    assert found["crowd, connections lost"]["verdict"] == "met"
+    for kind in ("declared", "chunked"):
+        assert found[f"huge, {kind}, not answered with 413"]["verdict"] == "met"
+        assert found[f"huge, {kind}, slowest refusal"]["sent_mb_by_then"] < 100
+    assert report["machine"]["uvicorn"]

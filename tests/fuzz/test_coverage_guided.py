@@ -1,4 +1,4 @@
-"""atheris runs each target for half a minute from a small corpus of our own packets and statements.
+"""atheris runs each target for half a minute, or a quarter, from a small corpus of what the target reads.
 
 Longer, or to go on with a corpus of one's own: `python -m tests.fuzz.sql_target CORPUS -max_total_time=600`.
 """
@@ -19,12 +19,15 @@ from tests.emulator.test_sql_robustness import STATEMENTS
 from tests.fuzz import recordings
 from tests.fuzz.packets import HEADER_SIZE
 from tests.fuzz.statements import SEEDS, TABLES, WORDS
+from tests.fuzz.test_configuration_fuzz import EXAMPLE, FULL
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed (extra: fuzz)"),
 ]
 SECONDS = 30
+FEWER_SECONDS = 15
+"""For what is small: a filter, a template, a configuration file."""
 REQUEST, PARAMETERS, LOBS = 0, 1, 4
 """Places in `packet_target.READERS`."""
 
@@ -54,10 +57,10 @@ def packet_seeds(folder: Path) -> list[bytes]:
     return seeds
 
 
-def run(module: str, corpus: Path, artifacts: Path, *options: str) -> None:
+def run(module: str, corpus: Path, artifacts: Path, *options: str, seconds: int = SECONDS) -> None:
     """Fails with what the fuzzer says; the input that it found lies beside, and its Base64 is in the message."""
     command = [
-        *(sys.executable, "-m", module, str(corpus), f"-max_total_time={SECONDS}", "-timeout=20", "-rss_limit_mb=3000"),
+        *(sys.executable, "-m", module, str(corpus), f"-max_total_time={seconds}", "-timeout=20", "-rss_limit_mb=3000"),
         *(f"-artifact_prefix={artifacts}/", "-print_final_stats=1", *options),
     ]
     done = subprocess.run(
@@ -96,3 +99,32 @@ def test_prepare_and_execute(tmp_path: Path) -> None:
     dictionary = tmp_path / "words.dict"
     dictionary.write_text("".join(f'"{word}"\n' for word in sorted(words)))
     run("tests.fuzz.sql_target", tmp_path / "corpus", artifacts, f"-dict={dictionary}", "-max_len=500")
+
+
+FILTERS = (
+    b'{"A": "x"}\0{"A": "x"}',
+    b'{"A": {"$in": [1, 2.5]}, "B": null}\0{"A": "1", "B": null}',
+    b'{"$or": [{"A": {"$like": "a%_"}}, {"A": {"$contains": "ball bearing"}}]}\0{"A": "a ball bearing"}',
+    b'{"A": {"$between": [{"type": "date", "date": "2024-01-31"}, "2024-02-01"]}}\0{"A": "20240131"}',
+    b'{"$and": [{"A": {"$nin": [true]}}, {"A": {"$gte": -1e3}}]}\0{"A": true}',
+)
+TEMPLATES = (
+    b"{MAKTX}. {LTEXT}\0pump\0",
+    b'Weight: {BRGEW} kg, ({"/BIC/TXT"}) [{A}]\0\0x',
+    b"{{literal}} {A}: {B} = {C}; {D}\0a\0\0%s",
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "seeds"),
+    [
+        ("filter_target", FILTERS),
+        ("template_target", TEMPLATES),
+        ("configuration_target", (EXAMPLE.encode(), f"{FULL}\0HANA_PORT=30015\nUSE_GPU=true".encode())),
+    ],
+    ids=["filters", "templates", "configuration"],
+)
+def test_what_people_write(tmp_path: Path, target: str, seeds: tuple[bytes, ...]) -> None:
+    (artifacts := tmp_path / "artifacts").mkdir()
+    fill(tmp_path / "corpus", list(seeds))
+    run(f"tests.fuzz.{target}", tmp_path / "corpus", artifacts, "-max_len=3000", seconds=FEWER_SECONDS)

@@ -154,7 +154,9 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
     message = fault(tmp_path, HANA_PASSWORD=SECRET, HANA_PASSWORD_FILE="/nowhere/x")
     assert "both set" in message
     assert SECRET not in message
-    assert "/nowhere/x" in fault(tmp_path, HANA_PASSWORD_FILE="/nowhere/x")
+    message = fault(tmp_path, HANA_PASSWORD_FILE="/nowhere/x")
+    assert "HANA_PASSWORD_FILE: the file it names cannot be read (FileNotFoundError)" in message
+    assert "/nowhere/x" not in message, "it may be the secret itself, written into the wrong variable"
 
 
 @pytest.mark.parametrize(

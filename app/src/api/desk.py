@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
 
-from app.src.api.errors import ClientLeft, Crowded, TooMuch, Unprocessable
+from app.src.api.errors import ClientLeft, TooMuch, Unprocessable
+from app.src.api.turns import Turns
 from app.src.service import Service
 from connector.model import Vectors
 
@@ -40,14 +38,6 @@ def _is_text(text: str) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class _Turn:
-    """Of a request that waits for a thread, since then; `over`: it has one, or wants none any more."""
-
-    since: float
-    over: bool = False
-
-
 class Desk:
     """The service behind a bounded number of threads, so that waiting never blocks the event loop."""
 
@@ -55,7 +45,7 @@ class Desk:
         self.service = service
         self.limits = service.settings.api
         self._threads = ThreadPoolExecutor(self.limits.threads, "owl-sap-request")
-        self._turns: deque[_Turn] = deque()
+        self._turns = Turns(self.limits.threads, self.limits.max_wait)
         # Health has threads of its own: it must answer while every other thread waits for HANA.
         self._health = ThreadPoolExecutor(2, "owl-sap-health")
         # What asks neither engine nor store: jobs, followed and cancelled, and metrics. It must answer just then when
@@ -70,31 +60,20 @@ class Desk:
     async def run(self, call: Callable[[], Result], request: Request | None = None) -> Result:
         """The result of `call`. With `request` its client is watched: if it leaves before a thread was free, `call` is
         never made, and ClientLeft is raised. Raises Crowded at once when it would wait too long for a thread."""
-        self._refuse_if_crowded()
-        turn = _Turn(time.monotonic())
-        self._turns.append(turn)
+        turn = self._turns.come()
 
         def called() -> Result:
-            turn.over = True
-            return call()
+            self._turns.begin(turn)
+            try:
+                return call()
+            finally:
+                self._turns.end(turn)
 
         work = asyncio.get_running_loop().run_in_executor(self._threads, called)
         try:
             return await (work if request is None else _watched(work, request))
         finally:
-            turn.over = True
-
-    def _refuse_if_crowded(self) -> None:
-        """Who comes now would wait as long as the first in the queue has waited, and longer."""
-        while self._turns and self._turns[0].over:
-            self._turns.popleft()
-        waited = time.monotonic() - self._turns[0].since if self._turns else 0.0
-        if waited > self.limits.max_wait:
-            raise Crowded(
-                f"{self.limits.threads} requests are worked on, and the next has waited for {waited:.0f} s; at most "
-                f"{self.limits.max_wait:g} s are allowed (setting api.max_wait): try again later",
-                seconds=waited,
-            )
+            self._turns.leave(turn)
 
     async def probe(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._health, call)

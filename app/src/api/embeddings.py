@@ -18,10 +18,9 @@ from app.src.api.errors import BadRequest, UnknownModel, Unprocessable
 from app.src.service import Service
 from connector.model import Vectors
 
-_CONTENT = {"application/json": {"schema": schemas.OpenAIError.model_json_schema()}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "What was asked cannot be done; `error.message` says why.", "content": _CONTENT},
-    "5XX": {"description": "503, with Retry-After: the engine is away.", "content": _CONTENT},
+    "4XX": {"description": "What was asked cannot be done; `error.message` says why.", "model": schemas.OpenAIError},
+    "5XX": {"description": "503, with Retry-After: the engine is away.", "model": schemas.OpenAIError},
 }
 
 

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from app.src.access.rows import RowsRefused
 from app.src.core import backends, batcher
@@ -36,6 +37,7 @@ CLIENT_LEFT = 499
 UNAUTHORIZED = 401
 FORBIDDEN = 403
 NOT_FOUND = 404
+NOT_ALLOWED = 405
 TOO_LARGE = 413
 MISDIRECTED = 421
 TOO_MANY = 429
@@ -189,7 +191,9 @@ def install(app: FastAPI, service: Service) -> None:
     async def routing(request: Request, error: Exception) -> JSONResponse:
         refusal = cast("HTTPException", error)
         answer = problem(request, refusal.status_code, str(refusal.detail))
-        answer.headers.update(refusal.headers or {})  # a 405 says what is allowed
+        answer.headers.update(refusal.headers or {})
+        if refusal.status_code == NOT_ALLOWED:
+            answer.headers["Allow"] = ", ".join(_allowed(request))
         return answer
 
     for kind, _ in STATUS:
@@ -198,6 +202,13 @@ def install(app: FastAPI, service: Service) -> None:
     app.add_exception_handler(HTTPException, routing)
     for kind in service.expected_errors:
         app.add_exception_handler(kind, ours)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of all routes of this path; the framework names only those of the first."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in fitting for method in route.methods or ()})
 
 
 def log_without_text(error: Exception, request_id: str) -> None:

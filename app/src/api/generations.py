@@ -11,13 +11,13 @@ from app.src.api import schemas
 from app.src.api.asker import check_every_row
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, OK
-from app.src.api.jobs import started
+from app.src.api.jobs import JOB_LINKS, started
 from app.src.service import SyncRequest
 
 _PLACE = "/v1/collections/{name}/generations"
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     OK: {"description": "What was found or done, for every action but build."},
-    ACCEPTED: {"description": "build: the job that does it.", "model": schemas.JobStarted},
+    ACCEPTED: JOB_LINKS[ACCEPTED] | {"description": "build: the job that does it.", "model": schemas.JobStarted},
 }
 
 

@@ -27,10 +27,23 @@ _SETTLE_POLLS = 10
 _STREAM: dict[int | str, dict[str, Any]] = {
     OK: {
         "description": "Events `state`, `progress` and, last of all, `result`; ids count from 1.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": schemas.EventBody.model_json_schema()}},
     },
     NO_CONTENT: {"description": "The job is over and there is nothing after Last-Event-ID."},
 }
+
+
+_EVENT_ID: dict[str, Any] = {"anyOf": [{"type": "string", "pattern": "^[0-9]{0,15}$"}]}
+JOB_LINKS: dict[int | str, dict[str, Any]] = {
+    ACCEPTED: {
+        "description": "Started; `Location` has the place of the job.",
+        "links": {
+            operation: {"operationId": operation, "parameters": {"job_id": "$response.body#/job"}}
+            for operation in ("one_job", "events", "cancel")
+        },
+    }
+}
+"""Of the answers that start a job, for the description of the API: where its id goes."""
 
 
 def add(routes: APIRouter, desk: Desk) -> None:
@@ -46,7 +59,12 @@ def started(job: Job) -> Response:
 def _add_starts(routes: APIRouter, desk: Desk) -> None:
     service = desk.service
 
-    @routes.post("/v1/collections/{name}/sync", status_code=ACCEPTED, response_model=schemas.JobStarted)
+    @routes.post(
+        "/v1/collections/{name}/sync",
+        status_code=ACCEPTED,
+        response_model=schemas.JobStarted,
+        responses=JOB_LINKS,
+    )
     async def sync(name: str, body: schemas.SyncBody | None = None) -> Response:
         """Start a sync in the background; 409 while a job of this collection runs."""
         wanted = body or schemas.SyncBody()
@@ -59,7 +77,12 @@ def _add_starts(routes: APIRouter, desk: Desk) -> None:
         )
         return started(await desk.run(partial(service.start_sync, name, request)))
 
-    @routes.post("/v1/collections/{name}/verify", status_code=ACCEPTED, response_model=schemas.JobStarted)
+    @routes.post(
+        "/v1/collections/{name}/verify",
+        status_code=ACCEPTED,
+        response_model=schemas.JobStarted,
+        responses=JOB_LINKS,
+    )
     async def verify(name: str, body: schemas.VerifyBody | None = None) -> Response:
         """Compare the collection with its source in the background; with `repair`, mend it. The job's result is the
         report; `ok` in it says whether all is well. 409 while a job of this collection runs."""
@@ -81,12 +104,18 @@ def _add_records(routes: APIRouter, desk: Desk) -> None:
         found = await desk.look(partial(jobs.all, collection, state, limit))
         return Json([job.as_dict() for job in found])
 
-    @routes.get("/v1/jobs/{job_id}", response_model=schemas.JobBody)
+    @routes.get("/v1/jobs/{job_id}", response_model=schemas.JobBody, operation_id="one_job")
     async def one_job(job_id: str) -> Response:
         job = await desk.look(partial(jobs.get, job_id))
         return Json(job.as_dict())
 
-    @routes.post("/v1/jobs/{job_id}/cancel", status_code=ACCEPTED, response_model=schemas.JobBody)
+    @routes.post(
+        "/v1/jobs/{job_id}/cancel",
+        status_code=ACCEPTED,
+        response_model=schemas.JobBody,
+        operation_id="cancel",
+        responses={OK: {"description": "It had not begun, and is over now.", "model": schemas.JobBody}},
+    )
     async def cancel(job_id: str) -> Response:
         """A queued job ends at once (200). A running one finishes the batch in hand and keeps what it has done (202);
         asking again changes nothing. 409 when it is over."""
@@ -98,9 +127,12 @@ def _add_events(routes: APIRouter, desk: Desk) -> None:
     jobs = desk.service.jobs
     streams = anyio.CapacityLimiter(MOST_STREAMS)
 
-    @routes.get("/v1/jobs/{job_id}/events", response_class=EventSourceResponse, responses=_STREAM)
+    @routes.get(
+        "/v1/jobs/{job_id}/events", response_class=EventSourceResponse, responses=_STREAM, operation_id="events"
+    )
     async def events(
-        job_id: str, last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None
+        job_id: str,
+        last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", json_schema_extra=_EVENT_ID)] = None,
     ) -> Response:
         """What has happened to the job and what happens, as server-sent events; ends after `result`. The header
         `Last-Event-ID` goes on behind that event, also after a restart of the service."""
@@ -130,7 +162,7 @@ async def _stream(
     jobs, quiet = desk.service.jobs, 0
     async with streams:
         while True:
-            found = await desk.look(partial(_news, jobs, job_id, after, settle=quiet >= _SETTLE_POLLS))
+            found, over = await desk.look(partial(_news, jobs, job_id, after, settle=quiet >= _SETTLE_POLLS))
             quiet = 0 if found or quiet >= _SETTLE_POLLS else quiet + 1
             for event in found:
                 after = event.id
@@ -138,12 +170,13 @@ async def _stream(
                 yield ServerSentEvent(data, event=event.name, id=str(event.id), sep="\n")
                 if event.name == "result":
                     return
+            if over:
+                return  # Last-Event-ID lay behind `result`, which will not come again
             await anyio.sleep(POLL_SECONDS)
 
 
-def _news(jobs: Jobs, job_id: str, after: int, *, settle: bool) -> list[Event]:
-    """The events behind `after`. `settle`: look at the record too, which puts back a job whose process has died, and
-    raises UnknownJob once the record has been forgotten."""
-    if settle:
-        jobs.get(job_id)
-    return jobs.events(job_id, after)
+def _news(jobs: Jobs, job_id: str, after: int, *, settle: bool) -> tuple[list[Event], bool]:
+    """The events behind `after`, and whether the job is known to be over. `settle`: look at the record too, which puts
+    back a job whose process has died, and raises UnknownJob once the record has been forgotten."""
+    over = settle and jobs.get(job_id).over  # before the events: what follows it has then been written
+    return jobs.events(job_id, after), over

@@ -11,7 +11,7 @@ from app.src.api import schemas
 from app.src.api.asker import check_every_row
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED
-from app.src.api.jobs import started
+from app.src.api.jobs import JOB_LINKS, started
 
 _PLACE = "/v1/collections/{name}/quarantine"
 _LEASE_WAIT = 2.0
@@ -29,7 +29,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         entries = await desk.run(partial(service.quarantine, name))
         return Json([entry.as_dict() for entry in entries[:limit]])
 
-    @routes.post(f"{_PLACE}/retry", status_code=ACCEPTED, response_model=schemas.JobStarted)
+    @routes.post(f"{_PLACE}/retry", status_code=ACCEPTED, response_model=schemas.JobStarted, responses=JOB_LINKS)
     async def retry(request: Request, name: str, body: schemas.KeysBody | None = None) -> Response:
         """Read these rows (without `keys`: all in quarantine) again and process them, in the background. The job's
         result counts what became of them. 404 for a key that is not in quarantine; 409 while a job of this

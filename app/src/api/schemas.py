@@ -78,8 +78,28 @@ class OpenAIError(BaseModel):
     error: OpenAIFault
 
 
+_GIVEN: dict[str, dict[str, Any]] = {
+    "query": {"type": "string"},
+    "vector": {"type": "array"},
+    "keys": {"type": "array"},
+    "all": {"const": True},
+}
+"""JSON Schema of a member that is there and says something: null is as good as left out."""
+
+
+def _says(given: str) -> dict[str, Any]:
+    return {"required": [given], "properties": {given: _GIVEN[given]}}
+
+
+def _either(one: str, other: str) -> ConfigDict:
+    """For the description of the API: what the validator below checks."""
+    return ConfigDict(json_schema_extra={"oneOf": [_says(one), _says(other)]})
+
+
 class SearchRequest(_Body):
     """Either `query` (a text) or `vector` (mode vector only)."""
+
+    model_config = _either("query", "vector")
 
     query: str | None = Field(default=None, examples=["noise from the gearbox"])
     vector: list[float] | None = None
@@ -132,6 +152,16 @@ class VerifyBody(_Body):
 class GenerationsBody(_Body):
     """`number`: which one to compare, switch to or drop; null: the newest that is being built."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"action": {"enum": ["compare", "switch"]}}},
+                {"properties": {"action": {"const": "drop"}, "number": {"type": "integer"}}, "required": ["number"]},
+                {"properties": {"action": {"enum": ["build", "rollback"]}, "number": {"type": "null"}}},
+            ]
+        }
+    )
+
     action: Literal["build", "compare", "switch", "rollback", "drop"]
     number: int | None = Field(default=None, ge=1)
     force: bool = Field(default=False, description="switch even to one that is not complete")
@@ -160,6 +190,8 @@ class KeysBody(_Body):
 
 class DropBody(KeysBody):
     """Which entries of the quarantine: either `keys`, or all by name."""
+
+    model_config = _either("keys", "all")
 
     all: bool = False
 
@@ -218,6 +250,14 @@ class JobBody(BaseModel):
     attempts: int = Field(description="how often it was begun")
     note: str | None = Field(description="why it is queued again, or what it waits for")
     next_try: float | None = Field(description="POSIX time until which it waits for HANA")
+
+
+class EventBody(BaseModel):
+    """One server-sent event of a job."""
+
+    id: str = Field(pattern="^[0-9]+$", description="for Last-Event-ID")
+    event: Literal["state", "progress", "result"]
+    data: str = Field(description="JSON; of `result` the whole job, as GET /v1/jobs/{job_id} has it")
 
 
 class EntryBody(BaseModel):

@@ -17,4 +17,4 @@ Columns = Annotated[tuple[str, ...], BeforeValidator(_parts)]
 
 class Section(BaseModel):
     # `schema` is the word of SAP's own clients; pydantic's deprecated method of that name is given up for it.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)

@@ -139,6 +139,12 @@ def _toml(file: Path) -> dict[str, Any]:
         raise SettingsError(f"{file}: not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: cannot be read ({type(error).__name__})") from None
+    except (ValueError, RecursionError):
+        raise SettingsError(f"{file}: {_BEYOND_TOML}") from None
+
+
+_BEYOND_TOML = "not valid TOML: a number of thousands of digits, or hundreds of brackets within each other"
+"""What Python's parser stumbles over without naming it."""
 
 
 @dataclass(slots=True)
@@ -209,11 +215,11 @@ def _text_of(name: str, variables: Mapping[str, tuple[str, str]]) -> tuple[str |
         return direct or (None, "")
     if direct is not None:
         raise SettingsError(f"{direct[1]} and {indirect[1]} are both set; keep one of them")
-    file = Path(indirect[0])
     try:
-        return file.read_text(encoding="utf-8").rstrip("\r\n"), indirect[1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{indirect[1]}: the file {file} cannot be read ({type(error).__name__})") from None
+        return Path(indirect[0]).read_text(encoding="utf-8").rstrip("\r\n"), indirect[1]
+    except (OSError, ValueError) as error:
+        # Not which: somebody may have written the secret itself there.
+        raise SettingsError(f"{indirect[1]}: the file it names cannot be read ({type(error).__name__})") from None
 
 
 def _parsed(name: str, text: str, origin: str) -> Any:
@@ -221,7 +227,7 @@ def _parsed(name: str, text: str, origin: str) -> Any:
         return text
     try:
         return tomllib.loads(text)["collections"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         raise SettingsError(f"{origin}: must be [[collections]] blocks in TOML") from None
 
 
