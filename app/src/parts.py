@@ -107,6 +107,11 @@ class Parts:
         return self._parts.get("engine")
 
     @property
+    def embedder_if_loaded(self) -> EngineEmbedder | None:
+        """Loads none."""
+        return self._parts.get("embedder")
+
+    @property
     def embedder(self) -> EngineEmbedder:
         return self._part("embedder", lambda: self._embedder_over(self.engine))
 
