@@ -120,11 +120,11 @@ class Background:
         self.scheduler.stop()
         self.jobs.stop()
 
-    def close(self) -> None:
-        """Wait for the batches in hand, some seconds at most; what has not come to its end goes on elsewhere, later."""
+    def close(self, seconds: float = 5.0) -> None:
+        """Wait for the batches in hand, so long at most; what has not come to its end goes on elsewhere, later."""
         self.stop()
         self.scheduler.close()
-        self.jobs.close()
+        self.jobs.close(seconds)
 
     # ------------------------------------------------------------------------------------------------ asking for jobs
 

@@ -113,6 +113,11 @@ class Parts:
         return ([] if own is None else [own]) + [each.engine for each in list(self._others.values())]
 
     @property
+    def embedder_if_loaded(self) -> EngineEmbedder | None:
+        """Loads none."""
+        return self._parts.get("embedder")
+
+    @property
     def embedder(self) -> EngineEmbedder:
         return self._part("embedder", lambda: self._embedder_over(self.engine))
 

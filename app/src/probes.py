@@ -40,9 +40,20 @@ if TYPE_CHECKING:
 _NO_COLLECTION = "no collection"
 """Asking for it shows that the store answers, at the cost of one look-up; a blank is in no real name."""
 _NO_EPOCH = -1
-_GPU = "gpu"
+_ENGINE, _STORE, _GPU = "engine", "store", "gpu"
+_STALLED = "the engine has been computing one batch for {:.0f} s and nothing comes of it: see nvidia-smi and dmesg"
 _CLOCKS_MAY_DIFFER = 5.0
 """Seconds. Leases and watermarks live by the database's clock, people and logs by this machine's."""
+PROBE_SECONDS = 3.0
+"""For the engine to answer a probe; a longer wait is for others' batches, which is no fault as long as they end."""
+STALLED_SECONDS = 30.0
+"""A batch in hand so long makes the service unready; ..."""
+STUCK_SECONDS = 300.0
+"""... so long, nobody expects it to end."""
+MOST_FAILURES = 3
+"""In a row, of our own probe or of the thread that computes: then it does not get better by itself; of the probe only
+after SICK_SECONDS."""
+SICK_SECONDS = 60.0
 _MUST_CHANGE, _LOCKED = 414, 416
 _SOME = 5
 """So many places where a user has more rights than needed are named."""
@@ -57,6 +68,15 @@ class Readiness:
     unavailable: str | None = None
     note: str | None = None
 
+    def unanswered(self, seconds: float) -> Readiness:
+        """As far as it is known now; what has not answered counts as unusable."""
+        checks = dict(self.checks)
+        late = next((name for name in (_ENGINE, _STORE) if name not in checks), None)
+        if late is None:
+            return self
+        why = f"the {late} has not answered within {seconds:g} s"
+        return Readiness(checks | {late: False}, self.unavailable or why, self.note)
+
     @property
     def ready(self) -> bool:
         return all(good for name, good in self.checks.items() if name != _GPU)
@@ -68,6 +88,8 @@ class Probes:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._refused: dict[tuple[object, ...], Fault] = {}
+        self._failures, self._failing_since = 0, 0.0
+        """Of readiness' probe of the engine, in a row."""
 
     @property
     def settings(self) -> Settings:
@@ -77,10 +99,11 @@ class Probes:
     def expected_errors(self) -> tuple[type[Exception], ...]:
         return self._parts.expected_errors
 
-    def ready(self, failed: Callable[[Exception], None]) -> Readiness:
-        """Does the engine answer a probe, and is the store usable? `failed` is told every error."""
-        readiness = Readiness()
-        for name, probe in (("engine", self._engine_answers), ("store", self._store_answers)):
+    def ready(self, failed: Callable[[Exception], None], readiness: Readiness | None = None) -> Readiness:
+        """Does the engine answer a probe, and is the store usable? `failed` is told every error. `readiness` is filled
+        check by check, for who does not want to wait for a store that does not answer."""
+        readiness = readiness or Readiness()
+        for name, probe in ((_ENGINE, self._engine_ready), (_STORE, self._store_answers)):
             try:
                 probe()
                 readiness.checks[name] = True
@@ -93,6 +116,55 @@ class Probes:
             readiness.checks[_GPU] = missing is None
             readiness.note = None if missing is None else told(missing)
         return readiness
+
+    def _engine_ready(self) -> None:
+        try:
+            self._engine_answers_soon()
+        except Exception:
+            self._failing_since = self._failing_since if self._failures else time.monotonic()
+            self._failures += 1
+            raise
+        self._failures = 0
+
+    def _engine_answers_soon(self) -> None:
+        from app.src.core.backends import EngineError
+        from app.src.core.batcher import EngineOverloaded
+
+        embedder = self._parts.embedder
+        try:
+            future = embedder.embed_later(["probe"])
+        except EngineOverloaded:
+            return  # as in `_engine_answers`
+        try:
+            vectors = future.result(PROBE_SECONDS)
+        except TimeoutError:
+            future.cancel()
+            stalled = embedder.batcher.stalled()
+            if stalled > STALLED_SECONDS:
+                raise EngineError(_STALLED.format(stalled)) from None
+            return
+        if not np.isfinite(vectors).all():
+            raise RuntimeError("the engine returned numbers that are not finite")
+
+    def beyond_help(self) -> str | None:
+        """Why only a new process helps the engine; None: it computes, or may yet. Asks nothing and takes no time."""
+        embedder = self._parts.embedder_if_loaded
+        if embedder is None:
+            return None
+        if embedder.batcher.stalled() > STUCK_SECONDS:
+            return _STALLED.format(embedder.batcher.stalled())
+        if embedder.batcher.deaths >= MOST_FAILURES:
+            return f"the thread that computes has ended {embedder.batcher.deaths} times in a row"
+        if self._failures >= MOST_FAILURES and time.monotonic() - self._failing_since >= SICK_SECONDS:
+            return f"the engine has failed its own probe {self._failures} times in a row"
+        return None
+
+    def gpu_is_missing(self, engine: EmbeddingEngine | None) -> bool:
+        """As `gpu_missing`, without the reason: with an engine nobody has to look for it, which takes seconds where the
+        driver hangs."""
+        if engine is not None and self.settings.embedding.expect_gpu:
+            return engine.profile.kind != "cuda"
+        return self.gpu_missing(engine) is not None
 
     def gpu_missing(self, engine: EmbeddingEngine | None) -> Fault | None:
         """Why the CPU computes although a GPU is asked for (USE_GPU=true), and what to do; None: it does not, or nobody

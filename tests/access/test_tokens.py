@@ -58,7 +58,11 @@ def ask(tmp_path: Path) -> Callable[..., Principal]:
 
 def test_a_good_token(ask: Callable[..., Principal]) -> None:
     principal = ask(signed(claims(), RSA))
-    assert (principal.name, principal.scopes, principal.every_row) == ("somebody", frozenset(("search", "embed")), False)
+    assert (principal.name, principal.scopes, principal.every_row) == (
+        "somebody",
+        frozenset(("search", "embed")),
+        False,
+    )
     assert principal.claims["mandt"] == "100"
 
 

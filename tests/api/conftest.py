@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from app.src.api.server import _listener, create_app
+from app.src.api.server import _listener, configuration, create_app
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ConnectorError, UnknownTable
@@ -122,7 +122,7 @@ def service(make_service: Callable[[], Service]) -> Service:
 def serving(service: Service) -> Iterator[httpx.Client]:
     """The application behind a real HTTP server, in a thread so that tests can reach into the service."""
     with contextlib.closing(_listener("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app(service), log_level="critical", access_log=False))
+        server = uvicorn.Server(configuration(create_app(service), service.settings))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

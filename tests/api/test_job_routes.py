@@ -251,7 +251,7 @@ def test_jobs_and_metrics_answer_while_every_thread_waits_for_hana(
     with ThreadPoolExecutor(len(routes_that_hang)) as others:
         answers = [others.submit(client.get, route) for route in routes_that_hang]
         try:
-            for _ in routes_that_hang:
+            for _ in routes_that_hang[:-1]:  # both who ask for readiness get one answer
                 assert waiting.acquire(timeout=60)
             assert client.get("/metrics", timeout=10).status_code == 200
             assert client.get("/v1/jobs", timeout=10).json()[0]["id"] == job

@@ -372,9 +372,9 @@ def test_every_own_variable_can_be_set_from_its_default(tmp_path: Path) -> None:
     """The default of each setting, written as text, gives the same settings again."""
     defaults = {row["setting"]: row["value"] for row in show(Loaded(Settings()))}
     environ = {
-        name: str(defaults[".".join(path)])
+        name: ", ".join(value) if isinstance(value, list) else str(value)
         for name, path in own_variables().items()
-        if defaults[".".join(path)] is not None and path != ("collections",)
+        if (value := defaults[".".join(path)]) is not None and path != ("collections",)
     }
     assert len(environ) >= 25
     assert loaded(tmp_path, environ).settings == Settings()

@@ -10,12 +10,17 @@ from typing import Any, TypeVar
 import orjson
 from fastapi import Request, Response
 
+from app.src.access.rates import Rates
 from app.src.api.errors import ClientLeft, TooMuch, Unprocessable
+from app.src.api.limiting import principal_of
 from app.src.api.turns import Turns
+from app.src.probes import Readiness
 from app.src.service import Service
 from connector.model import Vectors
 
 Result = TypeVar("Result")
+READY_WITHIN = 5.0
+"""Seconds. Who watches a service waits about so long, and takes silence for an end."""
 _LOOK_AFTER = 0.05
 """Seconds after which it is asked whether the client still waits: most work is done by then, and asking costs more."""
 
@@ -41,13 +46,15 @@ def _is_text(text: str) -> bool:
 class Desk:
     """The service behind a bounded number of threads, so that waiting never blocks the event loop."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, rates: Rates | None = None) -> None:
         self.service = service
+        self._rates = rates or Rates()
         self.limits = service.settings.api
         self._threads = ThreadPoolExecutor(self.limits.threads, "owl-sap-request")
         self._turns = Turns(self.limits.threads, self.limits.max_wait)
         # Health has threads of its own: it must answer while every other thread waits for HANA.
-        self._health = ThreadPoolExecutor(2, "owl-sap-health")
+        self._health = ThreadPoolExecutor(1, "owl-sap-health")
+        self._probe: tuple[asyncio.Future[Readiness], Readiness] | None = None
         # What asks neither engine nor store: jobs, followed and cancelled, and metrics. It must answer just then when
         # all other threads, those for health too, wait for a HANA that does not answer.
         self._looks = ThreadPoolExecutor(4, "owl-sap-look")
@@ -75,11 +82,24 @@ class Desk:
         finally:
             self._turns.leave(turn)
 
-    async def probe(self, call: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._health, call)
+    async def probe(self) -> Readiness:
+        """Readiness, in READY_WITHIN seconds whatever hangs. Whoever asks meanwhile gets the same answer: what hangs
+        holds one thread, not one for each who asks."""
+        if self._probe is None or self._probe[0].done():
+            readiness = Readiness()
+            work = asyncio.get_running_loop().run_in_executor(self._health, self.service.ready, readiness)
+            self._probe = work, readiness
+        work, readiness = self._probe
+        await asyncio.wait((work,), timeout=READY_WITHIN)
+        return work.result() if work.done() else readiness.unanswered(READY_WITHIN)
 
     async def look(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._looks, call)
+
+    def spend(self, request: Request, tokens: list[int]) -> None:
+        """Of whoever asks, by the length of each text. Raises RateExceeded; from any thread."""
+        most = self.service.engine.max_tokens
+        self._rates.spend(principal_of(request.scope), sum(min(count, most) for count in tokens))
 
     def check_texts(self, texts: list[str], *, name: str) -> None:
         if not texts:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         the model's own only for models trained for it (Matryoshka)."""
         texts = _texts(body)
         desk.check_texts(texts, name="input")
-        order = _Order(service, body, texts)
+        order = _Order(service, body, texts, partial(desk.spend, request))
         content = order.answer(await desk.embed(request, order.queue))
         return Response(content, media_type=Json.media_type)
 
@@ -70,11 +71,13 @@ def _texts(body: schemas.OpenAIEmbeddings) -> list[str]:
 
 @dataclass(slots=True)
 class _Order:
-    """What one request asks of the service. `tokens`: of all its texts together, known once they are queued."""
+    """What one request asks of the service. `spend` is told the tokens of each text before they are computed.
+    `tokens`: of all its texts together, known once they are queued."""
 
     service: Service
     body: schemas.OpenAIEmbeddings
     texts: list[str]
+    spend: Callable[[list[int]], None]
     tokens: int = 0
 
     def queue(self) -> Future[Vectors]:
@@ -95,6 +98,7 @@ class _Order:
                     param="input",
                     code="context_length_exceeded",
                 )
+        self.spend(tokens)
         self.tokens = sum(tokens)
 
     def answer(self, vectors: Vectors) -> bytes:

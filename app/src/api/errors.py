@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
+from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.core import backends, batcher
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
@@ -34,12 +35,15 @@ NO_CONTENT = 204
 CRASHED = 500
 CLIENT_LEFT = 499
 """As nginx logs it; the standard has none, for nobody reads it."""
+BAD_REQUEST = 400
 UNAUTHORIZED = 401
 FORBIDDEN = 403
 NOT_FOUND = 404
 NOT_ALLOWED = 405
+TOO_SLOW = 408
 TOO_LARGE = 413
 MISDIRECTED = 421
+HEAD_TOO_LARGE = 431
 TOO_MANY = 429
 UNAVAILABLE = 503
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -105,6 +109,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (JobRunning, 409),
     (JobOver, 409),
     (QueueFull, TOO_MANY),
+    (RateExceeded, TOO_MANY),
     (TooManyStreams, TOO_MANY),
     (Crowded, TOO_MANY),
     (ClientLeft, CLIENT_LEFT),
@@ -139,13 +144,24 @@ def status_of(error: Exception) -> int:
 
 def retry_after(error: Exception) -> str | None:
     """What was measured for this refusal, in whole seconds as RFC 9110 has it; None: nothing was."""
-    measured = error.seconds if isinstance(error, batcher.EngineOverloaded | Crowded) else None
+    tells = batcher.EngineOverloaded | Crowded | QueueFull | RateExceeded
+    measured = error.seconds if isinstance(error, tells) else None
     return None if measured is None else str(max(1, math.ceil(measured)))
 
 
-def problem(request: Request, status: int, detail: str, *, blame: Refused | None = None, **more: Any) -> JSONResponse:
+def problem(
+    request: Request,
+    status: int,
+    detail: str,
+    *,
+    blame: Refused | None = None,
+    headers: Mapping[str, str] | None = None,
+    **more: Any,
+) -> JSONResponse:
     """RFC 9457, with `more` as further members; under OPENAI_PATHS OpenAI's shape instead, with `blame` told."""
-    headers = {"Retry-After": RETRY_AFTER} if status in (TOO_MANY, UNAVAILABLE) else None
+    headers = dict(headers or {})
+    if status in (TOO_MANY, UNAVAILABLE):
+        headers.setdefault("Retry-After", RETRY_AFTER)
     if request.url.path.startswith(OPENAI_PATHS):
         return JSONResponse(_openai(status, detail, blame), status, headers)
     request_id = request.scope.get("owl_sap.request_id", "")
@@ -158,6 +174,15 @@ def problem(request: Request, status: int, detail: str, *, blame: Refused | None
         "request_id": request_id,
     } | more
     return JSONResponse(document, status, headers, media_type=PROBLEM)
+
+
+def refusal(request: Request, error: Exception) -> JSONResponse:
+    """The answer for an error of the table."""
+    blame = error if isinstance(error, Refused) else None
+    answer = problem(request, status_of(error), str(error), blame=blame)
+    if (seconds := retry_after(error)) is not None:
+        answer.headers["Retry-After"] = seconds
+    return answer
 
 
 def _openai(status: int, detail: str, blame: Refused | None) -> dict[str, Any]:
@@ -173,11 +198,7 @@ def install(app: FastAPI, service: Service) -> None:
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         service.count_error(error)
-        blame = error if isinstance(error, Refused) else None
-        answer = problem(request, status_of(error), str(error), blame=blame)
-        if (seconds := retry_after(error)) is not None:
-            answer.headers["Retry-After"] = seconds
-        return answer
+        return refusal(request, error)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         found = cast("RequestValidationError", error).errors()

@@ -64,7 +64,7 @@ NEEDS: Mapping[str, Need] = {
     # Switches what everybody is served, or throws it away.
     "POST /v1/collections/{name}/generations": _ADMIN,
     "GET /docs": ANYBODY,
-    "GET /docs/oauth2-redirect": ANYBODY,
+    "GET /docs/style.css": ANYBODY,
     "GET /openapi.json": ANYBODY,
 }
 """By method and route template. HEAD needs what GET does. The router says 405 to any other method, to whoever is known.

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.src.api.errors import CRASHED, METHODS, TOO_LARGE, WHY_CRASHED, log_without_text, problem
+from app.src.api.errors import CRASHED, METHODS, TOO_LARGE, UNAVAILABLE, WHY_CRASHED, log_without_text, problem
 from app.src.metrics import Metrics
 
 REQUEST_ID = b"x-request-id"
@@ -70,12 +70,16 @@ class Observed:
 
 
 class BodyLimit:
-    """Refuses a body above `limit` bytes: at once by its Content-Length, or as soon as a chunked one passes it."""
+    """Refuses a body above `limit` bytes: at once by its Content-Length, or as soon as a chunked one passes it; and any
+    while the bodies of all requests under way are more than `together` bytes."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, together: int) -> None:
         self._app = app
         self._limit = limit
+        self._together = together
+        self._held = 0
         self._why = f"the body is larger than {limit} bytes (setting api.max_body_bytes)"
+        self._full = f"the requests under way hold {together} bytes (setting api.max_bodies_bytes): try again later"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,12 +93,19 @@ class BodyLimit:
         async def counting() -> Message:
             nonlocal received
             message = await receive()
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received += size
+            self._held += size
             if received > self._limit:
                 raise HTTPException(TOO_LARGE, self._why)
+            if self._held > self._together:
+                raise HTTPException(UNAVAILABLE, self._full)
             return message
 
-        await self._app(scope, counting, send)
+        try:
+            await self._app(scope, counting, send)
+        finally:
+            self._held -= received
 
     def _declared(self, scope: Scope) -> bool:
         for name, value in scope["headers"]:

@@ -51,25 +51,26 @@ def _add_embed(routes: APIRouter, desk: Desk) -> None:
     async def embed(request: Request, body: schemas.EmbedRequest) -> Response:
         """Always a list of vectors; with `Accept: application/octet-stream` raw little-endian float32 instead."""
         desk.check_texts(body.texts, name="inputs")
-        vectors = await desk.embed(request, partial(_queued, desk.service, body))
+        vectors = await desk.embed(request, partial(_queued, desk, request, body))
         headers = {"X-Embedding-Dimension": str(vectors.shape[1]), "X-Embedding-Count": str(len(vectors))}
         if _RAW in request.headers.get("accept", "").lower():
             return Response(forms.as_bytes(vectors), media_type=_RAW, headers=headers)
         return Response(forms.as_json(vectors), media_type=Json.media_type, headers=headers)
 
 
-def _queued(service: Service, body: schemas.EmbedRequest) -> Future[Vectors]:
-    most = service.engine.max_tokens
+def _queued(desk: Desk, request: Request, body: schemas.EmbedRequest) -> Future[Vectors]:
+    most = desk.service.engine.max_tokens
 
     def counted(tokens: list[int]) -> None:
         for position, count in enumerate(tokens):
-            if count > most:
+            if count > most and not body.truncate:
                 raise Unprocessable(
                     f"inputs[{position}] has {count} tokens, the model takes {most}; "
                     'send "truncate": true to have it cut'
                 )
+        desk.spend(request, tokens)
 
-    return service.embed_later(body.texts, normalize=body.normalize, counted=None if body.truncate else counted)
+    return desk.service.embed_later(body.texts, normalize=body.normalize, counted=counted)
 
 
 def _add_search(routes: APIRouter, desk: Desk) -> None:
@@ -90,14 +91,19 @@ def _add_search(routes: APIRouter, desk: Desk) -> None:
 
 def _add_health(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/health/live", response_model=schemas.HealthBody)
-    async def live() -> Response:
-        """The process answers."""
-        return Json({"status": "ok", "checks": {}})
+    async def live(request: Request) -> Response:
+        """The process answers, and the engine is not beyond help; otherwise 503: only a new process helps."""
+        stuck = desk.service.beyond_help()
+        if stuck is None:
+            return Json({"status": "ok", "checks": {}})
+        detail = stuck if guard.known(request.scope) else _WHY_UNAVAILABLE
+        return Json({"status": "unavailable", "checks": {"engine": False}, "detail": detail}, UNAVAILABLE)
 
     @routes.get("/health/ready", response_model=schemas.HealthBody)
     async def ready(request: Request) -> Response:
-        """The engine answered a probe and the store is usable; otherwise 503. Why not is told to whoever is known."""
-        readiness = await desk.probe(desk.service.ready)
+        """The engine answered a probe and the store is usable; otherwise 503, within 5 s. Why not is told to whoever is
+        known."""
+        readiness = await desk.probe()
         document: dict[str, Any] = {
             "status": "ok" if readiness.ready else "unavailable",
             "checks": readiness.checks,

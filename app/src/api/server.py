@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import os
+import resource
 import signal
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -14,18 +19,35 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.types import ASGIApp
 
 from app.src.access.audit import AuditLog
-from app.src.api import errors, guard, routes
+from app.src.access.rates import Failures, Rates
+from app.src.api import errors, guard, manual, routes, tls
 from app.src.api.audited import Audited
+from app.src.api.connections import Bounds, bounded
+from app.src.api.deadlines import Deadlines, Ending
 from app.src.api.desk import Desk
+from app.src.api.headers import SecurityHeaders
+from app.src.api.limiting import Limited, Throttled
 from app.src.api.middleware import BodyLimit, Observed
+from app.src.core.batcher import WorkerDied
 from app.src.service import Service, version
-from app.src.settings import AccessSettings, is_loopback
+from app.src.settings import AccessSettings, Settings, is_loopback
 from connector.errors import ConfigurationError
 
-_SHUTDOWN_SECONDS = 3
 _BACKLOG = 2048
+_SHARE_OF_REQUESTS = 0.8
+"""Of the seconds for shutting down: then who still waits is told, while there is time to tell."""
+_LEAST_FOR_JOBS = 0.5
+_MARGIN_SECONDS = 2.0
+"""After shutdown_seconds, for closing what is open; then the process ends, and the records' readers see to the rest."""
+_LOOK_TICKS = 50
+"""uvicorn ticks every 0.1 s."""
+_OTHER_FILES = 512
+"""Files beside the connections: HANA's, the store's, the model's."""
+UNEXPECTED = 4
+"""The exit code of `cli.exits`, which this module must not know."""
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 """FastAPI's own sends messages of exceptions, which may hold row data, to whatever the environment names."""
 
@@ -34,9 +56,10 @@ def create_app(service: Service) -> FastAPI:
     """The REST application over a service that the caller owns and closes. Raises AccessUnusable for keys that cannot
     be read: then nobody is served."""
     service.access.open()
-    desk = Desk(service)
-    path = service.settings.access.audit
-    audit = None if path is None else AuditLog(path, service.metrics.audit_failures.inc)
+    access = service.settings.access
+    rates = Rates(access.rate, access.concurrency, access.tokens)
+    desk = Desk(service, rates)
+    audit = None if access.audit is None else AuditLog(access.audit, service.metrics.audit_failures.inc)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -50,7 +73,9 @@ def create_app(service: Service) -> FastAPI:
         title="owl-sap-connector",
         version=version(),
         description="Semantic search over SAP HANA tables. Errors are RFC 9457 problem documents with a request id.",
+        docs_url=None,  # FastAPI's own page loads scripts from another host
         redoc_url=None,
+        openapi_url="/openapi.json" if service.settings.api.docs else None,
         responses=routes.PROBLEMS,
         lifespan=lifespan,
         telemetry=_NO_TELEMETRY,
@@ -60,12 +85,9 @@ def create_app(service: Service) -> FastAPI:
     if service.access.configured:
         app.openapi = functools.partial(_described, app.openapi, service.access.settings)  # type: ignore[method-assign]
     errors.install(app, service)
-    app.add_middleware(BodyLimit, limit=service.settings.api.max_body_bytes)
-    routed = tuple(app.router.routes)
-    app.add_middleware(guard.Guard, routes=routed, authentication=service.access, metrics=service.metrics)
-    if audit is not None:
-        app.add_middleware(Audited, log=audit, collections=service.names())
-    app.add_middleware(Observed, metrics=service.metrics)
+    if service.settings.api.docs:
+        manual.add(app)
+    app.state.ending = _surround(app, service, rates, audit)
     return app
 
 
@@ -77,6 +99,43 @@ def _described(made: Callable[[], dict[str, Any]], access: AccessSettings) -> di
     return document
 
 
+def _surround(app: FastAPI, service: Service, rates: Rates, audit: AuditLog | None) -> Ending:
+    """The middleware, innermost first."""
+    api, access, ending = service.settings.api, service.settings.access, Ending()
+    app.add_middleware(BodyLimit, limit=api.max_body_bytes, together=api.max_bodies_bytes)
+    app.add_middleware(Limited, rates=rates)
+    routed = tuple(app.router.routes)
+    app.add_middleware(guard.Guard, routes=routed, authentication=service.access, metrics=service.metrics)
+    app.add_middleware(Throttled, failures=Failures(access.failures))
+    app.add_middleware(Deadlines, timeout=api.timeout, read_timeout=api.read_timeout, ending=ending)
+    if audit is not None:
+        app.add_middleware(Audited, log=audit, collections=service.names())
+    app.add_middleware(Observed, metrics=service.metrics)
+    app.add_middleware(SecurityHeaders, hsts=api.hsts)  # outermost: for what goes wrong in those above, too
+    return ending
+
+
+def configuration(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    """uvicorn's, which reads the environment for what it is not told. Raises ConfigurationError for a certificate that
+    cannot be used."""
+    api = settings.api
+    config = uvicorn.Config(
+        app,
+        http=bounded(Bounds(api.max_connections, api.read_timeout)),
+        ws="none",
+        workers=1,
+        log_level="error",  # below that it writes a line for each request that is no HTTP
+        access_log=False,
+        timeout_graceful_shutdown=math.ceil(api.shutdown_seconds),
+        server_header=False,
+        proxy_headers=bool(api.trusted_proxies),
+        forwarded_allow_ips=list(api.trusted_proxies),
+    )
+    config.load()
+    config.ssl = tls.context(api)
+    return config
+
+
 def serve(service: Service, host: str, port: int, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. `announce` gets the address once requests are answered.
 
@@ -86,24 +145,30 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     must not or cannot be bound.
     """
     refuse_public(host, authenticated=service.access.configured)
+    api = service.settings.api
+    app = create_app(service)
+    config = configuration(app, service.settings)
+    _allow_files(api.max_connections)
     listener = _listener(host, port)
     with contextlib.closing(listener):
-        application = create_app(service)
         service.jobs.open()
         service.embed(["warm"])
-        config = uvicorn.Config(
-            application,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-            server_header=False,
-        )
+        server = _Server(config, service, app.state.ending)
+        server.announce = lambda: announce(_url(listener, config.ssl is not None))
+        server.run(sockets=[listener])
+    service.background.close(server.seconds_left())
+    if server.stuck is not None:
+        raise WorkerDied(f"ended, for a supervisor to start it again (setting api.exit_when_stuck): {server.stuck}")
 
-        def started() -> None:
-            service.background.run(schedules=service.settings.api.run_schedules)
-            announce(_url(listener))
 
-        _Server(config, started, service.background.stop).run(sockets=[listener])
+def _allow_files(connections: int) -> None:
+    """Each connection is an open file, and many systems allow 1024 unless they are asked for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft not in (resource.RLIM_INFINITY,) and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -132,26 +197,47 @@ def refuse_public(host: str, *, authenticated: bool) -> None:
     )
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, encrypted: bool) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if encrypted else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _Server(uvicorn.Server):
-    """Announces itself once it accepts connections, and ends with exit code 0 on SIGTERM and Ctrl-C."""
+    """Announces itself once it accepts connections, and ends with exit code 0 on SIGTERM and Ctrl-C, in bounded time
+    whatever still hangs. `stuck`: why it ended by itself."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None], ending: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ending: Ending) -> None:
         super().__init__(config)
-        self._announce = started
-        self._ending = ending
+        self.announce: Callable[[], None] = lambda: None
+        self.stuck: str | None = None
+        self._service = service
+        self._api = service.settings.api
+        self._requests = ending
+        self._asked: float | None = None
+
+    def seconds_left(self) -> float:
+        """For jobs to finish the batch in hand."""
+        passed = 0.0 if self._asked is None else time.monotonic() - self._asked
+        return max(_LEAST_FOR_JOBS, self._api.shutdown_seconds - passed)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
-            self._announce()
+            self._service.background.run(schedules=self._api.run_schedules)
+            self.announce()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._api.exit_when_stuck and counter % _LOOK_TICKS == 0 and not self.should_exit:
+            self.stuck = self._service.beyond_help()
+            if self.stuck is not None:
+                self.should_exit = True
+                self._see_to_the_end(UNEXPECTED)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._ending()  # jobs finish the batch in hand while open requests end
+        self._service.background.stop()  # jobs finish the batch in hand while open requests end
+        self._requests.within(self._api.shutdown_seconds * _SHARE_OF_REQUESTS)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -166,4 +252,17 @@ class _Server(uvicorn.Server):
                 signal.signal(kind, handler)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
+        self._see_to_the_end(0)
         self.handle_exit(number, frame)
+
+    def _see_to_the_end(self, code: int) -> None:
+        """Whatever hangs in a driver that does not listen: its thread would hold the process up for ever."""
+        if self._asked is None:
+            self._asked = time.monotonic()
+            within = self._api.shutdown_seconds + _MARGIN_SECONDS
+            threading.Thread(target=_end_after, args=(within, code), name="owl-sap-end", daemon=True).start()
+
+
+def _end_after(seconds: float, code: int) -> None:
+    time.sleep(seconds)
+    os._exit(code)

@@ -12,7 +12,7 @@ import typer
 from app.src.cli import output
 from app.src.cli.application import Invocation, JsonFlag, Name, app, config_app, loaded_for, opened, report_error, verb
 from app.src.cli.exits import FAILED, OK, UsageFault, message
-from app.src.cli.interrupts import Interrupted, interruptible, orderly
+from app.src.cli.interrupts import Interrupted, interruptible, leave_behind_what_hangs, orderly
 from app.src.cli.progress import watched
 from app.src.settings import Settings, no_collections, show
 
@@ -249,6 +249,7 @@ def serve(
     server.refuse_public(api.host, authenticated=loaded.settings.access.configured)
     with orderly(OK), opened(loaded) as service:
         server.serve(service, api.host, api.port, lambda url: output.write_json({"url": url}))
+    leave_behind_what_hangs(OK)
 
 
 @verb(app, "demo")

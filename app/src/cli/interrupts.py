@@ -7,7 +7,9 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,6 +19,8 @@ from app.src.cli.exits import INTERRUPTED, TERMINATED
 GRACE, CLEANUP = 2.0, 10.0
 """Seconds until an end must begin, for Python's handlers run only when the library in hand (hdbcli, SQLite) returns;
 and until what was started must have been stopped."""
+_LAST_WORDS = 0.5
+"""For threads that are only about to end."""
 _TOLD = b"finishing the batch in hand; Ctrl-C again stops at once (nothing is lost: the next run goes on)\n"
 _DONE = b"\0"
 
@@ -101,6 +105,20 @@ def not_held_up() -> Iterator[None]:
         watch.join()
         os.close(writing)
         os.close(reading)
+
+
+def leave_behind_what_hangs(code: int) -> None:
+    """The last thing that a process does: end here, if threads still wait for a driver that does not answer. Python
+    would wait for them, however long that takes."""
+    own = threading.current_thread()
+    by = time.monotonic() + _LAST_WORDS
+    for thread in threading.enumerate():
+        if thread is not own and not thread.daemon:
+            thread.join(max(0.0, by - time.monotonic()))
+            if thread.is_alive():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
 
 
 def _above_standard(descriptor: int) -> int:

@@ -132,6 +132,10 @@ class Batcher:
         self._landed = -math.inf
         """When the last batch was done."""
         self._seen = -math.inf
+        self._moved = -math.inf
+        """When something was last computed, or begun after there was nothing to do."""
+        self._deaths = 0
+        """Of the thread, since it last computed something."""
         self._closed = False
 
     # ------------------------------------------------------------------------------------------------- what callers do
@@ -187,6 +191,17 @@ class Batcher:
         """Texts and tokens that wait; not those being computed."""
         with self._changed:
             return self._lanes[lane].texts, self._lanes[lane].tokens
+
+    @property
+    def deaths(self) -> int:
+        """How often the thread has ended unexpectedly since it last computed something. It is started again each
+        time."""
+        return self._deaths
+
+    def stalled(self) -> float:
+        """Seconds for which a batch is in hand and nothing comes of it; 0.0 while there is none."""
+        with self._changed:
+            return self._clock() - self._moved if self._in_hand else 0.0
 
     def close(self) -> None:
         """End everybody's waiting with EngineClosed, and wait for the batch in hand. The engine stays open."""
@@ -342,6 +357,7 @@ class Batcher:
             with self._changed:
                 lost = self._left_in_hand()
                 self._thread = None
+                self._deaths += 1
                 if any(lane.texts for lane in self._lanes.values()):
                     self._ensure_thread()
             self._lose(lost, error)
@@ -381,6 +397,8 @@ class Batcher:
                 self._fail(request, error)
             return []
         if batch:
+            if not self._in_hand:
+                self._moved = self._clock()
             self._in_hand.append(batch)
         return batch
 
@@ -417,6 +435,7 @@ class Batcher:
         own = now - max(flight.begun, self._landed) - (self._passed_seconds - flight.passed)
         with self._changed:
             self._in_hand = [batch for batch in self._in_hand if batch is not flight.batch]
+            self._moved = now
             if nested:
                 self._passed_seconds += now - flight.begun
             else:
@@ -455,6 +474,7 @@ class Batcher:
                 self._deliver(part, vectors)
 
     def _deliver(self, batch: Sequence[Piece], vectors: Vectors) -> None:
+        self._moved, self._deaths = self._clock(), 0
         for piece, vector in zip(batch, vectors, strict=True):
             request = piece.request
             request.vectors[piece.place] = vector

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from app.src.doctor import machine
+from app.src.doctor import certificate, machine
 from app.src.doctor.machine import why_no_gpu
 from app.src.doctor.network import Network
 from app.src.doctor.report import Check, Fault, Step
@@ -82,6 +82,8 @@ def _steps(patient: Patient) -> Iterator[Step]:
         )
     yield from _store_steps(settings, patient)
     yield Step("disk", lambda: machine.disk(settings.store.path or Path()))
+    if settings.api.tls_certificate is not None:
+        yield Step("certificate", lambda: certificate.of_service(settings.api))
     yield Step("port", lambda: machine.port(settings.api))
     if settings.access.configured:
         yield Step("access", patient.probe_access, (), "see the message; docs/access.md")

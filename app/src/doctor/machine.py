@@ -9,6 +9,7 @@ import importlib.util
 import json
 import shutil
 import socket
+import ssl
 import sys
 from pathlib import Path
 
@@ -223,19 +224,24 @@ def port(api: ApiSettings) -> str:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise Fault(f"{place} cannot be bound ({error.strerror})", "choose another [api] host or port") from None
-        return _who_answers(api.host, api.port)
+        return _who_answers(api)
     return f"{place} is free"
 
 
-def _who_answers(host: str, number: int) -> str:
+def _who_answers(api: ApiSettings) -> str:
     """Looks by one harmless request."""
+    host, number = api.host, api.port
     connection = http.client.HTTPConnection(host, number, timeout=2)
+    if api.tls_certificate is not None:
+        own = ssl.create_default_context()  # whose certificate it is does not matter for what is asked here
+        own.check_hostname, own.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(host, number, timeout=2, context=own)
     who = "another program"
     try:
         connection.request("GET", "/health/live")
         answer = connection.getresponse()
         who = "another web server"
-        if answer.getheader("X-Request-Id") and set(json.loads(answer.read(1000))) == {"status", "checks"}:
+        if answer.getheader("X-Request-Id") and set(json.loads(answer.read(1000))) >= {"status", "checks"}:
             return f"our own service answers at {host}:{number}"
     except (OSError, http.client.HTTPException, ValueError, TypeError):
         pass

@@ -89,7 +89,10 @@ class Journal:
                 raise JobRunning(wanted.collection, *other)
             (waiting,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'queued'").fetchone()
             if waiting >= self._limits.queued:
-                raise QueueFull(f"{waiting} jobs wait for their turn already ([state] max_queued); try again later")
+                raise QueueFull(
+                    f"{waiting} jobs wait for their turn already ([state] max_queued); try again later",
+                    seconds=_until_a_place_is_free(db),
+                )
             if wanted.turn is not None and not _take(db, wanted.collection, wanted.turn, now):
                 return None
             request = orjson.dumps(wanted.request or {}).decode()
@@ -333,10 +336,24 @@ class Journal:
 _GO_ON = "it goes on from what is stored as soon as a service or worker runs"
 ENDED = f"interrupted: the service ended in the middle; {_GO_ON}"
 INTERRUPTED = f"interrupted: its process died in the middle; {_GO_ON}"
+_TELLING_JOBS = 10
+"""So many of the last tell how long a job takes."""
+_LONGEST_GUESS = 3600.0
 _GIVEN_UP = (
     "given up: {} processes died while they ran it ([state] max_attempts). Nothing is lost: starting it again goes on "
     "from what is stored; look for the reason in the log of the service or the system (out of memory?) first"
 )
+
+
+def _until_a_place_is_free(db: sqlite3.Connection) -> float | None:
+    """Seconds, as the last jobs took and so many run now; None where none has ended yet, or none runs."""
+    (took,) = db.execute(
+        "SELECT avg(finished - started) FROM (SELECT finished, started FROM jobs "
+        "WHERE finished IS NOT NULL AND started IS NOT NULL ORDER BY number DESC LIMIT ?)",
+        (_TELLING_JOBS,),
+    ).fetchone()
+    (running,) = db.execute("SELECT count(*) FROM jobs WHERE state = 'running'").fetchone()
+    return None if took is None or not running else min(max(0.0, took) / running, _LONGEST_GUESS)
 
 
 def _take(db: sqlite3.Connection, collection: str, turn: Turn, now: float) -> bool:

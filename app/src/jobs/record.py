@@ -31,7 +31,11 @@ class JobOver(Exception):
 
 
 class QueueFull(Exception):
-    """As many jobs wait as [state] max_queued allows."""
+    """As many jobs wait as [state] max_queued allows. `seconds`: when there may be room; None where nobody can tell."""
+
+    def __init__(self, message: str, *, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class StateUnusable(Exception):

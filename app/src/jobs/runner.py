@@ -321,7 +321,8 @@ class Jobs:
 
     def _dispatch(self) -> None:
         with self._lock:
-            if self._dispatcher is None and not self._ending:
+            gone = self._dispatcher is None or not self._dispatcher.is_alive()
+            if gone and not self._ending:
                 self._dispatcher = threading.Thread(target=self._dispatching, name="jobs", daemon=True)
                 self._dispatcher.start()
         self._news.set()
@@ -403,6 +404,8 @@ class Jobs:
             if self._options.passing(error):
                 return self._postponed(run, error)
             return Outcome("failed", error=self._shown(run, error), progress=run.last)
+        except BaseException as error:  # what ends a thread: else the job would count as running as long as we live
+            return Outcome("failed", error=self._shown(run, error), progress=run.last)
         if run.stopping() and result.get("stopped", True):
             return self._stopped(run, result)
         return Outcome("succeeded", result, progress=run.last)
@@ -425,7 +428,7 @@ class Jobs:
         next_try = now + patience.pause(job.waits + 1)
         return Outcome("waiting", error=why, progress=run.last, next_try=next_try, away=True)
 
-    def _shown(self, run: Run, error: Exception) -> str:
+    def _shown(self, run: Run, error: BaseException) -> str:
         if isinstance(error, self._options.expected):
             return str(error)
         # Its text stays out of the log: it may hold row data.

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from app.src.settings.durations import Duration
 from app.src.settings.section import Columns, Section
+
+UNLIMITED = "unlimited"
+_RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)")
+
+
+def _rate(rate: str) -> str:
+    if rate != UNLIMITED and not _RATE.fullmatch(rate):
+        raise ValueError(
+            f'{rate!r} is no rate: write it like "600/minute" (second, minute, hour, day), or "{UNLIMITED}"'
+        )
+    return rate
+
+
+Rate = Annotated[str, AfterValidator(_rate)]
+"""So many in so long a time: "600/minute"."""
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 """What may be allowed at all. None with a shared secret: whoever can check such a token can make one."""
@@ -142,7 +158,8 @@ class JwtSettings(Section):
 
 
 class AccessSettings(Section):
-    """Who may ask. With neither keys nor jwt nobody is asked who they are, and `serve` stays on loopback."""
+    """Who may ask, and for how much. With neither keys nor jwt nobody is asked who they are, and `serve` stays on
+    loopback."""
 
     keys: Path | None = Field(
         default=None, description="file of API keys, made by `owl-sap keys create`; read again when it changes"
@@ -157,6 +174,21 @@ class AccessSettings(Section):
     audit: str | None = Field(
         default=None,
         description='file of the audit log, one JSON line for each REST request; "-": standard error; default: none',
+    )
+    rate: Rate = Field(
+        default="600/minute",
+        description='requests of one key, where it has no rate of its own (or "unlimited"); then HTTP 429',
+    )
+    tokens: Rate = Field(
+        default=UNLIMITED, description='tokens that one key may have embedded, such as "1000000/minute"; then HTTP 429'
+    )
+    concurrency: int = Field(
+        default=32,
+        ge=0,
+        description="requests of one key at once, where it has no number of its own; then HTTP 429; 0: any number",
+    )
+    failures: Rate = Field(
+        default="30/minute", description="failed authentications of one address; then HTTP 429 in place of 401"
     )
 
     @property

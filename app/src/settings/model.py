@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 from app.src.settings import durations
 from app.src.settings.access import AccessSettings
 from app.src.settings.durations import Duration
-from app.src.settings.section import Columns
+from app.src.settings.section import Columns, Networks
 from app.src.settings.section import Section as _Section
 from connector.model import ChangeSpec, ChunkSpec, CollectionSpec, TableRef
 
@@ -178,6 +178,11 @@ class ApiSettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535, description="0 picks a free one")
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024)
+    max_bodies_bytes: int = Field(
+        default=256 * 1024 * 1024,
+        ge=1024,
+        description="bytes of all bodies that are being received or worked on; beyond it HTTP 503",
+    )
     max_inputs: int = Field(default=256, ge=1, description="texts in one /embed call")
     max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
     max_k: int = Field(default=1000, ge=1, description="hits of one search")
@@ -195,6 +200,44 @@ class ApiSettings(_Section):
         description="jobs (sync, verify, retry, build) that `serve` runs at once; 0 leaves all to `owl-sap worker`",
     )
     run_schedules: bool = Field(default=True, description="`serve` starts the collections' scheduled syncs")
+    timeout: Duration = Field(
+        default=120.0, gt=0, description="seconds (or 2m) until the answer to a request must begin; then HTTP 503"
+    )
+    read_timeout: Duration = Field(
+        default=30.0,
+        gt=0,
+        description="seconds that a client may take for a request's head, for its body, and for reading on where an "
+        "answer does not fit into the buffers",
+    )
+    max_connections: int = Field(
+        default=1024, ge=1, le=65_536, description="connections at once; further ones get HTTP 503 and are closed"
+    )
+    shutdown_seconds: Duration = Field(
+        default=5.0, gt=0, description="seconds that open requests and jobs have to end; then the process ends anyway"
+    )
+    docs: bool = Field(default=True, description="serve /docs and /openapi.json")
+    tls_certificate: Path | None = Field(
+        default=None, description="PEM file with the certificate and its chain: serve https, TLS 1.2 or later"
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file with its private key, for its owner's eyes only")
+    hsts: bool = Field(
+        default=False, description="tell browsers to come back by https only, for a year; for all ports of this name"
+    )
+    trusted_proxies: Networks = Field(
+        default=(),
+        description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed",
+    )
+    exit_when_stuck: bool = Field(
+        default=False,
+        description="end with exit code 4 once the engine is beyond help, for a supervisor that starts it again "
+        "(without one: /health/live turns 503)",
+    )
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> ApiSettings:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together: the one is no use without the other")
+        return self
 
 
 class WorkerSettings(_Section):

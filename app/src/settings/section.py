@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 
 def _parts(value: Any) -> Any:
@@ -13,6 +14,18 @@ def _parts(value: Any) -> Any:
 
 
 Columns = Annotated[tuple[str, ...], BeforeValidator(_parts)]
+
+
+def _networks(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    for address in addresses:
+        try:
+            ipaddress.ip_network(address)
+        except ValueError:
+            raise ValueError(f"{address!r} is no address and no network, such as 10.0.0.0/8") from None
+    return addresses
+
+
+Networks = Annotated[tuple[str, ...], BeforeValidator(_parts), AfterValidator(_networks)]
 
 
 class Section(BaseModel):

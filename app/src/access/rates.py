@@ -1,0 +1,225 @@
+"""How much each principal may ask for: requests and tokens in a span of time, and requests at once; and how often one
+address may fail to say who it is. Counts in memory, bounded. Knows no HTTP framework and no settings file.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from limits import RateLimitItem, parse
+from limits.storage import Storage
+from limits.strategies import FixedWindowRateLimiter
+
+from app.src.access.principal import ANONYMOUS, LOOPBACK, Principal
+
+MOST_COUNTED = 10_000
+"""Counters that are kept; beyond it the oldest window is forgotten, so memory is bounded whoever asks."""
+UNLIMITED = "unlimited"
+"""In place of a rate; and 0 in place of a number of requests at once."""
+_SOON = 1.0
+"""Seconds to wait for one of one's own requests to end: nobody knows how long they take."""
+_IPV6_CUSTOMER = 64
+"""Bits of an IPv6 address that one customer has: the rest he chooses himself."""
+
+
+class RateExceeded(Exception):
+    """Too much was asked for; the message names the limit and its setting. `seconds`: until it can be asked again."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is left of a window: `remaining` of `quota` in `window` seconds, of which `seconds` are left."""
+
+    quota: int
+    window: int
+    remaining: int
+    seconds: float
+
+
+class _Windows(Storage):
+    """The counters of `limits`' fixed windows. Its own storage in memory starts a thread for each clean-up, which races
+    with those who count, and keeps as many counters as there are names."""
+
+    STORAGE_SCHEME = None
+
+    def __init__(self, clock: Callable[[], float], most: int) -> None:
+        super().__init__()
+        self._clock = clock
+        self._most = most
+        self._lock = threading.Lock()
+        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    @property
+    def base_exceptions(self) -> type[Exception]:
+        return ValueError
+
+    def incr(self, key: str, expiry: float, amount: int = 1) -> int:
+        with self._lock:
+            count, ends = self._now(key)
+            if not count:
+                self._counts.pop(key, None)  # a new window is the youngest
+                ends = self._clock() + expiry
+            self._counts[key] = count + amount, ends
+            while len(self._counts) > self._most:
+                self._counts.popitem(last=False)
+            return count + amount
+
+    def get(self, key: str) -> int:
+        with self._lock:
+            return self._now(key)[0]
+
+    def get_expiry(self, key: str) -> float:
+        with self._lock:
+            return self._now(key)[1]
+
+    def check(self) -> bool:
+        return True
+
+    def reset(self) -> int:
+        with self._lock:
+            kept = len(self._counts)
+            self._counts.clear()
+            return kept
+
+    def clear(self, key: str) -> None:
+        with self._lock:
+            self._counts.pop(key, None)
+
+    def _now(self, key: str) -> tuple[int, float]:
+        now = self._clock()
+        count, ends = self._counts.get(key, (0, now))
+        return (count, ends) if ends > now else (0, now)
+
+
+class _Limiter:
+    """Windows that begin with the first request, so that who is refused can be told exactly when the next begins."""
+
+    def __init__(self, clock: Callable[[], float], most: int) -> None:
+        self._clock = clock
+        self._windows = FixedWindowRateLimiter(_Windows(clock, most))
+
+    def hit(self, item: RateLimitItem, *names: str, cost: int = 1) -> Standing | None:
+        """None: refused; a refused one does not count."""
+        if not self._windows.test(item, *names, cost=cost):
+            return None
+        self._windows.hit(item, *names, cost=cost)
+        return self.standing(item, *names)
+
+    def standing(self, item: RateLimitItem, *names: str) -> Standing:
+        ends, remaining = self._windows.get_window_stats(item, *names)
+        return Standing(item.amount, item.get_expiry(), remaining, max(0.0, ends - self._clock()))
+
+
+class Rates:
+    """Thread-safe. Nobody is limited who asks over loopback while no authentication is configured."""
+
+    def __init__(
+        self,
+        rate: str = UNLIMITED,
+        concurrency: int = 0,
+        tokens: str = UNLIMITED,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        most: int = MOST_COUNTED,
+    ) -> None:
+        """`rate` ("600/minute"), `concurrency` and `tokens` ("1000000/minute") of principals that have none of their
+        own."""
+        self._rate, self._concurrency, self._tokens = rate, concurrency, tokens
+        self._limiter = _Limiter(clock, most)
+        self._lock = threading.Lock()
+        self._at_once: dict[str, int] = {}
+
+    def enter(self, principal: Principal) -> Standing | None:
+        """One request begins; None where nothing limits their rate. `leave` must follow.
+        Raises RateExceeded; then nothing has begun."""
+        if _free(principal):
+            return None
+        self._enter_beside(principal)
+        rate = principal.rate or self._rate
+        if rate == UNLIMITED:
+            return None
+        item = parse(rate)
+        standing = self._limiter.hit(item, "requests", principal.name)
+        if standing is None:
+            self.leave(principal)
+            seconds = self._limiter.standing(item, "requests", principal.name).seconds
+            whose = "the rate of this key" if principal.rate else "setting access.rate"
+            raise RateExceeded(f"{rate} requests are allowed ({whose}): try again in {seconds:.0f} s", seconds)
+        return standing
+
+    def _enter_beside(self, principal: Principal) -> None:
+        own = principal.concurrency is not None
+        most = principal.concurrency if principal.concurrency is not None else self._concurrency
+        with self._lock:
+            here = self._at_once.get(principal.name, 0)
+            if not most or here < most:
+                self._at_once[principal.name] = here + 1
+                return
+        whose = "the concurrency of this key" if own else "setting access.concurrency"
+        raise RateExceeded(f"{most} requests of this key are under way, and no more are allowed ({whose})", _SOON)
+
+    def leave(self, principal: Principal) -> None:
+        """It has ended, however."""
+        if _free(principal):
+            return
+        with self._lock:
+            left = self._at_once.pop(principal.name) - 1
+            if left:
+                self._at_once[principal.name] = left
+
+    def spend(self, principal: Principal, tokens: int) -> None:
+        """So many are to be embedded for it. One request with more than a whole window's tokens has that window for
+        itself. Raises RateExceeded."""
+        if _free(principal) or self._tokens == UNLIMITED:
+            return
+        item = parse(self._tokens)
+        if self._limiter.hit(item, "tokens", principal.name, cost=min(tokens, item.amount)) is None:
+            standing = self._limiter.standing(item, "tokens", principal.name)
+            raise RateExceeded(
+                f"{self._tokens} tokens are allowed (setting access.tokens), and {standing.remaining} are left: try "
+                f"again in {standing.seconds:.0f} s",
+                standing.seconds,
+            )
+
+
+def _free(principal: Principal) -> bool:
+    """Nobody in particular, so there is nothing to tell callers apart by. ANONYMOUS gets no further than health and,
+    where that is open, metrics."""
+    return principal is LOOPBACK or principal is ANONYMOUS
+
+
+class Failures:
+    """Failed authentications by address. They are only counted: a right key is never refused for what others tried from
+    the same address, and keys are too long to be guessed."""
+
+    def __init__(self, rate: str, *, clock: Callable[[], float] = time.monotonic, most: int = MOST_COUNTED) -> None:
+        self._item = parse(rate)
+        self._limiter = _Limiter(clock, most)
+
+    def add(self, address: str) -> float | None:
+        """One more; the seconds to wait where that is too many, else None."""
+        where = _customer(address)
+        if self._limiter.hit(self._item, where) is not None:
+            return None
+        return self._limiter.standing(self._item, where).seconds
+
+
+def _customer(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return "unknown"
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.ip_network((found, _IPV6_CUSTOMER), strict=False))
+    return str(found)

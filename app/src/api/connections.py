@@ -1,0 +1,164 @@
+"""One connection: a head that does not come, or does not end; answers that nobody reads; and how many connections there
+may be. Everything before a request is whole, where no application can look. Knows uvicorn's protocol, no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.src.api.deadlines import MOST_HEAD_BYTES
+from app.src.api.errors import BAD_REQUEST, HEAD_TOO_LARGE, PROBLEM, RETRY_AFTER, TOO_SLOW, UNAVAILABLE
+
+LINGER_SECONDS = 5.0
+"""For what is left of a request that has its answer, and for an answer's last bytes to be fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`read_timeout` in seconds."""
+
+    connections: int
+    read_timeout: float
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """At any time one clock runs that ends the connection, unless the service itself works on a request: until the head
+    is whole, until the next one begins, until an answer is read. Bodies are bounded in `deadlines`."""
+
+    bounds: ClassVar[Bounds]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._head_bytes: int | None = 0
+        """Of a head that is not whole; None: it is."""
+        self._whole = True
+        self._clock: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------------------------------------------ connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.bounds.connections:
+            limit = f"{self.bounds.connections} connections are open, and no more are allowed"
+            self._refuse(UNAVAILABLE, f"{limit} (setting api.max_connections): try again later")
+            return
+        self._start(self.bounds.read_timeout, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._head_bytes is not None and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._refuse(HEAD_TOO_LARGE, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
+
+    # --------------------------------------------------------------------------------------------------------- requests
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes, self._whole = 0, False
+        self._start(self.bounds.read_timeout, self._too_slow)
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        self._stop()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._whole = True
+        if self.cycle is not None and self.cycle.response_complete and not self.pipeline:
+            self._await_the_next()
+
+    def on_response_complete(self) -> None:
+        more = bool(self.pipeline)
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._end()
+        elif not self._whole and self._head_bytes is None:
+            self._start(LINGER_SECONDS, self._end)  # the rest of a body that nobody wants
+        elif not more:
+            self._await_the_next()
+
+    def _await_the_next(self) -> None:
+        """Idle connections are uvicorn's to end, but blank lines between requests keep it from that."""
+        if self._head_bytes is None:
+            self._head_bytes = 0
+        self._start(self.bounds.read_timeout, self._too_slow)
+
+    # ---------------------------------------------------------------------------------------------------------- answers
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.bounds.read_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._end()
+
+    # ----------------------------------------------------------------------------------------------------------- ending
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(BAD_REQUEST, "what was sent is no HTTP request")
+
+    def _too_slow(self) -> None:
+        if self._head_bytes:
+            seconds = self.bounds.read_timeout
+            self._refuse(TOO_SLOW, f"the request's head has not come within {seconds:g} s (setting api.read_timeout)")
+        else:
+            self._end()
+
+    def _refuse(self, status: int, why: str) -> None:
+        """For what never becomes a request: the application hears nothing of it."""
+        self.transport.write(_answer(status, why))
+        self._end()
+
+    def _end(self) -> None:
+        """Closing waits until what is written has been read, which may be never."""
+        self._start(LINGER_SECONDS, self.transport.abort)
+        self.transport.close()
+
+    def _start(self, seconds: float, then: Callable[[], None]) -> None:
+        self._stop()
+        self._clock = self.loop.call_later(seconds, then)
+
+    def _stop(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+
+def bounded(bounds: Bounds) -> type[BoundedHttp]:
+    """uvicorn makes the protocols itself, and tells them nothing of ours."""
+    return type("BoundedHttp", (BoundedHttp,), {"bounds": bounds})
+
+
+def _answer(status: int, why: str) -> bytes:
+    phrase = http.HTTPStatus(status).phrase
+    document = {"type": "about:blank", "title": phrase, "status": status, "detail": why}
+    body = orjson.dumps(document)
+    retry = f"retry-after: {RETRY_AFTER}\r\n" if status == UNAVAILABLE else ""
+    head = (
+        f"HTTP/1.1 {status} {phrase}\r\ncontent-type: {PROBLEM}\r\ncontent-length: {len(body)}\r\n{retry}"
+        "cache-control: no-store\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body

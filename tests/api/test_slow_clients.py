@@ -1,0 +1,229 @@
+"""Clients that send slowly, never, too much or nonsense, and clients that do not read: each is let go in time."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+from httpx import Client
+
+from app.src.api import connections
+from app.src.api.deadlines import MOST_HEAD_BYTES
+from app.src.service import Service
+from app.src.settings import Settings
+from tests.api.conftest import serving, settings_in
+
+SHORT = 0.3
+"""Seconds, in place of 30."""
+
+
+@pytest.fixture(autouse=True)
+def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGER_SECONDS", SHORT)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """One for most tests here: none of them changes it."""
+    with closing(Service(settings_in(tmp_path_factory.mktemp("slow")))) as service:
+        yield from bounded(service)
+
+
+def bounded(service: Service, **api: Any) -> Iterator[Client]:
+    document = service.settings.model_dump(by_alias=True)
+    wanted = document["api"] | {"read_timeout": SHORT} | api
+    service.settings = Settings.model_validate(document | {"api": wanted})
+    with serving(service) as client:
+        yield client
+
+
+@contextmanager
+def connected(client: Client) -> Iterator[socket.socket]:
+    address = (client.base_url.host, client.base_url.port or 0)
+    with socket.create_connection(address, timeout=10) as connection:
+        yield connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What still comes until the other side closes."""
+    found = b""
+    while part := _received(connection):
+        found += part
+    return found
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(65_536)
+    except ConnectionResetError:
+        return b""
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def told(answer: bytes) -> dict[str, Any]:
+    """The problem document of a whole answer after which the connection was closed."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/problem+json" in head.lower()
+    document: dict[str, Any] = json.loads(body)
+    assert document["status"] == status(answer)
+    return document
+
+
+HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.proves(27)
+def test_a_head_that_does_not_come(client: Client) -> None:
+    with connected(client) as connection:
+        connection.sendall(HEAD)
+        assert "api.read_timeout" in told(rest(connection))["detail"]
+    with connected(client) as connection:
+        assert rest(connection) == b"", "who says nothing is told nothing"
+
+
+def test_a_head_that_comes_byte_by_byte(client: Client) -> None:
+    """The clock runs for the whole head, however often something comes."""
+    start = time.monotonic()
+    with connected(client) as connection:
+        answer = b""
+        connection.settimeout(0.02)
+        for byte in HEAD * 3:
+            try:
+                connection.sendall(bytes((byte,)))
+                answer = connection.recv(4096)
+                break
+            except TimeoutError:
+                continue
+    assert status(answer) == 408
+    assert time.monotonic() - start < 10 * SHORT
+
+
+@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/sync", errors=True)
+@pytest.mark.parametrize("path", ["/embed", "/v1/collections/materials/sync"])
+@pytest.mark.proves(27)
+def test_a_body_that_does_not_come(client: Client, path: str) -> None:
+    with connected(client) as connection:
+        connection.sendall(HEAD.replace(b"/embed", path.encode()) + b'Content-Length: 100\r\n\r\n{"in')
+        answer = rest(connection)
+    assert status(answer) == 408
+    assert "api.read_timeout" in told(answer)["detail"]
+    assert client.get("/health/live").status_code == 200
+
+
+def test_a_body_that_drips_on_after_its_answer(client: Client) -> None:
+    """An answer that needs no body is given at once; the rest is not waited for."""
+    with connected(client) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n")
+        assert status(connection.recv(65_536)) == 200
+        start = time.monotonic()
+        connection.settimeout(0.05)
+        closed = False
+        while not closed and time.monotonic() - start < 20 * SHORT:
+            try:
+                connection.sendall(b"x")
+                closed = connection.recv(10) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                closed = True
+        assert closed
+
+
+def test_blank_lines_keep_no_connection(client: Client) -> None:
+    with connected(client) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status(connection.recv(65_536)) == 200
+        connection.settimeout(0.1)
+        start, answer = time.monotonic(), b"-"
+        while answer == b"-" and time.monotonic() - start < 20 * SHORT:
+            try:
+                connection.sendall(b"\r\n")
+                answer = connection.recv(4096)
+            except TimeoutError:
+                continue
+            except OSError:
+                answer = b""
+        assert answer == b"" or status(answer) == 408
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "endless"])
+@pytest.mark.proves(27)
+def test_heads_that_are_too_large(client: Client, whole: bool) -> None:
+    with connected(client) as connection:
+        head = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Large: " + b"x" * (MOST_HEAD_BYTES + 1)
+        connection.sendall(head + (b"\r\n\r\n" if whole else b""))
+        assert status(rest(connection)) == 431
+    assert client.get("/health/live", headers={"X-Large": "x" * (MOST_HEAD_BYTES // 2)}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET\r\n\r\n", b"HELLO there\r\n\r\n", b"\x00" * 100]
+)
+def test_what_is_no_http(client: Client, nonsense: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    with connected(client) as connection:
+        connection.sendall(nonsense)
+        answer = rest(connection)
+    assert told(answer)["status"] == 400
+    assert capfd.readouterr().err == "", "nobody fills our log from outside"
+
+
+def test_connections_are_counted(synced: Service) -> None:
+    for client in bounded(synced, max_connections=2, read_timeout=20.0):
+        with connected(client) as first, connected(client):
+            first.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert status(first.recv(65_536)) == 200
+            with connected(client) as third:
+                answer = rest(third)
+            assert "api.max_connections" in told(answer)["detail"]
+            assert status(answer) == 503
+            assert b"retry-after" in answer
+        until_served(client)
+
+
+def until_served(client: Client) -> None:
+    deadline = time.monotonic() + 10
+    while client.get("/health/live").status_code != 200:
+        assert time.monotonic() < deadline
+
+
+def test_who_does_not_read_is_let_go(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that nobody fetches fill the buffers, and are given up."""
+    monkeypatch.setattr(synced, "status", lambda *_: [{"x": "y" * 60_000_000}])
+    for client in bounded(synced):
+        with connected(client) as connection:
+            connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            time.sleep(4 * SHORT)
+            assert len(rest(connection)) < 60_000_000, "the other side has hung up in the middle"
+
+
+def test_an_answer_that_does_not_begin(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: Any) -> list[Any]:
+        time.sleep(3 * SHORT)
+        return []
+
+    monkeypatch.setattr(synced, "status", slow)
+    for client in bounded(synced, timeout=SHORT):
+        start = time.monotonic()
+        answer = client.get("/v1/collections")
+        assert time.monotonic() - start < 3 * SHORT
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert "api.timeout" in answer.json()["detail"]
+        assert client.get("/v1/models").status_code == 200
+
+
+def test_an_answer_that_has_begun_may_last(synced: Service) -> None:
+    """The events of a job, beyond the time that an answer may take to begin."""
+    job = synced.jobs.start("never")
+    for client in bounded(synced, timeout=SHORT, read_timeout=SHORT):
+        with client.stream("GET", f"/v1/jobs/{job.id}/events") as stream:
+            lines = stream.iter_lines()
+            assert stream.status_code == 200
+            assert next(lines)
