@@ -131,9 +131,6 @@ class Metrics:
         self.ready_time = Gauge(
             "owl_sap_ready_timestamp_seconds", "When that look ended, as POSIX time; 0: never", registry=registry
         )
-        self.audit_failures = Counter(
-            "owl_sap_audit_failures", "Audit records that could not be written", registry=registry
-        )
 
     def _declare_asked(self, registry: CollectorRegistry) -> None:
         self._gpus = scraped.Gpus()

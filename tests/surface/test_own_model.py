@@ -10,6 +10,7 @@ import pytest
 
 from app.src.access.principal import OPERATOR
 from app.src.core import loading as engines
+from app.src.core.engine import EmbeddingEngine
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.model import ModelSource
@@ -106,7 +107,7 @@ def test_each_model_lies_in_memory_once(
     loaded: list[str] = []
     inner = engines.load_engine
 
-    def load(options: engines.EngineOptions) -> engines.EmbeddingEngine:
+    def load(options: engines.EngineOptions) -> EmbeddingEngine:
         loaded.append(options.model)
         return inner(options)
 
@@ -140,7 +141,7 @@ def test_one_that_is_loaded_waits_for_no_other(service: Service, monkeypatch: py
     loading, go_on = threading.Event(), threading.Event()
     inner = engines.load_engine
 
-    def slow(options: engines.EngineOptions) -> engines.EmbeddingEngine:
+    def slow(options: engines.EngineOptions) -> EmbeddingEngine:
         loading.set()
         assert go_on.wait(60)
         return inner(options)

@@ -43,7 +43,7 @@ class MetricsListener:
         app = metrics_app(service)
         refuse_public(host, authenticated=service.access.configured)
         self._listener = _listener(host, port)
-        self.url = _url(self._listener) + "/metrics"
+        self.url = _url(self._listener, encrypted=False) + "/metrics"
         config = uvicorn.Config(
             app,
             log_level="warning",
