@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,10 @@ SELECTIVE_SHARE = 10
 SELECTIVE_ROWS = 2000
 SPARE = 4
 """Rows beyond `k` that are looked at first: enough where documents are one chunk each."""
-REMEMBERED = 16
-"""Filters whose rows a snapshot remembers; each may keep up to 8 bytes a row."""
+REMEMBERED = 512
+"""Filters whose rows a snapshot remembers, so that each of many askers who may see different rows finds theirs."""
+REMEMBERED_ROWS = 4
+"""As many rows as there are, times this, are remembered of all filters together: 8 bytes each."""
 
 Positions = NDArray[np.int64]
 
@@ -146,9 +149,9 @@ class Search:
             known = Kept(np.empty(0, np.int64), 0)
         if known.seen < snapshot.mark[0]:
             known = self._brought_up(known, compiled, few)
-            if key not in remembered and len(remembered) >= REMEMBERED:
-                remembered.clear()
-            remembered[key] = known
+            _remember(remembered, key, known, REMEMBERED_ROWS * len(snapshot.ids))
+        else:
+            remembered[key] = remembered.pop(key, known)  # the one used last
         places = known.places
         if places is None or snapshot.live == len(snapshot.ids):
             return places
@@ -165,6 +168,24 @@ class Search:
         if len(ids) == limit:
             return Kept(None, seen)
         return Kept(np.concatenate([known.places, self._snapshot.positions(np.sort(ids))]), seen)
+
+
+def _remember(remembered: dict[Hashable, Kept], key: Hashable, kept: Kept, rows: int) -> None:
+    """As the one used last; those that were not used for longest go. Several threads may do so at once: each step
+    alone leaves a dictionary that is whole, and what is forgotten once too often is only looked up again."""
+    remembered.pop(key, None)
+    remembered[key] = kept
+    filters_held = list(remembered.items())
+    excess = sum(_size(each) for _, each in filters_held) - rows
+    for place, (oldest, each) in enumerate(filters_held[:-1]):
+        if excess <= 0 and len(filters_held) - place <= REMEMBERED:
+            break
+        remembered.pop(oldest, None)
+        excess -= _size(each)
+
+
+def _size(kept: Kept) -> int:
+    return 0 if kept.places is None else len(kept.places)
 
 
 @dataclass(frozen=True, slots=True)

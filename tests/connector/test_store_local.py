@@ -594,6 +594,29 @@ def test_a_remembered_filter_follows_every_change(store):
     assert len(now.filtered) <= local_search.REMEMBERED
 
 
+def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bounded(store):
+    """With row rights everybody asks with a filter: each looks through all rows once, not each time."""
+    for owner in range(20):
+        add(store, range(owner * 5, owner * 5 + 5), V=owner)
+    for scans in (20, 0):
+        statements: list[str] = []
+        with store._file.read() as db:
+            db.set_trace_callback(statements.append)
+        for owner in range(20):
+            assert found(store, {"V": owner}) == keys(range(owner * 5, owner * 5 + 5))
+        with store._file.read() as db:
+            db.set_trace_callback(None)
+        assert sum(statement.startswith("SELECT id FROM records WHERE") for statement in statements) == scans
+    for number in range(10):
+        assert len(found(store, {"V": {"$gte": -1 - number}})) == 100
+    with store._file.read() as db:
+        now = store._index(local._known(db, NAME)).snapshot(db)
+    assert now is not None
+    held = sum(len(kept.places) for kept in now.filtered.values() if kept.places is not None)
+    assert held <= local_search.REMEMBERED_ROWS * 100
+    assert found(store, {"V": 3}) == keys(range(15, 20)), "forgotten, and looked up again"
+
+
 # ----------------------------------------------------------------------------------------------------------- leases
 
 

@@ -1,0 +1,72 @@
+"""API keys with claims, through the guard: what their bearers see, and what the audit log has of them and of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.src.access.keys import Grant, create
+from app.src.service import Service
+from app.src.settings import Settings
+from tests.api.conftest import TableSource, serving
+
+SEARCH = "/v1/collections/materials/search"
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+@pytest.mark.covers("POST /v1/collections/{name}/search", "GET /v1/collections/{name}/quarantine", errors=True)
+def test_keys_see_the_rows_of_their_claims_and_all_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    made: dict[str, Any] = {
+        "mine": Grant("mine", ("search", "sync"), {"owner": "FERT"}),
+        "both": Grant("both", ("search",), {"owner": ["FERT", "ROH"]}),
+        "none": Grant("none", ("search",)),
+        "all": Grant("all", ("search",), every_row=True),
+        "embeds": Grant("embeds", ("embed",), {"owner": "FERT"}),
+    }
+    keys = {name: create(file, grant) for name, grant in made.items()}
+    block = {"name": "materials", "source": "S.MARA", "template": "{MAKTX}", "metadata": ["MTART"]}
+    settings = Settings.model_validate(
+        {
+            "store": {"kind": "local", "path": tmp_path / "vectors"},
+            "embedding": {"model": "hash:16"},
+            "access": {"keys": file, "audit": str(tmp_path / "audit.log")},
+            "collections": [block | {"row_rights": {"MTART": "owner"}}],
+        }
+    )
+    service = Service(settings, source=TableSource())
+    service.sync("materials")
+
+    def seen(name: str) -> int | set[str]:
+        answer = client.post(SEARCH, json={"query": "steel"}, headers={"X-API-Key": keys[name][1]})
+        if answer.status_code != 200:
+            return answer.status_code
+        return {hit["metadata"]["MTART"] for hit in answer.json()["hits"]}
+
+    with serving(service) as client:
+        assert seen("mine") == {"FERT"}
+        assert seen("both") == seen("all") == {"FERT", "ROH"}
+        assert seen("none") == set()
+        assert seen("embeds") == 403
+        assert client.post(SEARCH, json={"query": "steel"}).status_code == 401
+        mine = {"X-API-Key": keys["mine"][1]}
+        assert client.get("/v1/collections/materials/quarantine", headers=mine).status_code == 403
+        assert client.get("/health/live").status_code == 200
+    service.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text(encoding="utf-8").splitlines()]
+    told = [(each["principal"], each["status"], each["decision"], each["why"], each.get("rows")) for each in lines]
+    ids = {name: key.id for name, (key, _) in keys.items()}
+    assert told == [
+        (ids["mine"], 200, "allowed", None, "some"),
+        (ids["both"], 200, "allowed", None, "some"),
+        (ids["all"], 200, "allowed", None, "all"),
+        (ids["none"], 200, "allowed", None, "none"),
+        (ids["embeds"], 403, "refused", "scope", None),
+        ("anonymous", 401, "refused", "missing", None),
+        (ids["mine"], 403, "refused", "row_rights", None),
+    ]
+    assert {each["collection"] for each in lines} == {"materials"}
+    assert {each["route"] for each in lines[:6]} == {"/v1/collections/{name}/search"}
