@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.src import doctor
-from app.src.access.audit import shape_of
 from app.src.access.authentication import Authentication
 from app.src.access.principal import Principal
-from app.src.access.rows import Nothing, check_every_row, visible
+from app.src.access.rights import Rights
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
 from app.src.calibration import Calibration, CalibrationRequest
@@ -100,6 +99,7 @@ class Service:
         self.discovery = Discovery(self.parts)
         self.changes = Changes(self.parts)
         self._calibration = Calibration(self.parts)
+        self.rights = Rights(settings, self._block)
         self._generations = Generations(self.parts, self._block)
         self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
 
@@ -479,26 +479,9 @@ class Service:
         for a vector that is no finite direction and for one where words are looked for.
         """
         found = self._searching.search(
-            self.spec(name), query, k, Narrowed(where, self._visible(name, principal)), options
+            self.spec(name), query, k, Narrowed(where, self.rights.visible(name, principal)), options
         )
         return replace(found, stale_since=self.background.stale_since(name, self._stored))
-
-    def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
-        from connector.document import metadata_names
-
-        block = self._block(name)
-        return visible(block.row_rights, metadata_names(block.metadata), principal)
-
-    def filter_shape(self, name: str, where: Filter | None) -> Any:
-        """As `shape_of`, for the audit log. Raises UnknownCollection."""
-        from connector.document import metadata_names
-
-        return shape_of(where, metadata_names(self._block(name).metadata))
-
-    def check_every_row(self, principal: Principal, name: str | None = None) -> None:
-        """For what shows rows of the collection (None: of any table) whoever they belong to. Raises RowsRefused."""
-        for block in self.settings.collections if name is None else [self._block(name)]:
-            check_every_row(block.name, block.row_rights, principal)
 
     def key_columns(self, name: str) -> tuple[str, ...]:
         """Names of the key columns; () while nobody can tell."""

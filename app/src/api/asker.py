@@ -20,7 +20,7 @@ def asker(request: Request) -> Principal:
 def check_every_row(service: Service, request: Request, name: str | None = None) -> None:
     """For a route that shows rows of the collection (None: of any table) whoever they belong to. Raises RowsRefused."""
     try:
-        service.check_every_row(asker(request), name)
+        service.rights.check_every_row(asker(request), name)
     except RowsRefused:
         request.scope[REFUSED] = "row_rights"
         raise

@@ -82,7 +82,7 @@ def _add_search(routes: APIRouter, desk: Desk) -> None:
         _check_search(desk, body)
         query = body.query if body.query is not None else body.vector or []
         if AUDITED in request.scope:
-            tell(request.scope, filter=service.filter_shape(name, body.filter), mode=body.mode, k=body.k)
+            tell(request.scope, filter=service.rights.filter_shape(name, body.filter), mode=body.mode, k=body.k)
         found = await desk.run(partial(_search, service, name, query, body, asker(request)), request)
         hits, notes = found.hits, found.notes
         tell(request.scope, hits=len(hits), rows=found.rows)
