@@ -20,7 +20,7 @@ PROMETHEUS = ROOT / "monitoring/prometheus"
 COUNTERS = ROOT / "monitoring/dcgm/counters.csv"
 DASHBOARDS = sorted((ROOT / "deployment/nvidia-t4/grafana").glob("*.json"))
 TARGET = frozenset(("instance", "job"))
-DCGM_LABELS = frozenset(("gpu", "UUID", "modelName", "device", "pci_bus_id"))
+DCGM_LABELS = frozenset(("gpu", "UUID", "modelName", "device", "pci_bus_id", "clock_event"))
 """Hostname is not among them: its name has changed between versions of the exporter."""
 _PROCESS = (
     "virtual_memory_bytes resident_memory_bytes start_time_seconds cpu_seconds_total open_fds max_fds".split()  # noqa: SIM905

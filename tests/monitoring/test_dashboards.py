@@ -22,6 +22,41 @@ UNITS = {
 }
 """Ids of Grafana's own list (packages/grafana-data, valueFormats/categories.ts), as far as they are used."""
 WIDTH = 24
+BOARD_KEYS = {
+    *(
+        "uid",
+        "title",
+        "description",
+        "tags",
+        "schemaVersion",
+        "version",
+        "editable",
+        "graphTooltip",
+        "timezone",
+        "refresh",
+    ),
+    *(
+        "time",
+        "timepicker",
+        "fiscalYearStartMonth",
+        "weekStart",
+        "liveNow",
+        "links",
+        "annotations",
+        "templating",
+        "panels",
+    ),
+}
+PANEL_KEYS = {
+    *("id", "type", "title", "description", "datasource", "targets", "fieldConfig", "options", "gridPos"),
+    "transformations",
+}
+TARGET_KEYS = {"refId", "datasource", "expr", "legendFormat", "editorMode", "range", "instant", "format"}
+VARIABLE_KEYS = {
+    *("name", "type", "label", "description", "datasource", "definition", "query", "regex", "hide", "multi", "sort"),
+    *("includeAll", "allValue", "current", "options", "refresh", "skipUrlSync"),
+}
+"""Fields of Grafana's own schema (kinds/dashboard), as far as they are used: a misspelt one is dropped silently."""
 Panel = dict[str, Any]
 
 
@@ -65,7 +100,7 @@ def test_both_are_there_and_have_names_that_stay() -> None:
 def test_form(path: Path) -> None:
     board = load(path)
     assert board["schemaVersion"] >= 39
-    assert "id" not in board, "an id belongs to one Grafana; the uid is what stays"
+    assert set(board) == BOARD_KEYS, "an id, for one, belongs to one Grafana; the uid is what stays"
     assert board["title"]
     assert board["description"]
     assert "owl-sap" in board["tags"]
@@ -75,6 +110,7 @@ def test_form(path: Path) -> None:
     assert {"datasource", "instance"} <= names
     for variable in board["templating"]["list"]:
         assert variable["type"] in ("datasource", "query")
+        assert set(variable) <= VARIABLE_KEYS
         if variable["type"] == "query":
             assert variable["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             series, label = variable["definition"].removeprefix("label_values(").rstrip(")").split(", ")
@@ -115,13 +151,16 @@ def test_a_panel_tells_what_it_shows(stem: str, panel: Panel) -> None:
     assert panel["type"] in PANEL_TYPES
     assert panel["title"]
     if panel["type"] == "row":
+        assert (panel["collapsed"], panel["panels"]) == (False, [])
         return
+    assert set(panel) <= PANEL_KEYS
     assert len(panel["description"]) > 8
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
     assert panel["targets"]
     refs = [target["refId"] for target in panel["targets"]]
     assert sorted(set(refs)) == refs
     for target in panel["targets"]:
+        assert set(target) <= TARGET_KEYS
         assert target["datasource"] == panel["datasource"]
         assert target["legendFormat"] or panel["type"] == "table"
         assert target["range"] is not target["instant"]

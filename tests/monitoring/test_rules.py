@@ -85,7 +85,7 @@ def test_counters_are_what_dcgm_exporter_takes() -> None:
     names = [name for name, _, _ in rows]
     assert len(set(names)) == len(names)
     for name, kind, text in rows:
-        assert re.fullmatch(r"DCGM_FI_(DEV|PROF)_[A-Z_]+", name), name
+        assert re.fullmatch(r"DCGM_(FI_DEV|FI_PROF|EXP)_[A-Z_]+", name), name
         assert kind in ("gauge", "counter"), name
         assert text.endswith("."), name
     absent = {"DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_FAN_SPEED", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"}
@@ -104,6 +104,11 @@ def test_the_files_are_where_the_compose_file_mounts_them() -> None:
         assert f"./{path.relative_to(ROOT)}:" in compose
     provider = read_yaml(ROOT / "monitoring/grafana/provisioning/dashboards/owl-sap.yml")["providers"][0]
     assert f"./deployment/nvidia-t4/grafana:{provider['options']['path']}:ro" in compose
+    service = read_yaml(ROOT / "docker-compose.t4-optimized.yml")["services"]
+    told = service["worker"]["environment"]
+    assert str(told["OWL_SAP_WORKER__METRICS_PORT"]) == "8001", "where prometheus.yml looks for the worker"
+    assert told["OWL_SAP_WORKER__METRICS_HOST"] == "0.0.0.0"
+    assert told["OWL_SAP_ACCESS__KEYS"] == service["api"]["environment"]["OWL_SAP_ACCESS__KEYS"]
 
 
 def test_names_of_ours_are_all_ours() -> None:

@@ -13,11 +13,12 @@ from starlette.routing import Route
 
 from app.src.api.guard import Guard
 from app.src.api.middleware import Observed
-from app.src.api.server import _listener, _url, refuse_public
+from app.src.api.server import _listener, _url, configuration, refuse_public
 from app.src.metrics import CONTENT_TYPE
 from app.src.service import Service
 
-_SHUTDOWN_SECONDS = 1
+_SHUTDOWN_SECONDS = 3
+"""A scrape that is under way may take so long; then the process ends without it."""
 
 
 def metrics_app(service: Service) -> Starlette:
@@ -38,20 +39,13 @@ class MetricsListener:
     """Answers from `start` until `close`."""
 
     def __init__(self, service: Service, host: str, port: int) -> None:
-        """Binds; port 0 picks a free one. Raises ConfigurationError for an address that must not or cannot be bound,
-        AccessUnusable for keys that cannot be read."""
+        """Binds; port 0 picks a free one. Raises ConfigurationError for an address that must not or cannot be bound
+        and for a certificate that cannot be used, AccessUnusable for keys that cannot be read."""
         app = metrics_app(service)
         refuse_public(host, authenticated=service.access.configured)
+        config = configuration(app, service.settings)
         self._listener = _listener(host, port)
-        self.url = _url(self._listener, encrypted=False) + "/metrics"
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-            server_header=False,
-        )
+        self.url = _url(self._listener, config.ssl is not None) + "/metrics"
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="owl-sap-metrics", daemon=True)
 
@@ -64,5 +58,5 @@ class MetricsListener:
     def close(self) -> None:
         self._server.should_exit = True
         if self._thread.is_alive():
-            self._thread.join(_SHUTDOWN_SECONDS + 2)
+            self._thread.join(_SHUTDOWN_SECONDS)
         self._listener.close()

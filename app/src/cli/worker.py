@@ -44,13 +44,12 @@ def worker(
     with orderly(OK), opened(loaded) as service, ExitStack() as opening:
         listener = _listener(service, settings)
         if listener is not None:
-            opening.enter_context(closing(listener))
+            opening.enter_context(closing(listener)).start()  # before the model, which may take minutes
         service.jobs.open()
         service.embed(["warm"])  # a wrong model ends the start, not the first job
         service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
         first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if listener is not None:
-            listener.start()
             first["metrics"] = listener.url
         output.write_json(first)
         with closing(Heartbeat(settings.heartbeat)) as heartbeat:
