@@ -150,10 +150,6 @@ class RowsRejected(RowRejected):
         super().__init__(message, code=next(iter(rows.values())).code)
         self.rows = dict(rows)
 
-    def moved(self, by: int) -> RowsRejected:
-        """The same, where what was given stands behind `by` others."""
-        return RowsRejected(str(self), rows={position + by: reason for position, reason in self.rows.items()})
-
 
 class TextsNotEmbeddable(ConnectorError):
     """`indices`: positions, in the list given to the embedder, of the texts without a finite vector."""

@@ -25,7 +25,6 @@ from connector.errors import (
     Overloaded,
     PermissionRefused,
     RowRejected,
-    RowsRejected,
     Unavailable,
     UnknownColumn,
     classify,
@@ -57,7 +56,7 @@ class DriverCursor(Protocol):
     rowcount: int
 
     def execute(self, sql: str, parameters: Any = ..., /) -> Any: ...
-    def executemany(self, sql: str, rows: Any, /, batcherrors: bool = ...) -> Any: ...
+    def executemany(self, sql: str, rows: Any, /) -> Any: ...
     def fetchall(self) -> Sequence[Any]: ...
 
 
@@ -199,24 +198,17 @@ class Session:
         return self._run(sql, parameters, doing).rowcount
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = "writing to HANA") -> None:
-        """Once per row of parameters, packed into as few packets as they need; nothing when there are none."""
-        if not rows:
-            return
-        cursor = self._cursor(sql, doing)
-        self._announce(sql)
-        self._call(doing, lambda: cursor.executemany(sql, rows))
+        """Once per row of parameters, packed into as few packets as they need; nothing when there are none.
 
-    def execute_each(self, sql: str, rows: Sequence[Sequence[Any]], *, doing: str = "writing to HANA") -> None:
-        """As `execute_many`; rows that HANA refuses are named: RowsRejected, by their positions.
-
-        The rows that it took stand in the transaction then, which must be rolled back. What the driver sends is the
-        same with and without names. A name can be wrong: seen where long LOBs made a batch several packets.
+        Where HANA refuses a row, the first error is raised and the rows that it took stand in the transaction, which
+        must be rolled back. The driver could name the bad rows (`batcherrors`), but its 2.30 ends the process with a
+        segmentation fault where an error's text is not plain ASCII, as texts that quote a value may be.
         """
         if not rows:
             return
         cursor = self._cursor(sql, doing)
         self._announce(sql)
-        self._call(doing, lambda: cursor.executemany(sql, rows, batcherrors=True))
+        self._call(doing, lambda: cursor.executemany(sql, rows))
 
     def _run(self, sql: str, parameters: Sequence[Any], doing: str) -> DriverCursor:
         # Without parameters nothing is prepared, so all such statements share one cursor.
@@ -286,23 +278,7 @@ class Session:
         self._cursors.clear()
 
 
-def _mapped(error: Exception, doing: str) -> ConnectorError:
-    entries = getattr(error, "errors", None)
-    return _of_batch(entries, doing) if entries else _classified(error, doing)
-
-
-def _of_batch(entries: Sequence[Any], doing: str) -> ConnectorError:
-    """Of what a batch met, first of all what is no row's fault; else the rows, if the driver names them all."""
-    errors = [(entry.rownumber, _classified(entry, doing)) for entry in entries]
-    for _, error in errors:
-        if not isinstance(error, RowRejected):
-            return error
-    rows = {number - 1: error for number, error in errors if number and isinstance(error, RowRejected)}
-    first = errors[0][1]
-    return RowsRejected(str(first), rows=rows) if len(rows) == len(errors) else first
-
-
-def _classified(error: Any, doing: str) -> ConnectorError:
+def _mapped(error: Any, doing: str) -> ConnectorError:
     return classify(int(getattr(error, "errorcode", 0) or 0), str(getattr(error, "errortext", "")), doing=doing)
 
 

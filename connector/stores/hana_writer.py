@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from connector import failpoints
-from connector.errors import RowsRejected
 from connector.hana import Session
 from connector.model import ChangeSet, Chunk
 from connector.stores import records
@@ -50,15 +49,12 @@ class HanaWriter:
         return (chunk.text, metadata, vector, chunk.id, chunk.number, chunk.content_hash, self._place.stamp.id)
 
     def write(self, session: Session) -> None:
-        """Raises RowsRejected by positions in `chunks` and, behind them, `metadata_only`."""
+        """Raises RowRejected where HANA refuses one of the rows: which, it is not asked (`Session.execute_many`)."""
         table = self._place.table
         session.execute_many(table.delete(), self._deleted, doing="removing what is replaced")
         failpoints.reach("mid_upsert")
-        session.execute_each(table.insert(), self._rows, doing="writing vectors")
-        try:
-            session.execute_each(table.update_metadata(), self._metadata, doing="replacing metadata")
-        except RowsRejected as error:
-            raise error.moved(len(self._rows)) from None
+        session.execute_many(table.insert(), self._rows, doing="writing vectors")
+        session.execute_many(table.update_metadata(), self._metadata, doing="replacing metadata")
         self._write_quarantine(session)
 
     def _write_quarantine(self, session: Session) -> None:

@@ -451,4 +451,3 @@ def test_both_stores_name_the_rows_that_need_not_be_sent_to_be_refused(store, em
         records.checked_vectors(ChangeSet(chunks=[good] * 3, vectors=vectors), 16)
     assert set(caught.value.rows) == {1}
     assert isinstance(caught.value, ConnectorError)
-    assert set(caught.value.moved(5).rows) == {6}
