@@ -25,16 +25,15 @@ _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 _LOG = "its log says more"
 
 
-def of_service(api: ApiSettings, certificate: Path | None = None, patience: float = PATIENCE) -> str:
-    """Asks /health/ready, where the settings say that `serve` listens; no key is needed for it. `certificate`: the one
-    with which it serves https. Raises Fault."""
+def of_service(api: ApiSettings, patience: float = PATIENCE) -> str:
+    """Asks /health/ready, where the settings say that `serve` listens; no key is needed for it. Raises Fault."""
     if api.port == 0:
         raise Fault("[api] port is 0: nobody knows where the service listens", "set a port")
     host = _ANY.get(api.host, api.host)
     try:
-        connection = _connection(host, api.port, certificate, patience)
+        connection = _connection(host, api.port, api.tls_certificate, patience)
     except OSError as error:
-        raise Fault(f"the certificate {certificate} cannot be read ({type(error).__name__})", _LOG) from None
+        raise Fault(f"the certificate {api.tls_certificate} cannot be read ({type(error).__name__})", _LOG) from None
     try:
         connection.request("GET", "/health/ready")
         answer = connection.getresponse()

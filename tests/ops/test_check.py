@@ -53,11 +53,12 @@ esac
 @pytest.fixture
 def project(host: Host) -> Host:
     """Stubs of all tools in .venv, and semgrep as something that pip can get."""
-    (host.folder / "scripts/lib").mkdir()
+    (host.folder / "scripts/lib").mkdir(exist_ok=True)
     for name in ("scripts/check", "scripts/lib/venv.sh", "scripts/lib/tools.sh"):
         shutil.copy(ROOT / name, host.folder / name)
     for name in ("chmod", "cp", "mktemp", "sort"):
-        (host.bin / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+        if not (host.bin / name).exists():
+            (host.bin / name).symlink_to(shutil.which(name) or f"/bin/{name}")
     host.stub("git", "#!/usr/bin/env bash\necho a-file\n")
     (host.folder / "pyproject.toml").write_text("[project]\n")
     (host.folder / ".secrets.baseline").write_text("{}")

@@ -172,6 +172,24 @@ def test_prometheus_is_bounded_and_reads_what_monitoring_holds() -> None:
     assert not any("enable-lifecycle" in word or "enable-admin" in word for word in prometheus["command"])
 
 
+def test_prometheus_asks_services_of_its_networks_where_they_listen() -> None:
+    scrapes = YAML(typ="safe").load((ROOT / "monitoring" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    targets = [
+        target for job in scrapes["scrape_configs"] for each in job["static_configs"] for target in each["targets"]
+    ]
+    ports = {
+        "api": SERVICES["api"]["environment"]["OWL_SAP_API__PORT"],
+        "worker": SERVICES["worker"]["environment"]["OWL_SAP_WORKER__METRICS_PORT"],
+        "dcgm-exporter": "9400",
+        "localhost": "9090",
+    }
+    assert sorted(targets) == sorted(f"{name}:{port}" for name, port in ports.items())
+    for name in ("api", "worker", "dcgm-exporter"):
+        assert set(SERVICES[name]["networks"]) & set(SERVICES["prometheus"]["networks"]), name
+    tokens = {job["authorization"]["credentials_file"] for job in scrapes["scrape_configs"] if "authorization" in job}
+    assert tokens == {"/run/secrets/metrics_token"}
+
+
 @each
 def test_health_checks_and_who_waits_for_whom(name: str) -> None:
     service = SERVICES[name]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -81,6 +82,14 @@ class Container:
             [*command, sys.executable, "-m", "app", *verb], env=self.variables, stdout=pipe, stderr=pipe, text=True
         )
 
+    def as_process_1(self, *verb: str) -> subprocess.Popen[str]:
+        """In a namespace where it is process 1, which the kernel spares every signal that it does not ask for."""
+        command = [*UNSHARE, "--pid", "--fork", "--kill-child", sys.executable, "-m", "app", *verb]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, cwd=self.place / "data", env=self.variables, stdout=pipe, stderr=pipe, text=True
+        )
+
     def run(self, *verb: str) -> str:
         with self.start(*verb) as process:
             out, errors = process.communicate(timeout=120)
@@ -112,3 +121,20 @@ def test_it_serves_its_model_with_nothing_to_write_but_its_volumes(tmp_path: Pat
     assert "Read-only" not in errors
     assert "left writable" not in errors
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_as_process_1_it_answers_sigterm_without_an_init(tmp_path: Path) -> None:
+    container = Container(tmp_path)
+    container.variables |= {"OWL_SAP_API__HOST": "127.0.0.1", "OWL_SAP_EMBEDDING__MODEL": "hash:16"}
+    del container.variables["OWL_SAP_ACCESS__KEYS"]
+    with container.as_process_1("start", "serve") as process:
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["url"]
+            (inside,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            assert "NSpid:\t" + inside + "\t1\n" in Path(f"/proc/{inside}/status").read_text()
+            os.kill(int(inside), signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.communicate(timeout=30)

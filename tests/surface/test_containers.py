@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trustme
 from ruamel.yaml import YAML
 
 from app.src import health, starting
+from app.src.cli.worker import until_over
 from app.src.core import first_look
 from app.src.core.device import DeviceError, DeviceProfile
 from app.src.core.nvml import GpuSnapshot
@@ -258,12 +259,16 @@ def test_a_service_with_tls_is_known_by_its_own_certificate(answering: Callable[
     mine, other = (trustme.CA().issue_cert("search.example") for _ in range(2))
     for name, each in (("mine.pem", mine), ("other.pem", other)):
         each.cert_chain_pems[0].write_to_path(tmp_path / name)
-    settings = ApiSettings(port=answering(200, b"{}", mine))
-    assert "is ready" in health.of_service(settings, tmp_path / "mine.pem")
+    port = answering(200, b"{}", mine)
+
+    def with_certificate(name: str) -> ApiSettings:
+        return ApiSettings(port=port, tls_certificate=tmp_path / name, tls_key=tmp_path / "key.pem")
+
+    assert "is ready" in health.of_service(with_certificate("mine.pem"))
     with pytest.raises(Fault, match="does not answer"):
-        health.of_service(settings, tmp_path / "other.pem")
+        health.of_service(with_certificate("other.pem"))
     with pytest.raises(Fault, match="cannot be read"):
-        health.of_service(settings, tmp_path / "nowhere.pem")
+        health.of_service(with_certificate("nowhere.pem"))
 
 
 @pytest.mark.parametrize(
@@ -316,3 +321,25 @@ def test_a_heartbeat_that_cannot_be_written_ends_the_start(tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match=r"\[worker\] heartbeat: .* cannot be written"):
         health.Heartbeat(tmp_path / "nowhere" / "beat")
     health.Heartbeat(None).close()
+
+
+class Ended:
+    """A service as the worker's loop sees it: `spent` after so many looks, then or before that beyond help."""
+
+    looked_ago = 0.0
+
+    def __init__(self, spent: int, stuck_at: int | None = None) -> None:
+        self.looks, self.spent, self.stuck_at = 0, spent, stuck_at
+        self.jobs = self
+
+    def wait_spent(self, _seconds: float) -> bool:
+        self.looks += 1
+        return self.looks > self.spent
+
+    def beyond_help(self) -> str | None:
+        return "the engine stands still" if self.looks == self.stuck_at else None
+
+
+def test_a_worker_ends_when_its_engine_is_beyond_help() -> None:
+    assert until_over(cast("Any", Ended(3)), health.Heartbeat(None), 0.0) is None
+    assert until_over(cast("Any", Ended(9, stuck_at=2)), health.Heartbeat(None), 0.0) == "the engine stands still"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -263,6 +264,8 @@ def test_the_examples_are_valid(tmp_path: Path) -> None:
     ]
     names = {line.split("=")[0] for line in commented if "=" in line and line.split("=")[0].isupper()}
     known = {*own_variables(), *(variable.name for variable in (*VARIABLES, *GUIDE_VARIABLES)), "OWL_SAP_CONFIG"}
+    compose = (ROOT / "docker-compose.t4-optimized.yml").read_text()
+    known |= set(re.findall(r"\$\{(OWL_[A-Z_]+):-", compose)) - {"OWL_SAP_API__PORT"}
     assert {name.removesuffix("_FILE") for name in names} <= known
 
 

@@ -51,10 +51,7 @@ def health(ctx: typer.Context, role: Annotated[Role, typer.Argument(help="Whom t
 
     settings = loaded_for(ctx).settings
     try:
-        if role == Role.SERVE:
-            well = checks.of_service(settings.api, getattr(settings.api, "tls_certificate", None))
-        else:
-            well = checks.of_worker(settings.worker)
+        well = checks.of_service(settings.api) if role == Role.SERVE else checks.of_worker(settings.worker)
     except Fault as fault:
         output.fail(f"{fault}; {fault.fix}")
         return FAILED

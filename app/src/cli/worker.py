@@ -9,8 +9,8 @@ import typer
 
 from app.src.cli import output
 from app.src.cli.application import app, loaded_for, opened, verb
-from app.src.cli.exits import OK, UsageFault
-from app.src.cli.interrupts import orderly
+from app.src.cli.exits import OK, UNEXPECTED, UsageFault
+from app.src.cli.interrupts import leave_behind_what_hangs, orderly
 from app.src.health import Heartbeat
 from app.src.settings import WorkerSettings, no_collections
 
@@ -32,11 +32,11 @@ def worker(
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer GET /metrics there; 0 picks a free one.")
     ] = None,
-) -> None:
+) -> int:
     """Jobs and schedules without REST, beside a service that has `api.job_workers = 0`, or alone: goes on with what was
     left, runs what is asked for and what is due. The first line on stdout is {"worker": ..., "collections": ...} once
     it works, with the address of its metrics if it has one. SIGTERM ends it with 0 after the batch in hand; what is
-    unfinished goes on elsewhere, later."""
+    unfinished goes on elsewhere, later. It ends with 4 once the engine is beyond help."""
     loaded = loaded_for(ctx, {("worker", "max_jobs"): max_jobs, ("worker", "metrics_port"): metrics_port})
     settings = loaded.settings.worker
     if not loaded.settings.collections:
@@ -53,9 +53,25 @@ def worker(
             first["metrics"] = listener.url
         output.write_json(first)
         with closing(Heartbeat(settings.heartbeat)) as heartbeat:
-            while not service.jobs.wait_spent(1.0):
-                heartbeat.beat(lambda: service.jobs.looked_ago < _LOOKED_SECONDS)
-        output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): ending, to be started anew")
+            stuck = until_over(service, heartbeat)
+        if stuck is None:
+            output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): ending, to be started anew")
+        else:
+            output.fail(f"ended, for a supervisor to start it again: {stuck}")
+    code = OK if stuck is None else UNEXPECTED
+    leave_behind_what_hangs(code)
+    return code
+
+
+def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0) -> str | None:
+    """Waits until all jobs that may be begun are over (None), or until the engine is beyond help: then why. Gives signs
+    of life meanwhile."""
+    while not service.jobs.wait_spent(look_seconds):
+        stuck = service.beyond_help()
+        if stuck is not None:
+            return stuck
+        heartbeat.beat(lambda: service.jobs.looked_ago < _LOOKED_SECONDS)
+    return None
 
 
 def _listener(service: Service, wanted: WorkerSettings) -> MetricsListener | None:
