@@ -328,6 +328,21 @@ def test_unsynchronised_clock_is_noted(host: Host) -> None:
     assert "the clock is not synchronised" in host.run(SCRIPT, "--dry-run").stdout
 
 
+@pytest.mark.parametrize("where", ["env", "toml"])
+def test_a_certificate_of_the_service_itself_reaches_the_search(host: Host, where: str) -> None:
+    path = "/run/secrets/api_cert.pem"
+    if where == "env":
+        with (host.folder / ".env").open("a") as env:
+            env.write(f"OWL_SAP_API__TLS_CERTIFICATE={path}\n")
+    else:
+        (host.folder / "owl-sap.toml").write_text(f'[api]\ntls_certificate = "{path}"\n')
+    shebang, rest = (host.bin / "docker").read_text().split("\n", 1)
+    host.stub("docker", f'{shebang}\n[[ "$*" != *deploy_key* ]] || printf "%s\\n" "${{@: -3}}" >>"$STUB_LOG"\n{rest}')
+    result = host.run(SCRIPT)
+    assert "ready: https://127.0.0.1:1 " in result.stdout
+    assert f"\nhttps://127.0.0.1:1\n/run/secrets/deploy_key\n{path}\n" in host.log
+
+
 def test_help_and_usage(host: Host) -> None:
     assert "usage:" in host.run(SCRIPT, "--help").stdout
     wrong = host.run(SCRIPT, "--dryrun")

@@ -157,7 +157,7 @@ show_status() {
   local state_now
   state_now=$(health "$container")
   [[ -n $state_now ]] || refuse "there is no container $container. Deploy it: ./deploy_t4_optimized.sh"
-  say "$container: $state_now, http://$local_address:${setting[OWL_SAP_API__PORT]}"
+  say "$container: $state_now, $url"
   say "image: $(described "$image"); to go back to: $(image_id "$previous_image" | grep . || echo nothing)"
   [[ ! -f $state/last ]] || say "last deployment: $(tr '\n' ' ' <"$state/last")"
   if [[ -f $state/lock ]] && command -v flock >/dev/null 2>&1 && ! (exec 9<"$state/lock" && flock -n 9); then
