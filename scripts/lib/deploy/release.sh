@@ -38,7 +38,7 @@ remember_old() {
 
 build() {
   begin "building the image" "What ran before still runs; nothing else was changed."
-  say "torch for this driver: $OWL_TORCH"
+  say "torch for this driver: CUDA $OWL_CUDA"
   step "the image could not be built; the message above says why. What runs now was left as it is." "${compose[@]}" build
   [[ $mode != dry-run ]] || return 0
   # After the build, for only then it is known whether there is anything new: a second run must not lose the way back.
