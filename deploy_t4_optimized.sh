@@ -51,7 +51,7 @@ done
 
 deploy() {
   check_host
-  export OWL_TORCH=${OWL_TORCH:-$torch_spec} OWL_CUDA=${OWL_CUDA:-$cuda}
+  export OWL_CUDA=${OWL_CUDA:-$cuda}
   export OWL_REVISION=${OWL_REVISION:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
   pin_images
   remember_old

@@ -265,10 +265,10 @@ def test_no_build_starts_what_is_there(host: Host) -> None:
     assert " build" not in "\n".join(acts(host))
 
 
-@pytest.mark.parametrize(("driver", "torch"), [("580.95.05", "2.13"), ("550.54.14", "2.10"), ("525.60.13", "2.10")])
-def test_torch_is_chosen_by_the_driver(host: Host, driver: str, torch: str) -> None:
+@pytest.mark.parametrize(("driver", "cuda"), [("580.95.05", "13"), ("550.54.14", "12"), ("525.60.13", "12")])
+def test_torch_is_chosen_by_the_driver(host: Host, driver: str, cuda: str) -> None:
     host.variables["STUB_DRIVER"] = driver
-    assert f"torch for this driver: torch=={torch}.*" in host.run(SCRIPT, "--dry-run").stdout
+    assert f"torch for this driver: CUDA {cuda}\n" in host.run(SCRIPT, "--dry-run").stdout
 
 
 def test_the_cuda_of_the_build_the_commit_and_pinned_images_reach_compose(host: Host) -> None:
@@ -289,11 +289,13 @@ def test_the_cuda_of_the_build_the_commit_and_pinned_images_reach_compose(host: 
 
 def test_compose_v1_is_used_where_there_is_no_v2(host: Host) -> None:
     old_compose(host)
-    host.stub("docker-compose", '#!/usr/bin/env bash\nexec docker compose "$@"\n')
+    told = 'printf "v1 %s\\n" "$DOCKER_BUILDKIT$COMPOSE_DOCKER_CLI_BUILD" >>"$STUB_LOG"'
+    host.stub("docker-compose", f'#!/usr/bin/env bash\n{told}\nexec docker compose "$@"\n')
     result = host.run(SCRIPT)
     assert result.returncode == 0, result.stderr
     assert "+ docker-compose -f docker-compose.t4-optimized.yml --profile monitoring up -d --no-build" in result.stdout
     assert "end of life" in result.stdout
+    assert "v1 11\n" in host.log
 
 
 def test_without_monitoring(host: Host) -> None:
@@ -326,6 +328,21 @@ def test_a_failed_measurement_does_not_fail_the_deployment(host: Host) -> None:
 def test_unsynchronised_clock_is_noted(host: Host) -> None:
     host.stub("timedatectl", "#!/usr/bin/env bash\necho no\n")
     assert "the clock is not synchronised" in host.run(SCRIPT, "--dry-run").stdout
+
+
+@pytest.mark.parametrize("where", ["env", "toml"])
+def test_a_certificate_of_the_service_itself_reaches_the_search(host: Host, where: str) -> None:
+    path = "/run/secrets/api_cert.pem"
+    if where == "env":
+        with (host.folder / ".env").open("a") as env:
+            env.write(f"OWL_SAP_API__TLS_CERTIFICATE={path}\n")
+    else:
+        (host.folder / "owl-sap.toml").write_text(f'[api]\ntls_certificate = "{path}"\n')
+    shebang, rest = (host.bin / "docker").read_text().split("\n", 1)
+    host.stub("docker", f'{shebang}\n[[ "$*" != *deploy_key* ]] || printf "%s\\n" "${{@: -3}}" >>"$STUB_LOG"\n{rest}')
+    result = host.run(SCRIPT)
+    assert "ready: https://127.0.0.1:1 " in result.stdout
+    assert f"\nhttps://127.0.0.1:1\n/run/secrets/deploy_key\n{path}\n" in host.log
 
 
 def test_help_and_usage(host: Host) -> None:

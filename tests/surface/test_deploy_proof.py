@@ -6,6 +6,7 @@ import http.server
 import importlib.util
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+import trustme
 
 from tests.adversity.scene import Scene
 from tests.surface.conftest import environment
@@ -107,7 +109,7 @@ def answers() -> Iterator[Callable[[dict[str, tuple[int, Any]]], str]]:
     """A server with these answers by path; its address."""
     servers = []
 
-    def serve(by_path: dict[str, tuple[int, Any]]) -> str:
+    def serve(by_path: dict[str, tuple[int, Any]], tls: ssl.SSLContext | None = None) -> str:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -124,9 +126,11 @@ def answers() -> Iterator[Callable[[dict[str, tuple[int, Any]]], str]]:
                 """Silent."""
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
+        return f"http{'' if tls is None else 's'}://127.0.0.1:{server.server_port}"
 
     yield serve
     for server in servers:
@@ -157,6 +161,23 @@ def test_what_counts_as_an_answer(
 ) -> None:
     assert program("smoke").main(answers(by_path), KEY) == code
     assert says in capsys.readouterr().out
+
+
+def test_a_service_with_a_certificate_of_its_own(
+    answers: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Made out for another name, by an authority that nobody knows; another certificate is not believed."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own = authority.issue_cert("search.example")
+    own.configure_cert(context)
+    for name, certificate in (("own", own), ("other", trustme.CA().issue_cert("search.example"))):
+        certificate.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+    url = answers({LIST: (200, ONE), SEARCH: (200, {"hits": [{}]})}, context)
+    smoke = program("smoke")
+    assert smoke.main(url, KEY, str(tmp_path / "own.pem")) == 0
+    assert smoke.main(url, KEY, str(tmp_path / "other.pem")) == 1
+    assert "nothing answers" in capsys.readouterr().out
 
 
 def test_nobody_there(key_file: Path) -> None:

@@ -68,17 +68,25 @@ take_lock() {
   fi
 }
 
+# The service's own certificate, where owl-sap.toml names one.
+api_certificate() {
+  awk -F "[\"']" '/^[[:space:]]*\[/ { inside = /^[[:space:]]*\[api\]/ }
+    inside && /^[[:space:]]*tls_certificate[[:space:]]*=/ { print $2; exit }' owl-sap.toml 2>/dev/null
+}
+
 # Addresses, ports and the number of the card as compose will take them: the environment, else .env, else the default.
-local_address=127.0.0.1
+local_address=127.0.0.1 certificate="" url=""
 declare -A setting=([OWL_SAP_API__PORT]=8000 [OWL_PUBLISH]=127.0.0.1 [OWL_PROMETHEUS_PORT]=9090 [OWL_GRAFANA_PORT]=3000
-  [GPU_DEVICE_ID]=0)
+  [GPU_DEVICE_ID]=0 [OWL_SAP_API__TLS_CERTIFICATE]="")
 read_settings() {
   local name value names
   names=$(printf '|%s' "${!setting[@]}")
   while IFS='=' read -r name value; do
     [[ -z $value ]] || setting[$name]=$value
-  done < <(sed -nE "s/^[[:space:]]*(export[[:space:]]+)?(${names#|})=[\"']?([0-9A-Za-z.:]*).*/\2=\3/p" .env 2>/dev/null)
+  done < <(sed -nE "s/^[[:space:]]*(export[[:space:]]+)?(${names#|})=[\"']?([0-9A-Za-z.:\/_-]*).*/\2=\3/p" .env 2>/dev/null)
   for name in "${!setting[@]}"; do setting[$name]=${!name:-${setting[$name]}}; done
-  # The address by which this machine itself reaches what is published.
+  # How this machine itself reaches what is published.
   local_address=${setting[OWL_PUBLISH]/#0.0.0.0/127.0.0.1}
+  certificate=${setting[OWL_SAP_API__TLS_CERTIFICATE]:-$(api_certificate)}
+  url="http${certificate:+s}://$local_address:${setting[OWL_SAP_API__PORT]}"
 }

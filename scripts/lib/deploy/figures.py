@@ -2,13 +2,14 @@
 
 import json
 import sys
+from typing import Any
 
 
-def fastest(rows: list[dict], figure: str) -> dict | None:
+def fastest(rows: list[dict[str, Any]], figure: str) -> dict[str, Any] | None:
     return max((row for row in rows if row.get(figure) is not None), key=lambda row: row[figure], default=None)
 
 
-def lines(report: dict) -> list[str]:
+def lines(report: dict[str, Any]) -> list[str]:
     device = report["device"]
     product = fastest(report["matmul"], "tflops")
     embedding = fastest(report["embedding"], "tokens_per_second")

@@ -14,6 +14,7 @@ check_docker() {
     compose=(docker compose -f "$compose_file")
   elif command -v docker-compose >/dev/null 2>&1; then
     compose=(docker-compose -f "$compose_file")
+    export DOCKER_BUILDKIT=1 COMPOSE_DOCKER_CLI_BUILD=1 # or it would build without the mounts of the Dockerfile
     note "using docker-compose v1, which is at its end of life; the plugin docker-compose-plugin replaces it."
   else
     refuse "Docker Compose was not found. Install the plugin (apt install docker-compose-plugin)."
@@ -28,8 +29,8 @@ check_nvidia_runtime() {
   refuse "Docker has no NVIDIA runtime. Install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
 }
 
-# For the build, by the driver.
-torch_spec="" cuda=13
+# Of the torch that is built in, by the driver.
+cuda=13
 check_gpu() {
   local answer driver capability name
   command -v nvidia-smi >/dev/null 2>&1 || refuse "nvidia-smi was not found. Install the NVIDIA driver, branch R580."
@@ -42,10 +43,9 @@ check_gpu() {
   # Compared as one number: 7.5 -> 75, 10.0 -> 100.
   [[ $(tr -d '. ' <<<"$capability") -ge 75 ]] ||
     refuse "${name# } has compute capability ${capability# }; torch's wheels on PyPI start at 7.5 (T4). Use a T4 or newer."
-  torch_spec='torch==2.13.*'
   if [[ ${driver%%.*} -lt $driver_cuda13 ]]; then
     # shellcheck disable=SC2034  # read by the script itself
-    torch_spec='torch==2.10.*' cuda=12
+    cuda=12
     note "driver $driver is older than $driver_cuda13, so torch 2.10 (CUDA 12.8) is built in instead of 2.13 (CUDA 13)."
   fi
   say "GPU: ${name# }, driver $driver, compute capability ${capability# }"

@@ -18,14 +18,14 @@ try_search() {
   begin "trying a search" "The service runs and is ready; nothing is lost."
   if ! timeout 120 docker run --rm --network host --user "$user_id:$user_id" --read-only --cap-drop ALL \
     --security-opt no-new-privileges --volume "$PWD/secrets:/run/secrets:ro" --entrypoint python "$image" \
-    -c "$(<scripts/lib/deploy/smoke.py)" "http://$local_address:${setting[OWL_SAP_API__PORT]}" /run/secrets/deploy_key; then
+    -c "$(<scripts/lib/deploy/smoke.py)" "$url" /run/secrets/deploy_key ${certificate:+"$certificate"}; then
     record_result "search failed"
     refuse "the service is ready, but the search above failed. It goes on running. Look: docker exec $container python -m app doctor$(way_back)"
   fi
 }
 
 show_addresses() {
-  say "ready: http://$local_address:${setting[OWL_SAP_API__PORT]}  (each request with a key, /docs and /metrics too)"
+  say "ready: $url  (each request with a key, /docs and /metrics too)"
   if [[ $monitoring == yes ]]; then
     say "Prometheus: http://127.0.0.1:${setting[OWL_PROMETHEUS_PORT]}   Grafana: http://127.0.0.1:${setting[OWL_GRAFANA_PORT]} (user admin, password: sudo cat secrets/grafana_password)"
   fi

@@ -38,7 +38,7 @@ remember_old() {
 
 build() {
   begin "building the image" "What ran before still runs; nothing else was changed."
-  say "torch for this driver: $OWL_TORCH"
+  say "torch for this driver: CUDA $OWL_CUDA"
   step "the image could not be built; the message above says why. What runs now was left as it is." "${compose[@]}" build
   [[ $mode != dry-run ]] || return 0
   # After the build, for only then it is known whether there is anything new: a second run must not lose the way back.
@@ -157,7 +157,7 @@ show_status() {
   local state_now
   state_now=$(health "$container")
   [[ -n $state_now ]] || refuse "there is no container $container. Deploy it: ./deploy_t4_optimized.sh"
-  say "$container: $state_now, http://$local_address:${setting[OWL_SAP_API__PORT]}"
+  say "$container: $state_now, $url"
   say "image: $(described "$image"); to go back to: $(image_id "$previous_image" | grep . || echo nothing)"
   [[ ! -f $state/last ]] || say "last deployment: $(tr '\n' ' ' <"$state/last")"
   if [[ -f $state/lock ]] && command -v flock >/dev/null 2>&1 && ! (exec 9<"$state/lock" && flock -n 9); then

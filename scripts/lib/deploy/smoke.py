@@ -1,53 +1,68 @@
-"""Does the service answer a client? For deploy_t4_optimized.sh: `smoke.py URL KEYFILE`, standard library only.
+"""Does the service answer a client? `smoke.py URL KEYFILE [CERTIFICATE]`, with the standard library only.
 
 Searches each synced collection once; embeds a text where nothing is synced yet. Prints counts and times, never a row, a
 vector or the key. Exit 1 when something did not answer as it should. A key that may not read a collection (row rights)
-has been answered too.
+has been answered too. Where the service speaks TLS itself, its own certificate is believed, by whatever name it goes.
 """
 
 import json
 import math
+import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 TEXT = "steel bolt"
 SECONDS = 30
 
 
-def ask(url: str, key: str, body: object = None) -> tuple[int, object]:
-    """Status and document; 0 and the reason where nothing answered."""
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    # No proxy of the environment between this machine and itself.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(urllib.request.Request(url, data, headers), timeout=SECONDS) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, None
-    except (OSError, ValueError) as error:
-        return 0, type(error).__name__
+class Client:
+    """Of one service, with one key. `certificate`: the service's own, to be believed by whatever name it goes."""
+
+    def __init__(self, url: str, key: str, certificate: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        # No proxy of the environment between this machine and itself.
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if certificate is not None:
+            context = ssl.create_default_context(cafile=certificate)
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def ask(self, path: str, body: object = None) -> tuple[int, Any]:
+        """Status and document; 0 and the reason where nothing answered."""
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(self.url + path, data, self._headers)
+            with self._opener.open(request, timeout=SECONDS) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, None
+        except (OSError, ValueError) as error:
+            return 0, type(error).__name__
 
 
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
-def embeds(url: str, key: str) -> bool:
-    status, vectors = ask(f"{url}/embed", key, {"inputs": TEXT})
+def embeds(client: Client) -> bool:
+    status, vectors = client.ask("/embed", {"inputs": TEXT})
     good = status == 200 and isinstance(vectors, list) and len(vectors) == 1 and len(vectors[0]) > 0
     good = good and all(math.isfinite(number) for number in vectors[0])
     say(f"embed: {len(vectors[0])} finite numbers" if good else f"embed: no vector (HTTP {status})")
     return good
 
 
-def searches(url: str, key: str, name: str) -> bool:
+def searches(client: Client, name: str) -> bool:
     started = time.monotonic()
-    status, found = ask(f"{url}/v1/collections/{name}/search", key, {"query": TEXT, "k": 3})
+    status, found = client.ask(f"/v1/collections/{name}/search", {"query": TEXT, "k": 3})
     spent = (time.monotonic() - started) * 1000
     if status == 403:
         say(f"search in {name}: refused to this key by its rights (HTTP 403), as it should")
@@ -58,17 +73,18 @@ def searches(url: str, key: str, name: str) -> bool:
     return bool(hits)
 
 
-def main(url: str, key: str) -> int:
-    status, collections = ask(f"{url}/v1/collections", key)
+def main(url: str, key: str, certificate: str | None = None) -> int:
+    client = Client(url, key, certificate)
+    status, collections = client.ask("/v1/collections")
     if status != 200 or not isinstance(collections, list):
         say(f"list of collections: HTTP {status}" if status else f"nothing answers at {url}: {collections}")
         return 1
     synced = [collection["collection"] for collection in collections if collection.get("rows")]
     if not synced:
         say("nothing is synced yet, so a text is embedded instead of a search")
-    good = [searches(url, key, name) for name in synced] or [embeds(url, key)]
+    good = [searches(client, name) for name in synced] or [embeds(client)]
     return 0 if all(good) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1].rstrip("/"), Path(sys.argv[2]).read_text(encoding="utf-8").strip()))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]).read_text(encoding="utf-8").strip(), *sys.argv[3:]))
