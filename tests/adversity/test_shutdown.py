@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.src.core.engine import EngineOptions, load_engine
+from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from tests.adversity.scene import NAME, Scene
 from tests.adversity.test_faults_on_order import order

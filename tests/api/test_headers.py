@@ -115,7 +115,7 @@ def test_docs_can_be_switched_off(synced: Service) -> None:
 def test_no_other_site_may_read_answers(client: Client) -> None:
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     preflight = client.options("/embed", headers=asked | {"Access-Control-Request-Headers": "content-type"})
-    assert preflight.status_code == 405
+    assert preflight.status_code in (403, 405)
     answer = client.get("/v1/info", headers=asked)
     for headers in (preflight.headers, answer.headers):
         assert not [name for name in headers if name.startswith("access-control")]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from app.src.api.errors import retry_after
 from app.src.jobs import (
     Job,
     JobOptions,
@@ -548,6 +549,59 @@ def test_nothing_ends_the_thread_that_begins_jobs(
     job = wait_for(jobs, jobs.begin("a", lambda run: {"rows": 2}))
     assert (job.state, job.attempts) == ("succeeded", 3)
     assert "no job can be begun at the moment: RuntimeError" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_work_that_ends_its_thread_does_not_run_for_ever(make: Make, kind: type[BaseException]) -> None:
+    """In the records, that is: nobody else takes a job whose process lives."""
+    jobs = make()
+
+    def dying(_: Run) -> Any:
+        raise kind
+
+    job = wait_for(jobs, jobs.begin("a", dying))
+    assert (job.state, kind.__name__ in (job.error or "")) == ("failed", True)
+    assert wait_for(jobs, jobs.begin("a", lambda run: {"rows": 2})).state == "succeeded"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dispatcher_that_died_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, take = make(), Jobs._take_all
+
+    def dying(_: Jobs) -> None:
+        monkeypatch.setattr(Jobs, "_take_all", take)
+        raise SystemExit
+
+    monkeypatch.setattr(Jobs, "_take_all", dying)
+    first = jobs.begin("a", lambda run: {"rows": 1})
+    assert jobs._dispatcher is not None
+    jobs._dispatcher.join(10)
+    assert wait_for(jobs, jobs.begin("b", lambda run: {"rows": 2})).state == "succeeded"
+    assert wait_for(jobs, first).state == "succeeded"
+
+
+def test_a_full_queue_says_when_there_may_be_room(tmp_path: Path) -> None:
+    """As long as the last jobs took, shared by those that run; nothing while nobody can tell."""
+    now = 1000.0
+    with closing(Journal(tmp_path, Limits(queued=1), lambda: now)) as journal:
+        me = "me"
+        for seconds in (30.0, 50.0):
+            job = journal.add(Wanted("a"))
+            assert job is not None
+            journal.claim(me, None)
+            now += seconds
+            journal.finish(job.id, me, Outcome("succeeded", {}))
+        journal.add(Wanted("waits"))
+        with pytest.raises(QueueFull) as unknown:
+            journal.add(Wanted("b"))
+        assert unknown.value.seconds is None, "none runs, so none will end"
+        with closing(Presence(tmp_path)) as alive:
+            assert journal.claim(alive.id, None) is not None
+            journal.add(Wanted("waits too"))
+            with pytest.raises(QueueFull) as full:
+                journal.add(Wanted("b"))
+    assert full.value.seconds == pytest.approx(40)
+    assert retry_after(full.value) == "40"
 
 
 def test_a_folder_that_cannot_be_looked_into_is_said(tmp_path: Path) -> None:

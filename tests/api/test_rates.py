@@ -171,7 +171,7 @@ def limited(service: Service, **access: Any) -> Iterator[httpx.Client]:
     """The whole application, asked by a key."""
     document = service.settings.model_dump(by_alias=True) | {"access": access}
     service.settings = Settings.model_validate(document)
-    with mock.patch.object(server, "Guard", Named), serving(service) as client:
+    with mock.patch.object(server.guard, "Guard", Named), serving(service) as client:
         yield client
 
 

@@ -202,11 +202,13 @@ class Failures:
     the same address, and keys are too long to be guessed."""
 
     def __init__(self, rate: str, *, clock: Callable[[], float] = time.monotonic, most: int = MOST_COUNTED) -> None:
-        self._item = parse(rate)
+        self._item = None if rate == UNLIMITED else parse(rate)
         self._limiter = _Limiter(clock, most)
 
     def add(self, address: str) -> float | None:
         """One more; the seconds to wait where that is too many, else None."""
+        if self._item is None:
+            return None
         where = _customer(address)
         if self._limiter.hit(self._item, where) is not None:
             return None
