@@ -52,7 +52,8 @@ sys.path.insert(0, str(ROOT))
 from app.src.benchmark.machine import machine  # noqa: E402
 from app.src.benchmark.report import Part, Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, Target, at_most  # noqa: E402
-from app.src.core.engine import EmbeddingEngine, EngineOptions, load_engine  # noqa: E402
+from app.src.core.engine import EmbeddingEngine  # noqa: E402
+from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.settings import ApiSettings  # noqa: E402
 from benchmarks.load_clients import Address, Crowd, Huge, Question, Slow, Tally, lag_watched, send_huge  # noqa: E402
 from benchmarks.sync import HASHING, Scene, material, scene  # noqa: E402
@@ -258,6 +259,7 @@ def configuration(stage: Scene, given: argparse.Namespace) -> dict[str, Any]:
             "query_cache_mb": 0,  # every search text is computed
         },
         "api": api,
+        "access": {"keys": str(stage.folder / "keys.json")} if given.authenticate else {},
         "collections": [block | {"name": COLLECTION, "where": some}, block | {"name": BESIDE, "where": others}],
     }
 
@@ -265,7 +267,7 @@ def configuration(stage: Scene, given: argparse.Namespace) -> dict[str, Any]:
 def new_key(config: Path) -> str:
     """Of one who may ask as often as he likes: here the service's own limits are measured, not those of a key."""
     command = [sys.executable, "-m", "app", "--config", str(config), "keys", "create", "load", "--json"]
-    command += ["--scope", "admin", "--rate", "100000000/day", "--concurrency", "100000"]
+    command += ["--scope", "admin", "--every-row", "--rate", "100000000/day", "--concurrency", "100000"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=config.parent, env=environment, capture_output=True, text=True, check=True)
     return str(json.loads(done.stdout)["key"])

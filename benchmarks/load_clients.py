@@ -1,5 +1,6 @@
-"""The clients of `benchmarks/load.py`: many connections from one event loop, each with one request at a time whose
-answer is compared with what it must be; and clients that are slow, that never read, or that send far too much.
+"""The clients of `benchmarks/load.py` (this file, benchmarks/load_clients.py, is no program): many connections from one
+event loop, each with one request at a time whose answer is compared with what it must be; and clients that are slow,
+that never read, or that send far too much.
 """
 
 from __future__ import annotations

@@ -21,12 +21,15 @@ from typing import Any
 import pytest
 from httpx import Client
 
+from app.src.access.keys import Grant, create
 from app.src.service import Service
-from app.src.settings import Settings
+from app.src.settings import AccessSettings, Settings
 from connector.model import KeyRange, Query, Row
 from tests.api.conftest import TableSource, serving, settings_in
 from tests.emulator.process import Emulator
 
+MOST = "100000000/day"
+"""Requests: here nobody is limited."""
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 CHECKS = {
@@ -60,17 +63,27 @@ class SlowSource(TableSource):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, emulator: Emulator) -> Iterator[Served]:
-    """Rows in memory, tables of the stand-in, vectors in a local store, the test embedder."""
+    """Rows in memory, tables of the stand-in, vectors in a local store, the test embedder; a key is asked for."""
     schema = "SCHEMATHESIS"
     with_tables(emulator, schema)
     hana = {"host": emulator.host, "port": emulator.port, "user": emulator.user, "password": emulator.password}
-    given = settings_in(tmp_path_factory.mktemp("schemathesis")).model_dump(by_alias=True)
-    settings = Settings.model_validate(given | {"hana": {**hana, "encrypt": False, "schema": schema}})
+    folder = tmp_path_factory.mktemp("schemathesis")
+    given = settings_in(folder).model_dump(by_alias=True)
+    access: dict[str, Any] = {"keys": folder / "keys.json"}
+    if "failures" in AccessSettings.model_fields:
+        access["failures"] = MOST
+    changed = {"hana": {**hana, "encrypt": False, "schema": schema}, "access": access}
+    settings = Settings.model_validate(given | changed)
+    key = create(folder / "keys.json", Grant("schemathesis", ("admin",), every_row=True, rate=MOST, concurrency=1000))[
+        1
+    ]
     service = Service(settings, source=SlowSource())
     try:
         service.sync("materials")
         with serving(service) as client:
-            yield Served(client, {})
+            headers = {"Authorization": f"Bearer {key}"}
+            client.headers.update(headers)
+            yield Served(client, headers)
     finally:
         service.close()
 

@@ -190,8 +190,8 @@ class ApiSettings(_Section):
     max_wait: Duration = Field(
         default=10.0,
         gt=0,
-        description="seconds (or 30s, 1m) that a request may wait for one of these threads; while one has waited "
-        "longer, new ones are refused (HTTP 429)",
+        description="seconds (or 30s, 1m) that a request may wait for one of these threads; who would wait longer, as "
+        "far as can be told, is refused (HTTP 429)",
     )
     job_workers: int = Field(
         default=2,
