@@ -276,6 +276,15 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         create(tmp_path / "none" / "keys.json", Grant("web", ("search",)))
 
 
+def test_of_a_link_what_it_leads_to_is_replaced(path: Path) -> None:
+    link = path.with_name("link.json")
+    create(path, Grant("web", ("search",)))
+    link.symlink_to(path)
+    create(link, Grant("other", ("search",)))
+    assert link.is_symlink()
+    assert [key.name for key in read(path)] == ["web", "other"]
+
+
 def test_changes_at_once_lose_none(path: Path) -> None:
     """Two processes, five keys each."""
     program = (

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route
 
 from app.src.access.keys import Grant, create
 from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, Principal, Scope
-from app.src.api.guard import NEEDS, OPEN, PRINCIPAL, Unlisted, _Ways
+from app.src.api.guard import NEEDS, OPEN, PRINCIPAL, Guard, Unlisted, _Ways
 from app.src.api.server import create_app
 from app.src.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
@@ -30,6 +31,7 @@ UNLIMITED = {"rate": "unlimited", "failures": "unlimited"}
 
 
 def with_access(folder: Path, **access: Any) -> Service:
+    """Without the limits of `api.limiting`: one address is refused hundreds of times here."""
     settings = settings_in(folder)
     return Service(
         settings.model_validate(settings.model_dump(by_alias=True) | {"access": access}), source=TableSource()
@@ -146,6 +148,30 @@ def test_a_refusal_is_a_problem_document(client: httpx.Client) -> None:
     assert answer.headers["content-type"] == "application/problem+json"
     assert document["request_id"] == answer.headers["x-request-id"]
     assert "X-API-Key" in document["detail"]
+
+
+@pytest.mark.covers("POST /v1/embeddings", "GET /v1/models", errors=True)
+def test_openais_own_client(client: httpx.Client, guarded: Guarded) -> None:
+    base = str(client.base_url.join("/v1"))
+    with openai.OpenAI(api_key=guarded.keys["embed"], base_url=base, max_retries=0) as known:
+        assert len(known.embeddings.create(model="hash:64", input="steel").data[0].embedding) == 64
+    for key, error in (
+        ("sk-unknown", openai.AuthenticationError),
+        (guarded.keys["sync"], openai.PermissionDeniedError),
+    ):
+        with openai.OpenAI(api_key=key, base_url=base, max_retries=0) as other, pytest.raises(error) as refused:
+            other.embeddings.create(model="hash:64", input="steel")
+        assert key not in str(refused.value)
+
+
+@pytest.mark.parametrize("why", ['a "quoted" word', "line\nbreak", "ümlaut", "back\\slash", "\x00"])
+def test_no_reason_breaks_the_header(guarded: Guarded, why: str) -> None:
+    guard = Guard(_nothing, create_app(guarded.service).routes, guarded.service.access, guarded.service.metrics)
+    answer = guard._unauthenticated({"type": "http", "path": "/", "headers": [], "server": ("x", 1)}, why, "signature")
+    assert re.fullmatch(
+        r'Bearer realm="owl-sap", error="[a-z_]+", error_description="[ !#-\[\]-~]*"',
+        answer.headers["www-authenticate"],
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- credentials
@@ -383,8 +409,6 @@ def test_routes_see_who_asks(guarded: Guarded, tmp_path: Path) -> None:
 
 def seen_by(service: Service, inner: Any, path: str, headers: dict[str, str]) -> int:
     import asyncio
-
-    from app.src.api.guard import Guard
 
     service.access.open()
     guard = Guard(inner, create_app(service).routes, service.access, service.metrics)

@@ -18,6 +18,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from app.src.access import keys
+from app.src.access.errors import AccessUnusable
 from app.src.cli import app
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed
 from tests.surface.conftest import environment
@@ -208,6 +210,24 @@ def test_refusals_in_this_process(
     assert run.exit_code == 2
     assert why in run.stderr
     assert not (tmp_path / "keys.json").exists()
+
+
+def test_a_key_that_could_not_be_handed_over_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    real = keys.write_private
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "token":
+            raise AccessUnusable("token: cannot be replaced (No space left on device)")
+        real(path, content)
+
+    monkeypatch.setattr(keys, "write_private", full)
+    run = CliRunner().invoke(app, ["keys", "create", "web", "--scope", "search", "--out", "token"], env=SERVICE)
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert [key.state(key.created) for key in keys.read(tmp_path / "keys.json")] == ["revoked"]
+    refused = CliRunner().invoke(app, ["keys", "create", "w", "--scope", "search", "--out", "/dev/null"], env=SERVICE)
+    assert refused.exit_code == 2
+    assert Path("/dev/null").is_char_device()
 
 
 def test_without_a_file_configured_it_says_what_to_set(cli: Cli) -> None:

@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 
 from app.src.access.errors import IssuerAway, Unauthenticated
-from app.src.access.jwks import Address, File, KeySet
+from app.src.access.jwks import FETCH_SECONDS, Address, File, KeySet
 from app.src.access.keys import PREFIX, KeyRing
 from app.src.access.presets import reading
 from app.src.access.principal import Principal
@@ -71,7 +71,8 @@ class Authentication:
             principal = tokens.principal(token)
         except UnknownKey:
             if keys.due(unknown=True) or self._under_way:
-                await asyncio.shield(self._fetch(keys))
+                # Looking a name up has no bound of its own.
+                await asyncio.wait((self._fetch(keys),), timeout=FETCH_SECONDS + 1)
         else:
             if keys.due():
                 _ = self._fetch(keys)  # nobody waits: those in hand are good meanwhile

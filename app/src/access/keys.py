@@ -184,6 +184,7 @@ def write_private(path: Path, content: bytes) -> None:
 @contextmanager
 def _changing(path: Path) -> Iterator[list[Key]]:
     """The keys, to be changed in place and written at the end; one process at a time."""
+    path = path.resolve()  # of a link what it leads to, not the link, is replaced
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -203,7 +203,8 @@ class Guard:
 
     def _unauthenticated(self, scope: Scope, why: str, code: str) -> Response:
         """RFC 6750: who sent nothing is told how to, who sent something is told what is wrong with it."""
-        header = _REALM if code == "missing" else f'{_REALM}, error="invalid_token", error_description="{why}"'
+        told = "".join(char for char in why if " " <= char <= "~" and char not in '"\\')  # RFC 6750, section 3
+        header = _REALM if code == "missing" else f'{_REALM}, error="invalid_token", error_description="{told}"'
         return self._refuse(scope, UNAUTHORIZED, why, code, header)
 
     def _forbidden(self, scope: Scope, need: Need) -> Response:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from app.src.access.errors import AccessUnusable
 from app.src.access.principal import SCOPES, Scope
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, keys_app, loaded_for, verb
@@ -52,7 +54,7 @@ def create(  # noqa: PLR0913 - a verb has as many parameters as options
         key, secret = keys.create(path, grant)
     except ValueError as error:
         raise UsageFault(str(error)) from None
-    _hand_over(key, secret, out, json)
+    _hand_over(path, key, secret, Form(out, json))
 
 
 @verb(keys_app, "list")
@@ -99,11 +101,12 @@ def rotate(
 
     _check_target(out)
     lifetime = None if expires is None else _lifetime(expires)
+    path = _path(ctx)
     try:
-        key, secret = keys.rotate(_path(ctx), which, _seconds(overlap), lifetime)
+        key, secret = keys.rotate(path, which, _seconds(overlap), lifetime)
     except ValueError as error:
         raise UsageFault(str(error)) from None
-    _hand_over(key, secret, out, json)
+    _hand_over(path, key, secret, Form(out, json))
     output.say(f"the old key is good for {overlap} more, then refused")
 
 
@@ -116,16 +119,33 @@ def _path(ctx: typer.Context) -> Path:
 
 def _check_target(out: Path | None) -> None:
     """Before a key is made that nobody would ever see."""
-    if out is not None and not out.parent.is_dir():
+    if out is None:
+        return
+    if not out.parent.is_dir():
         raise UsageFault(f"{out.parent}: there is no such folder")
+    if out.exists() and not out.is_file():
+        raise UsageFault(f"{out}: is no file; without --out the key goes to stdout")
 
 
-def _hand_over(key: Key, secret: str, out: Path | None, json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a key is handed over: `out` is its file, None is stdout."""
+
+    out: Path | None
+    json: bool
+
+
+def _hand_over(path: Path, key: Key, secret: str, form: Form) -> None:
     from app.src.access import keys
 
+    out, json = form.out, form.json
     document: dict[str, Any] = key.shown(datetime.now(UTC))
     if out is not None:
-        keys.write_private(out, secret.encode())
+        try:
+            keys.write_private(out, secret.encode())
+        except AccessUnusable:
+            keys.revoke(path, key.id)  # nobody has it, and nobody ever will
+            raise
         document["file"] = str(out)
     else:
         document["key"] = secret
