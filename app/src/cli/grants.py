@@ -52,5 +52,5 @@ def _script(found: Sequence[Statement]) -> Iterator[str]:
     for system, statements in groupby(found, lambda statement: statement.system):
         yield f"\n-- in the HANA of [{system}]"
         for statement in statements:
-            yield f"-- {statement.why}"
+            yield f"-- {' '.join(statement.why.split())}"  # a name with a line break would end the comment
             yield f"{statement.sql};"
