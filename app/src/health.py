@@ -21,7 +21,7 @@ PATIENCE = 8.0
 """Seconds for the service to answer; a readiness probe may have to ask HANA."""
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
-_ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+_ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # nosec B104 # asked instead; nothing listens here
 _LOG = "its log says more"
 
 

@@ -25,7 +25,6 @@ from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
 from app.src.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
-from app.src.grants import Grantee, Statement, statements
 from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
@@ -226,10 +225,6 @@ class Service:
         sync."""
         self.spec(name)
         return self.background.start_build(name, request)
-
-    def grants(self, grantee: Grantee) -> list[Statement]:
-        """The rights in HANA that the settings need, as SQL; connects to nothing. Raises ConfigurationError."""
-        return statements(self.settings, grantee)
 
     def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
         """What a sync would do; writes nothing. Raises as a sync would before it writes."""

@@ -175,5 +175,7 @@ def decided(principal):
     # ruleid: owl-assert-decides
     assert principal.admin, "not allowed"
     # ok: owl-assert-decides
+    assert principal is not None
+    # ok: owl-assert-decides
     if not principal.admin:
         raise PermissionError

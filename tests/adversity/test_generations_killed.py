@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from app.src.access.principal import OPERATOR
 from app.src.generations import BuildReport
 from app.src.service import Service
 from app.src.settings import Settings
@@ -103,7 +104,7 @@ def whole(scene: Scene, number: int) -> Content:
         (status,) = here.status()
         assert (status["generation"], status["rows"], status["dimension"]) == (number, STORED, 64 * number)
         assert [each.number for each in generations(scene) if each.state == "active"] == [number]
-        assert here.search(NAME, "pump 12 of plant 5", 1).hits[0].key == {"K": 12}
+        assert here.search(NAME, "pump 12 of plant 5", 1, principal=OPERATOR).hits[0].key == {"K": 12}
     return scene.sound()
 
 

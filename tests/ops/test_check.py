@@ -53,9 +53,8 @@ esac
 @pytest.fixture
 def project(host: Host) -> Host:
     """Stubs of all tools in .venv, and semgrep as something that pip can get."""
-    (host.folder / "scripts/lib").mkdir(exist_ok=True)
-    for name in ("scripts/check", "scripts/lib/venv.sh", "scripts/lib/tools.sh"):
-        shutil.copy(ROOT / name, host.folder / name)
+    shutil.copytree(ROOT / "scripts/lib", host.folder / "scripts/lib", dirs_exist_ok=True)
+    shutil.copy(ROOT / "scripts/check", host.folder / "scripts/check")
     for name in ("chmod", "cp", "mktemp", "sort"):
         if not (host.bin / name).exists():
             (host.bin / name).symlink_to(shutil.which(name) or f"/bin/{name}")
@@ -80,7 +79,7 @@ def tools_run(project: Host) -> list[str]:
 
 
 def test_every_step_in_order(project: Host) -> None:
-    result = project.run("scripts/check")
+    result = project.run("scripts/check", *STEPS)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == "check: all green"
     assert tools_run(project) == [
@@ -101,7 +100,7 @@ def test_semgrep_is_installed_once_and_at_a_fixed_version(project: Host) -> None
 @pytest.mark.parametrize("tool", TOOL_OF)
 def test_a_red_step_is_named_and_the_others_run(project: Host, tool: str) -> None:
     project.variables["STUB_FAILS"] = tool
-    result = project.run("scripts/check")
+    result = project.run("scripts/check", *STEPS)
     assert result.returncode == 1
     assert f"FAILED: {TOOL_OF[tool]}\n" in result.stderr
     assert "all green" not in result.stdout
@@ -147,6 +146,13 @@ def test_outside_a_checkout_secrets_are_not_looked_for_and_that_is_said(project:
     assert result.returncode == 0
     assert "skipped: secrets (a git checkout is missing)" in result.stdout
     assert tools_run(project) == []
+
+
+def test_each_step_is_a_name_and_a_function() -> None:
+    text = (ROOT / "scripts/check").read_text()
+    (names,) = re.findall(r"^all_steps=\(\n(.*?)^\)", text, re.M | re.S)
+    assert names.split() == re.findall(r"^step_(\w+)\(\)", text, re.M)
+    assert set(STEPS) <= set(names.split())
 
 
 def test_steps_can_be_chosen_and_unknown_ones_are_refused(project: Host) -> None:

@@ -251,7 +251,7 @@ def test_who_only_searches_needs_to_read_the_vectors(place: Place) -> None:
 
     settings = load(place.folder / "owl-sap.toml", environ=place.variables()).settings
     service = Service(settings)
-    with TestClient(create_app(service)) as client:
+    with TestClient(create_app(service), base_url="http://127.0.0.1") as client:
         assert client.get("/health/ready").status_code == 200
         answer = client.post("/v1/collections/full/search", json={"query": "pump"})
         assert (answer.status_code, answer.json()["hits"][0]["key"]) == (200, {"K": 1})

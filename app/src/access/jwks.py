@@ -260,7 +260,7 @@ class KeySet:
                 _log.warning("%s", self.fault)
             else:
                 digest = hashlib.sha256(content).digest()
-                self.generation += digest != self._digest
+                self.generation += digest != self._digest  # nosemgrep: owl-access-compared - of public keys
                 self._keys, self._digest, self.fault = keys, digest, None
                 self._had = time.monotonic()
             finally:

@@ -39,7 +39,7 @@ def start(ctx: typer.Context, role: Annotated[Role, typer.Argument(help="What to
     options += ["--debug"] if invocation.debug else []
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "app", *options, role.value])
+    os.execv(sys.executable, [sys.executable, "-m", "app", *options, role.value])  # nosec B606 # this Python, no shell
 
 
 @verb(app, "health")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, app, loaded_for, opened, verb
+from app.src.cli.application import JsonFlag, app, loaded_for, verb
 
 if TYPE_CHECKING:
     from app.src.grants import Statement
@@ -37,10 +37,10 @@ def grants(
     json: JsonFlag = False,
 ) -> None:
     """Print grants.sql: the least rights in HANA with which these collections can be synced and searched."""
-    from app.src.grants import Grantee
+    from app.src.grants import Grantee, statements
 
-    with opened(loaded_for(ctx)) as service:
-        found = service.grants(Grantee(user=user, role=role, search_only=search_only, setup=setup))
+    grantee = Grantee(user=user, role=role, search_only=search_only, setup=setup)
+    found = statements(loaded_for(ctx).settings, grantee)
     if json:
         output.write_json([statement.as_dict() for statement in found])
     else:
@@ -52,5 +52,5 @@ def _script(found: Sequence[Statement]) -> Iterator[str]:
     for system, statements in groupby(found, lambda statement: statement.system):
         yield f"\n-- in the HANA of [{system}]"
         for statement in statements:
-            yield f"-- {statement.why}"
+            yield f"-- {' '.join(statement.why.split())}"  # a name with a line break would end the comment
             yield f"{statement.sql};"
