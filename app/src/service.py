@@ -87,7 +87,7 @@ class Service:
             settings, self.metrics, source=source, store=store, loaded=self._engine_loaded, graphs_folder=graphs
         )
         self.metrics.watch_gpus(self.gpu)
-        self.metrics.gpu_missing.set_function(self._gpu_is_missing)
+        self.metrics.gpu_missing.set_function(lambda: float(self.probes.gpu_is_missing(self.parts.engine_if_loaded)))
         self.access = Authentication(settings.access)
         self.background = Background(settings, file, self, self.parts.expected_errors)
         self.jobs = self.background.jobs
@@ -523,9 +523,6 @@ class Service:
         """Why the CPU computes although a GPU is asked for, as far as is known now; loads no engine."""
         return self.probes.gpu_missing(self.parts.engine_if_loaded)
 
-    def _gpu_is_missing(self) -> float:
-        return float(self.probes.gpu_is_missing(self.parts.engine_if_loaded))
-
     def _engine_loaded(self, engine: EmbeddingEngine) -> None:
         """Whatever process it is: who asks for a GPU and gets the CPU is told, once and in one line, before anything is
         computed."""
@@ -543,10 +540,6 @@ class Service:
             readiness.unavailable = readiness.unavailable or fault
         self.metrics.tell_ready(readiness.checks)
         return readiness
-
-    def beyond_help(self) -> str | None:
-        """As `Probes.beyond_help`."""
-        return self.probes.beyond_help()
 
     def doctor(self) -> list[doctor.Check]:
         return doctor.examine(self.probes)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.src.access.principal import LOOPBACK, Principal
 from app.src.access.rates import Failures, RateExceeded, Rates
-from app.src.api import server
+from app.src.api import guard
 from app.src.api.guard import PRINCIPAL
 from app.src.api.limiting import Limited, Throttled
 from app.src.api.server import create_app
@@ -171,7 +171,7 @@ def limited(service: Service, **access: Any) -> Iterator[httpx.Client]:
     """The whole application, asked by a key."""
     document = service.settings.model_dump(by_alias=True) | {"access": access}
     service.settings = Settings.model_validate(document)
-    with mock.patch.object(server.guard, "Guard", Named), serving(service) as client:
+    with mock.patch.object(guard, "Guard", Named), serving(service) as client:
         yield client
 
 

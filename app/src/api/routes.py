@@ -93,7 +93,7 @@ def _add_health(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/health/live", response_model=schemas.HealthBody)
     async def live(request: Request) -> Response:
         """The process answers, and the engine is not beyond help; otherwise 503: only a new process helps."""
-        stuck = desk.service.beyond_help()
+        stuck = desk.service.probes.beyond_help()
         if stuck is None:
             return Json({"status": "ok", "checks": {}})
         detail = stuck if guard.known(request.scope) else _WHY_UNAVAILABLE

@@ -229,7 +229,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._api.exit_when_stuck and counter % _LOOK_TICKS == 0 and not self.should_exit:
-            self.stuck = self._service.beyond_help()
+            self.stuck = self._service.probes.beyond_help()
             if self.stuck is not None:
                 self.should_exit = True
                 self._see_to_the_end(UNEXPECTED)
