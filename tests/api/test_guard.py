@@ -250,9 +250,7 @@ ODD = [
     *("/docs", "/docs/", "/redoc", "/openapi.json", "/openapi.json/", "/docs/oauth2-redirect", "*", "http://x/v1/info"),
     *("/v1/models/a/../../info", "/v1/models/%2e%2e/info", "/metrics/", "/metrics%0A", "/v1/collections/a%2Fb/search"),
 ]
-WAYS_TO_WHAT_ANYBODY_MAY = {
-    *("/v1/info?", "/v1/%69nfo", "/v1%2Finfo", "http://x/v1/info", "/docs", "/openapi.json")
-}
+WAYS_TO_WHAT_ANYBODY_MAY = {*("/v1/info?", "/v1/%69nfo", "/v1%2Finfo", "http://x/v1/info", "/docs", "/openapi.json")}
 
 
 def raw(
