@@ -312,3 +312,10 @@ def test_a_write_that_fails_leaves_the_old_file(path: Path, monkeypatch: pytest.
         create(path, Grant("other", ("search",)))
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == ["keys.json"]
+
+
+def test_a_key_may_be_without_limits(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    keys.create(path, keys.Grant("loader", ("embed",), rate="unlimited", concurrency=0))
+    (key,) = keys.read(path)
+    assert (key.principal.rate, key.principal.concurrency) == ("unlimited", 0)

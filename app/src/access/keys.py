@@ -30,6 +30,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from app.src.access.errors import AccessUnusable, Unauthenticated
 from app.src.access.principal import ANONYMOUS, Principal, Scope
+from app.src.access.rates import UNLIMITED
 
 PREFIX = "owl_"
 _ID_BYTES, _SECRET_BYTES = 6, 32
@@ -43,7 +44,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
 
 
 class Key(BaseModel):
-    """One key as the file has it; the key itself is nowhere. `rate`: "600/minute"; `concurrency`: requests at once."""
+    """One key as the file has it; the key itself is nowhere. `rate`: "600/minute" or "unlimited"; `concurrency`: requests at
+    once, 0: any number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -57,7 +59,7 @@ class Key(BaseModel):
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
     rate: str | None = None
-    concurrency: int | None = Field(default=None, ge=1)
+    concurrency: int | None = Field(default=None, ge=0)
 
     @field_validator("rate")
     @classmethod
@@ -89,10 +91,12 @@ class Key(BaseModel):
 
 def check_rate(rate: str) -> None:
     """Raises ValueError."""
+    if rate == UNLIMITED:
+        return
     try:
         limits.parse(rate)
     except ValueError:
-        raise ValueError(f'{rate!r} is no rate; write it like "600/minute"') from None
+        raise ValueError(f'{rate!r} is no rate; write it like "600/minute", or "unlimited"') from None
 
 
 class _File(BaseModel):

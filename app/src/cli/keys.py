@@ -38,8 +38,10 @@ def create(  # noqa: PLR0913 - a verb has as many parameters as options
     ] = None,
     every_row: Annotated[bool, typer.Option("--every-row", help="Row rules do not hold for it.")] = False,
     expires: Annotated[str | None, typer.Option(help='After this time it is refused: "90d", "12h".')] = None,
-    rate: Annotated[str | None, typer.Option(help='Its own limit of requests: "600/minute".')] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Its own limit of requests at once.")] = None,
+    rate: Annotated[str | None, typer.Option(help='Its own limit of requests: "600/minute", or "unlimited".')] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=0, help="Its own limit of requests at once; 0: any number.")
+    ] = None,
     out: Out = None,
     json: JsonFlag = False,
 ) -> None:
