@@ -198,7 +198,7 @@ DAMAGED: list[Any] = [
     {"keys": [GOOD | {"sha256": ("0" * 63) + "G"}]},
     {"keys": [GOOD | {"created": "2026-01-01T00:00:00"}]},
     {"keys": [GOOD | {"expires": "soon"}]},
-    {"keys": [GOOD | {"concurrency": 0}]},
+    {"keys": [GOOD | {"concurrency": -1}]},
     {"keys": [GOOD | {"rate": "often"}]},
     {"keys": [GOOD | {"key": "owl_abcd_xyz"}]},
     {"keys": [GOOD, GOOD]},
@@ -316,6 +316,6 @@ def test_a_write_that_fails_leaves_the_old_file(path: Path, monkeypatch: pytest.
 
 def test_a_key_may_be_without_limits(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    keys.create(path, keys.Grant("loader", ("embed",), rate="unlimited", concurrency=0))
-    (key,) = keys.read(path)
+    create(path, Grant("loader", ("embed",), rate="unlimited", concurrency=0))
+    (key,) = read(path)
     assert (key.principal.rate, key.principal.concurrency) == ("unlimited", 0)

@@ -330,7 +330,7 @@ class Ended:
 
     def __init__(self, spent: int, stuck_at: int | None = None) -> None:
         self.looks, self.spent, self.stuck_at = 0, spent, stuck_at
-        self.jobs = self
+        self.jobs = self.probes = self
 
     def wait_spent(self, _seconds: float) -> bool:
         self.looks += 1

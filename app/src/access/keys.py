@@ -44,8 +44,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}")
 
 
 class Key(BaseModel):
-    """One key as the file has it; the key itself is nowhere. `rate`: "600/minute" or "unlimited"; `concurrency`: requests at
-    once, 0: any number."""
+    """One key as the file has it; the key itself is nowhere. `rate`: "600/minute" or
+    "unlimited"; `concurrency`: requests at once, 0: any number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 

@@ -67,7 +67,7 @@ def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0
     """Waits until all jobs that may be begun are over (None), or until the engine is beyond help: then why. Gives signs
     of life meanwhile."""
     while not service.jobs.wait_spent(look_seconds):
-        stuck = service.beyond_help()
+        stuck = service.probes.beyond_help()
         if stuck is not None:
             return stuck
         heartbeat.beat(lambda: service.jobs.looked_ago < _LOOKED_SECONDS)
