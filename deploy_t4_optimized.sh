@@ -51,8 +51,9 @@ done
 
 deploy() {
   check_host
-  export OWL_CUDA=${OWL_CUDA:-$cuda}
-  export OWL_REVISION=${OWL_REVISION:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
+  # Exported, both would win over .env.
+  export OWL_CUDA=${setting[OWL_CUDA]:-$cuda}
+  export OWL_REVISION=${setting[OWL_REVISION]:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
   pin_images
   remember_old
   gpu_settings

@@ -21,7 +21,8 @@ EFFECTIVE = (
 _PLAIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ALMIGHTY = frozenset({"SYSTEM", "DBADMIN"})
 """The administrators that on-premise systems and HANA Cloud come with."""
-_OF_HANA_ITSELF = ("SYS", "_SYS_")
+_OF_HANA_ITSELF = re.compile(r"SYS|_SYS_.*", re.S)
+"""Schemas. Others may be called SYSTEM, or SYS_SALES, and hold people's data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def excess(holder: Holder, needed: Sequence[Privilege], own: Collection[TableRef
     beyond: dict[str, list[str]] = {}
     for each in holder.held:
         schema = each.on.schema if isinstance(each.on, TableRef) else each.on or ""
-        free = each.on in own or schema in own or schema == holder.user or schema.startswith(_OF_HANA_ITSELF)
+        free = each.on in own or schema in own or schema == holder.user or _OF_HANA_ITSELF.fullmatch(schema)
         if not free and (each.name, each.on) not in allowed:
             place = "" if each.on is None else f" on {'schema ' * isinstance(each.on, str)}{each.on}"
             beyond.setdefault(place, []).append(each.name)

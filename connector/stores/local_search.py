@@ -4,6 +4,7 @@ Reads within the transaction it is given; writes nothing.
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import threading
 from collections.abc import Hashable
@@ -141,7 +142,7 @@ class Search:
         same filters come again and again: then only rows that came since are looked at."""
         compiled = filter_sql.to_sqlite(condition)
         snapshot = self._snapshot
-        remembered, key = snapshot.filtered, (compiled.sql, compiled.parameters)
+        remembered, key = snapshot.filtered, _key(compiled)
         known = remembered.get(key)
         if known is None or known.places is None:
             if known is not None and few is not None:
@@ -182,6 +183,11 @@ def _remember(remembered: dict[Hashable, Kept], key: Hashable, kept: Kept, rows:
             break
         remembered.pop(oldest, None)
         excess -= _size(each)
+
+
+def _key(compiled: filter_sql.Compiled) -> bytes:
+    """Of the condition with all its values, for a filter may have megabytes of them and hundreds are remembered."""
+    return hashlib.sha256(repr((compiled.sql, compiled.parameters)).encode()).digest()
 
 
 def _size(kept: Kept) -> int:

@@ -172,6 +172,51 @@ def test_keys_in_hand_outlive_a_failure_but_not_for_ever(keys: Keys, monkeypatch
     asyncio.run(asked())
 
 
+def test_an_issuer_that_has_taken_its_last_key_away_is_believed(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a theft. Only one that cannot be reached, or answers with nonsense, leaves the keys in hand."""
+    made = authentication(keys.url)
+    token = signed(claims(), OLD, "old")
+    fetched = tokens_of(made).keys
+
+    async def asked() -> None:
+        await made.principal(token)
+        keys.content = b"nonsense"
+        fetched.fetch()
+        await made.principal(token)
+        keys.content = jwks()
+        fetched.fetch()
+        with pytest.raises(IssuerAway):
+            await made.principal(token)
+        keys.content = jwks(jwk(OLD, "old"))
+        fetched.fetch()
+        await made.principal(token)
+
+    asyncio.run(asked())
+
+
+def test_what_is_checked_while_keys_change_does_not_count_as_checked_with_the_new_ones(keys: Keys) -> None:
+    made = authentication(keys.url)
+    fetched = tokens_of(made).keys
+    seen: list[tuple[int, bool]] = []
+
+    class Watched(KeySet):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            seen.append((self.generation, ("new", "RS256") in self._keys))
+
+    fetched.fetch()
+    first = fetched.generation
+    fetched.__class__ = Watched
+    keys.content = jwks(jwk(NEW, "new"))
+    fetched.fetch()
+    assert {new for generation, new in seen if generation > first} == {True}
+
+
+def test_a_name_that_cannot_be_looked_up() -> None:
+    with pytest.raises(NotHad, match="cannot be reached"):
+        Address(f"https://{'x' * 64}.example/", seconds=1).read()
+
+
 def test_what_readiness_says(keys: Keys) -> None:
     keys.status = 500
     made = authentication(keys.url)

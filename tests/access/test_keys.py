@@ -246,6 +246,25 @@ def test_a_file_that_is_gone_or_out_of_reach(path: Path) -> None:
     assert made.fault is None
 
 
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service has too many files open just when a key is revoked: afterwards that key is refused all the same."""
+    _, key = create(path, Grant("web", ("search",)))
+    made = ring(path)
+    revoke(path, "web")
+
+    def too_many(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", too_many)
+        assert made.principal(key).scopes == {"search"}
+        assert made.fault is not None
+    assert refusal(made, key) == "revoked_key"
+    assert made.fault is None
+
+
 def test_a_file_that_everybody_may_write(path: Path) -> None:
     create(path, Grant("web", ("search",)))
     path.chmod(0o606)

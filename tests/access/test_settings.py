@@ -33,6 +33,8 @@ def loaded(folder: Path, text: str = "", **variables: str) -> Any:
         (GENERIC | {"jwks_url": "http://localhost.evil.example/keys"}, "https://"),
         (GENERIC | {"jwks_url": "https://user:word@i.example/keys"}, "without user"),
         (GENERIC | {"jwks_url": "https:///keys"}, "plain address"),
+        (GENERIC | {"jwks_url": "https://i.example:99999/keys"}, "port"),
+        (GENERIC | {"jwks_url": "https://i.example:port/keys"}, "port"),
         (GENERIC | {"algorithms": ["HS256"]}, "shared secret"),
         (GENERIC | {"algorithms": ["none"]}, "no choice"),
         (GENERIC | {"algorithms": ["RS256", "hs512"]}, "shared secret"),

@@ -159,9 +159,13 @@ def test_a_store_that_hangs(client: Client, synced: Service, monkeypatch: pytest
             assert "the store has not answered within 0.2 s" in ready.json()["detail"]
             assert client.get("/health/live").status_code == 200
         assert len(begun) == 1
+        told = synced.metrics.registry.get_sample_value
+        assert told("owl_sap_ready", {"check": "store"}) == 0, "the alert OwlSapNotReady goes by it"
+        assert told("owl_sap_ready_timestamp_seconds") > 0
     finally:
         go.set()
     until(lambda: client.get("/health/ready").status_code == 200)
+    assert told("owl_sap_ready", {"check": "store"}) == 1
 
 
 def test_the_process_ends_for_its_supervisor_if_asked_to(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -202,6 +204,65 @@ def test_who_does_not_read_is_let_go(synced: Service, monkeypatch: pytest.Monkey
             connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\n")
             time.sleep(4 * SHORT)
             assert len(rest(connection)) < 60_000_000, "the other side has hung up in the middle"
+
+
+def test_who_never_reads_is_told_that_it_is_over(
+    synced: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An end behind what it does not fetch would never reach it, and the system would keep that for minutes. What it
+    asked for further is not answered, and fills no log."""
+    monkeypatch.setattr(synced, "status", lambda *_: [{"x": "y" * 20_000_000}])
+    for client in bounded(synced):
+        with connected(client) as connection:
+            connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4)
+            deadline = time.monotonic() + 20
+            while connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != errno.ECONNRESET:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+    assert (capfd.readouterr().err, caplog.text) == ("", "")
+
+
+@pytest.mark.parametrize("closing", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
+def test_who_reads_slowly_but_steadily_gets_all(
+    synced: Service, monkeypatch: pytest.MonkeyPatch, closing: bytes
+) -> None:
+    """As over a slow line: longer than any of the clocks."""
+    size = 30_000_000
+    monkeypatch.setattr(synced, "status", lambda *_: [{"x": "y" * size}])
+    for client in bounded(synced, read_timeout=1.0):
+        with connected(client) as connection:
+            connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n" + closing + b"\r\n")
+            got, start = 0, time.monotonic()
+            while got < size and (part := _received(connection)):
+                got += len(part)
+                time.sleep(max(0.0, start + 2.0 * got / size - time.monotonic()))
+            assert got >= size
+
+
+def test_the_body_of_a_second_request_is_waited_for(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began to come before the first had its answer, so nobody may take it for the rest of the first one's body."""
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> list[Any]:
+        begun.set()
+        assert go.wait(20)
+        return []
+
+    monkeypatch.setattr(synced, "status", slow)
+    body = b'{"inputs": "a"}'
+    for client in bounded(synced, read_timeout=20.0):
+        with connected(client) as connection:
+            second = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\n" + second[:-5])
+            assert begun.wait(20)
+            go.set()
+            assert status(connection.recv(65_536)) == 200
+            time.sleep(2 * SHORT)  # longer than connections.LINGER_SECONDS here
+            connection.sendall(second[-5:])
+            assert status(connection.recv(65_536)) == 200
 
 
 def test_an_answer_that_does_not_begin(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -615,6 +616,19 @@ def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bo
     held = sum(len(kept.places) for kept in now.filtered.values() if kept.places is not None)
     assert held <= local_search.REMEMBERED_ROWS * 100
     assert found(store, {"V": 3}) == keys(range(15, 20)), "forgotten, and looked up again"
+
+
+def test_a_remembered_filter_costs_as_little_memory_however_many_values_it_has(store):
+    add(store, range(3), V="a")
+    found(store, {"V": {"$in": ["a"]}})  # what all searches need is there
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            assert not found(store, {"V": {"$in": [f"{number} {each} {'x' * 4900}" for each in range(20)]}})
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1 << 20, "of the two million bytes of these filters"
 
 
 # ----------------------------------------------------------------------------------------------------------- leases

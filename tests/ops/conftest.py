@@ -136,6 +136,7 @@ def host(tmp_path: Path) -> Host:
     (folder / ".env").write_text(ENV_FILE)
     (folder / ".env").chmod(0o600)
     (folder / "owl-sap.toml").write_text("")
+    (folder / "owl-sap.toml").chmod(0o644)
     host = Host(folder, tools, dict(QUICK))
     for name in ("docker", "nvidia-smi", "../docker/bin/python", "../docker/bin/chown"):
         host.stub(name, (STUBS / Path(name).name).read_text())

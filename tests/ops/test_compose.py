@@ -125,8 +125,10 @@ def test_both_processes_fit_on_one_card() -> None:
     assert sum(fractions) < 0.9
     for name in OURS:
         assert SERVICES[name]["deploy"]["resources"]["reservations"]["devices"] == [
-            {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+            {"driver": "nvidia", "device_ids": ["${GPU_DEVICE_ID:-0}"], "capabilities": ["gpu"]}
         ]
+        # Of several cards the container sees that one alone, and there it is number 0, whatever .env says.
+        assert SERVICES[name]["environment"]["GPU_DEVICE_ID"] == "0"
 
 
 def test_own_settings_in_the_file_are_values_that_they_take() -> None:

@@ -30,7 +30,7 @@ def instructions(stage: str, word: str) -> list[str]:
 
 
 def copied() -> set[str]:
-    lines = re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.M)
+    lines = re.findall(r"^COPY (?!--from)(?:--chmod=\d+ )?(.*)$", DOCKERFILE, re.M)
     return {source for line in lines for source in line.split()[:-1]}
 
 
@@ -79,6 +79,20 @@ def test_image_holds_our_distribution_so_that_the_version_is_known() -> None:
     assert "PYTHONPATH=/app " in stages()["runtime"]
     assert {"pyproject.toml", "app", "connector", PROJECT["readme"]} <= copied()
     assert "hana_emulator" not in copied(), "the stand-in is for tests and the demo"
+
+
+def test_the_command_owl_sap_begins_with_the_python_that_has_the_packages() -> None:
+    """pip writes the path of its own Python into it."""
+    for stage in ("build", "distribution"):
+        assert instructions(stage, "RUN")[0] == "python -m venv /opt/venv", stage
+        assert "PATH=/opt/venv/bin:$PATH" in instructions(stage, "ENV"), stage
+    assert "COPY --from=build /opt/venv /opt/venv\n" in stages()["runtime"]
+    (environment,) = instructions("runtime", "ENV")
+    assert environment.startswith("PATH=/opt/venv/bin:/app/bin:$PATH")
+
+
+def test_a_strict_umask_of_the_checkout_shuts_nobody_out() -> None:
+    assert "--chmod=0755 scripts/monitor_gpu.sh /app/monitor_gpu.sh" in instructions("runtime", "COPY")
 
 
 def test_image_is_slim_unprivileged_offline_and_watched() -> None:

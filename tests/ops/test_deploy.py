@@ -56,6 +56,8 @@ REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
     "no nvidia runtime": (set_to(STUB_RUNTIME="runc"), "no NVIDIA runtime", "nvidia-container-toolkit"),
     "no driver": (lambda host: host.without("nvidia-smi"), "nvidia-smi was not found", "R580"),
     "no gpu": (set_to(STUB_GPU=""), "reports no GPU", "nvidia-smi"),
+    "no such gpu": (set_to(GPU_DEVICE_ID="7"), "reports no GPU 7", "GPU_DEVICE_ID right"),
+    "no number of a gpu": (set_to(GPU_DEVICE_ID="all"), "GPU_DEVICE_ID is no number", ".env"),
     "old driver": (set_to(STUB_DRIVER="470.82.01"), "driver 470.82.01 is too old", "Update the driver"),
     "old card": (set_to(STUB_CAPABILITY="6.1"), "compute capability 6.1", "T4 or newer"),
     "no .env": (remove(".env"), ".env is missing", "cp .env.example .env"),
@@ -92,6 +94,22 @@ REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
     ),
     "secrets is a file": (write("secrets", "x"), "secrets is no folder", "Move"),
     "open secret": (write("secrets/keys.json", "{}", 0o644), "secrets/keys.json can be read by every user", "chmod o="),
+    "configuration shut": (
+        lambda host: (host.folder / "owl-sap.toml").chmod(0o600),
+        "owl-sap.toml cannot be read by user 10001",
+        "chmod 640 owl-sap.toml",
+    ),
+    "password in an open configuration": (
+        write("owl-sap.toml", '[hana]\npassword = "s3cret-canary"\n', 0o644),
+        "owl-sap.toml holds the password and every user of this machine can read it",
+        "chmod 640 owl-sap.toml",
+    ),
+    "monitoring shut": (write("monitoring/x.yml", "", 0o640), "monitoring/x.yml cannot be read", "chmod -R o+rX"),
+    "CUDA beyond the driver": (
+        lambda host: host.variables.update(STUB_DRIVER="535.183.01", OWL_CUDA="13"),
+        "OWL_CUDA is 13, which needs driver 580",
+        "out of .env",
+    ),
     "no configuration": (remove("owl-sap.toml"), "owl-sap.toml is missing", "cp owl-sap.example.toml"),
     "port no number": (set_to(OWL_SAP_API__PORT="70000"), "OWL_SAP_API__PORT is no port", ".env"),
     "one port twice": (set_to(OWL_GRAFANA_PORT="2"), "OWL_PROMETHEUS_PORT and OWL_GRAFANA_PORT are the same", ".env"),
@@ -269,6 +287,14 @@ def test_no_build_starts_what_is_there(host: Host) -> None:
 def test_torch_is_chosen_by_the_driver(host: Host, driver: str, cuda: str) -> None:
     host.variables["STUB_DRIVER"] = driver
     assert f"torch for this driver: CUDA {cuda}\n" in host.run(SCRIPT, "--dry-run").stdout
+
+
+@pytest.mark.parametrize("driver", ["580.95.05", "535.183.01"])
+def test_the_cuda_of_env_wins_over_the_drivers(host: Host, driver: str) -> None:
+    host.variables["STUB_DRIVER"] = driver
+    with (host.folder / ".env").open("a") as env:
+        env.write("OWL_CUDA=12\n")
+    assert "torch for this driver: CUDA 12\n" in host.run(SCRIPT, "--dry-run").stdout
 
 
 def test_the_cuda_of_the_build_the_commit_and_pinned_images_reach_compose(host: Host) -> None:

@@ -52,6 +52,27 @@ def test_rollback_swaps_the_images_and_back(host: Host) -> None:
     assert serves(host) == "sha256:one"
 
 
+def test_rollback_leaves_monitoring_alone(host: Host) -> None:
+    """Deployed without it, so its secrets are not there; and its pinned images are not known to a rollback."""
+    host.variables["STUB_BUILT"] = "sha256:zero"
+    assert host.run(SCRIPT, "--no-monitoring").returncode == 0
+    host.variables["STUB_BUILT"] = "sha256:one"
+    assert host.run(SCRIPT, "--no-monitoring").returncode == 0
+    result = host.run(SCRIPT, "--rollback")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert serves(host) == "sha256:zero"
+    assert not (host.folder / "secrets/grafana_password").exists()
+
+
+def test_a_build_leaves_no_note_of_its_time_in_the_image(host: Host) -> None:
+    """Or every build would be another image, where Docker keeps images in containerd's store."""
+    shebang, rest = (host.bin / "docker").read_text().split("\n", 1)
+    tell = '[[ "$*" != *build ]] || echo "attestations off: ${BUILDX_NO_DEFAULT_ATTESTATIONS:-}" >>"$STUB_LOG"'
+    host.stub("docker", f"{shebang}\n{tell}\n{rest}")
+    assert host.run(SCRIPT).returncode == 0
+    assert "attestations off: 1\n" in host.log
+
+
 @pytest.mark.parametrize(("previous", "wrong"), [(None, "there is no image"), ("sha256:one", "nothing to go back to")])
 def test_rollback_without_another_image_is_refused(host: Host, previous: str | None, wrong: str) -> None:
     running(host, "sha256:one", previous)
@@ -87,6 +108,10 @@ def test_an_unhealthy_new_image_gives_way_to_the_one_that_served(host: Host) -> 
     assert serves(host) == "sha256:zero"
     assert "the one before it serves again" in result.stderr.splitlines()[-1]
     assert "the last line of the service" in result.stderr
+    assert "is in .owl-deploy/failed.log" in result.stderr.splitlines()[-1]
+    kept = host.folder / ".owl-deploy/failed.log"
+    assert "the last line of the service" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
     assert "result=went back" in (host.folder / ".owl-deploy/last").read_text()
 
 
@@ -301,13 +326,49 @@ def test_a_card_that_tells_nothing_is_left_alone(host: Host) -> None:
     assert "does not tell the power limits" in result.stdout
 
 
-def test_the_persistence_daemon_is_preferred(host: Host) -> None:
+def systemctl(host: Host, *, active: bool, sets: bool) -> None:
+    """nvidia-persistenced is known, `active` or not; started, it `sets` the mode."""
+    card = host.folder.parent / "cards/0"
+    started = f'sed -i "s/^persistence_mode=.*/persistence_mode=Enabled/" {card}' if sets else ":"
+    host.stub(
+        "systemctl",
+        f"""#!/usr/bin/env bash
+printf "systemctl %s\\n" "$*" >>"$STUB_LOG"
+case $1 in
+  is-active) {"true" if active else "false"} ;;
+  enable) {started} ;;
+esac
+""",
+    )
+
+
+@pytest.mark.parametrize("sets", [True, False])
+def test_the_persistence_daemon_is_preferred(host: Host, sets: bool) -> None:
+    """One that starts without the mode, as Ubuntu's does, is asked for it."""
     host.card({"persistence_mode": "Disabled"})
-    host.stub("systemctl", '#!/usr/bin/env bash\nprintf "systemctl %s\\n" "$*" >>"$STUB_LOG"\n')
+    systemctl(host, active=False, sets=sets)
     result = host.run(SCRIPT, "--apply-gpu-settings")
     assert "systemctl enable --now nvidia-persistenced" in host.log
-    assert "-pm 1" not in host.log
     assert "undo: sudo systemctl disable --now nvidia-persistenced" in result.stdout
+    assert ("-pm 1" in host.log) != sets
+    assert ("undo: sudo nvidia-smi -i 0 -pm 0" in result.stdout) != sets
+    assert card(host, "persistence_mode") == "Enabled"
+
+
+def test_a_daemon_that_ran_before_is_not_stopped_by_the_undo(host: Host) -> None:
+    host.card({"persistence_mode": "Disabled"})
+    systemctl(host, active=True, sets=True)
+    result = host.run(SCRIPT, "--apply-gpu-settings")
+    assert result.returncode == 0, result.stderr
+    assert "systemctl enable" not in host.log
+    assert "systemctl disable" not in result.stdout
+    assert card(host, "persistence_mode") == "Enabled"
+
+
+def test_a_change_that_the_card_does_not_show_is_said(host: Host) -> None:
+    host.card({"persistence_mode": "Disabled"})
+    host.variables["STUB_PERSISTENCE"] = "deaf"
+    result = host.run(SCRIPT, "--apply-gpu-settings")
     assert "persistence: the card says Disabled after the change, not Enabled" in result.stdout
 
 

@@ -252,7 +252,8 @@ def test_probes_name_ports_and_routes_that_there_are(deployment: Document) -> No
         for kind in ("startup", "liveness"):
             assert probes[kind]["httpGet"] == {"path": "/health/live", "port": "http"}
     else:
-        assert not ports
+        assert ports == {"metrics": int(variables["OWL_SAP_WORKER__METRICS_PORT"])}
+        assert variables["OWL_SAP_WORKER__METRICS_HOST"] == "0.0.0.0"
         assert all("exec" in probe for probe in probes.values())
     # Loading a model takes minutes on a slow volume; a hanging store must not have the pod killed.
     assert probes["startup"]["failureThreshold"] * probes["startup"]["periodSeconds"] >= 300
@@ -322,6 +323,9 @@ def test_the_settings_that_a_pod_gets_are_understood(deployment: Document, tmp_p
     assert settings.embedding.expect_gpu
     assert settings.access.keys == Path("/run/secrets/keys/keys.json")
     assert settings.state.path == Path("/data/state")
+    if deployment["metadata"]["name"] == "owl-sap-worker":
+        assert (settings.worker.metrics_host, settings.worker.metrics_port) == ("0.0.0.0", 8001)
+        assert settings.access.configured, "or it would refuse that address"
     if deployment["metadata"]["name"] == "owl-sap-search":
         assert (settings.api.job_workers, settings.api.run_schedules) == (0, False)
 
@@ -407,17 +411,45 @@ def test_the_autoscaler_asks_for_a_metric_that_is_made_from_ours() -> None:
     assert [sample for sample in samples if sample.name == series[0] and sample.labels == {"lane": "interactive"}]
 
 
-def test_prometheus_is_sent_to_a_port_and_a_secret_that_there_are() -> None:
-    (monitor,) = of_kind("PodMonitor")
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint["port"] == "http"
+def test_prometheus_is_sent_to_ports_and_a_secret_that_there_are_and_let_in() -> None:
     secrets = {document["metadata"]["name"]: document["stringData"] for document in of_kind("Secret")}
-    credentials = endpoint["authorization"]["credentials"]
-    assert credentials["key"] in secrets[credentials["name"]]
-    selected = monitor["spec"]["selector"]["matchExpressions"][0]["values"]
-    with_port = {
-        document["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+    asked: set[tuple[str, str]] = set()
+    for monitor in of_kind("PodMonitor"):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        credentials = endpoint["authorization"]["credentials"]
+        assert credentials["key"] in secrets[credentials["name"]]
+        asked |= {(component, endpoint["port"]) for component in selected(monitor["spec"]["selector"])}
+    there = {
+        (document["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"], port["name"])
         for document in DEPLOYMENTS
-        if container_of(document).get("ports")
+        for port in container_of(document)["ports"]
     }
-    assert set(selected) == with_port
+    assert asked == there
+    prometheus = {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+    let_in = {
+        (component, port["port"])
+        for policy in of_kind("NetworkPolicy")
+        for rule in policy["spec"].get("ingress", [])
+        if prometheus in [peer["podSelector"] for peer in rule["from"]]
+        for port in rule["ports"]
+        for component in selected(policy["spec"]["podSelector"])
+    }
+    assert let_in == there
+
+
+def selected(selector: Document) -> set[str]:
+    """The components that it names, in either of its two forms."""
+    name = "app.kubernetes.io/component"
+    if "matchLabels" in selector:
+        return {selector["matchLabels"][name]}
+    (expression,) = selector["matchExpressions"]
+    assert (expression["key"], expression["operator"]) == (name, "In")
+    return set(expression["values"])
+
+
+def test_only_prometheus_asks_the_worker() -> None:
+    (policy,) = [each["spec"] for each in of_kind("NetworkPolicy") if "worker" in each["metadata"]["name"]]
+    (rule,) = policy["ingress"]
+    (peer,) = rule["from"]
+    assert {"namespaceSelector", "podSelector"} == set(peer), "both must fit"
+    assert policy["policyTypes"] == ["Ingress"]

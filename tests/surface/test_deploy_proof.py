@@ -19,6 +19,8 @@ import httpx
 import pytest
 import trustme
 
+from app.src.access.principal import Principal, Scope
+from app.src.access.rows import Nothing, visible
 from tests.adversity.scene import Scene
 from tests.surface.conftest import environment
 
@@ -138,6 +140,10 @@ def answers() -> Iterator[Callable[[dict[str, tuple[int, Any]]], str]]:
         server.server_close()
 
 
+NOTHING = visible({"A": ("mandt",)}, {"A": "A"}, Principal("deploy", frozenset[Scope]({"search"})))
+assert isinstance(NOTHING, Nothing)
+UNSEEN = NOTHING.why
+"""What a search under row rights says to a key without claims, such as the script's own."""
 LIST = "/v1/collections"
 ONE = [{"collection": "a", "rows": 5}]
 SEARCH = "/v1/collections/a/search"
@@ -149,6 +155,8 @@ SEARCH = "/v1/collections/a/search"
         ({LIST: (200, ONE), SEARCH: (200, {"hits": [{}, {}]})}, 0, "search in a: 2 hits"),
         ({LIST: (200, ONE), SEARCH: (403, {})}, 0, "refused to this key by its rights"),
         ({LIST: (200, ONE), SEARCH: (200, {"hits": []})}, 1, "search in a: no hit (HTTP 200)"),
+        ({LIST: (200, ONE), SEARCH: (200, {"hits": [], "notes": ["late"]})}, 1, "search in a: no hit (HTTP 200)"),
+        ({LIST: (200, ONE), SEARCH: (200, {"hits": [], "notes": [UNSEEN]})}, 0, "shows this key none of its rows"),
         ({LIST: (200, ONE), SEARCH: (503, {})}, 1, "search in a: no hit (HTTP 503)"),
         ({LIST: (401, {})}, 1, "list of collections: HTTP 401"),
         ({LIST: (200, [{"collection": "a", "rows": 0}]), "/embed": (200, [[0.5, 0.5]])}, 0, "embed: 2 finite numbers"),

@@ -21,6 +21,8 @@ from app.src.api.server import create_app
 from app.src.cli import app
 from app.src.service import Service
 from app.src.settings import load
+from connector.model import TableRef
+from connector.privileges import Held, Holder, excess
 from tests.emulator.process import Emulator, running
 
 pytest.importorskip("hdbcli")
@@ -278,6 +280,16 @@ def test_doctor_says_what_is_more_than_needed(place: Place) -> None:
         assert "owl-sap grants" in told()
         place.run(f"REVOKE {grant} FROM {place.user}")
     assert "no others" in told()
+
+
+def test_only_hanas_own_schemas_are_passed_over() -> None:
+    """Their names begin like those of other people's."""
+    places = ("SYS", "_SYS_BIC", "SYSTEM", "SYS_SALES", "SYSPROD")
+    held = tuple(Held("SELECT", on) for place in places for on in (place, TableRef(place, "T")))
+    assert excess(Holder("TECH", held), [], ()) == [
+        *("SELECT on SYSPROD.T", "SELECT on SYSTEM.T", "SELECT on SYS_SALES.T"),
+        *("SELECT on schema SYSPROD", "SELECT on schema SYSTEM", "SELECT on schema SYS_SALES"),
+    ]
 
 
 GOLDEN = """

@@ -55,6 +55,10 @@ class NotHad(Exception):
     """The keys did not come; the message says why and holds nothing secret."""
 
 
+class NoKeys(NotHad):
+    """They came, and none of them signs for us: whoever took the last one away means that none is good any more."""
+
+
 class Source(Protocol):
     """Where keys come from. `read` may wait, and raises NotHad."""
 
@@ -82,7 +86,7 @@ class Address:
         try:
             with _bounded(self._parts, self._seconds) as connection:
                 return self._answer(connection)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: a name that cannot be one
             why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
             raise NotHad(f"it cannot be reached, or did not answer in {self._seconds:g} s ({why})") from None
 
@@ -167,7 +171,8 @@ class File:
 
 
 def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
-    """Those that sign, with a kid, for these algorithms; others are passed over. Raises NotHad when none is left."""
+    """Those that sign, with a kid, for these algorithms; others are passed over. Raises NoKeys when none is left, NotHad for
+    what is no key set."""
     try:
         document = json.loads(content)
         entries = document["keys"]
@@ -182,7 +187,7 @@ def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
             if key is not None:
                 keys.setdefault((entry["kid"], algorithm), key)
     if not keys:
-        raise NotHad(f"it has no key with a kid that signs with {', '.join(algorithms)}")
+        raise NoKeys(f"it has no key with a kid that signs with {', '.join(algorithms)}")
     return keys
 
 
@@ -250,7 +255,7 @@ class KeySet:
                 raise AccessUnusable(f"{self.fault} (setting access.jwt.jwks_path)")
 
     def fetch(self) -> None:
-        """Waits for the issuer. What fails leaves the keys in hand, and a `fault`."""
+        """Waits for the issuer. What fails leaves the keys in hand, and a `fault`; a set without any takes them away."""
         with self._fetching:
             try:
                 content = self._source.read()
@@ -258,10 +263,14 @@ class KeySet:
             except NotHad as error:
                 self.fault = f"{self._source.name}: the issuer's keys cannot be had: {error}"
                 _log.warning("%s", self.fault)
+                if isinstance(error, NoKeys):
+                    self._keys, self._digest = {}, b""
             else:
                 digest = hashlib.sha256(content).digest()
-                self.generation += digest != self._digest  # nosemgrep: owl-access-compared - of public keys
+                others = digest != self._digest  # nosemgrep: owl-access-compared - of public keys
                 self._keys, self._digest, self.fault = keys, digest, None
                 self._had = time.monotonic()
+                # Last: what is checked meanwhile must never count as checked with these.
+                self.generation += others
             finally:
                 self._tried = time.monotonic()

@@ -344,8 +344,8 @@ class KeyRing:
         try:
             self._looked = now
             date = self._date()
-            if date is None or date != self._seen:
-                self._read(date)
+            if date is None or date != self._seen or self.fault is not None:
+                self._read(date)  # what failed may have been the reading alone, with nothing wrong in the file
         except AccessUnusable as error:
             self.fault = str(error)
         finally:

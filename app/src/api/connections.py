@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import http
+import socket
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +20,13 @@ from app.src.api.deadlines import MOST_HEAD_BYTES
 from app.src.api.errors import BAD_REQUEST, HEAD_TOO_LARGE, PROBLEM, RETRY_AFTER, TOO_SLOW, UNAVAILABLE
 
 LINGER_SECONDS = 5.0
-"""For what is left of a request that has its answer, and for an answer's last bytes to be fetched."""
+"""For what is left of a request that has its answer, and for the other side to agree that the connection is closed."""
+SLOWEST = 10_000
+"""Bytes a second at which an answer must be fetched, or it is given up."""
+_ACKNOWLEDGED = 120
+"""Where Linux' tcp_info has tcpi_bytes_acked, a 64-bit number."""
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with no time: closing throws away what the other side has not fetched, and tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._whole = True
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._at_work: Any = None
+        """uvicorn's cycle of the request that is worked on; its own `cycle` is of the one that came last."""
 
     # ------------------------------------------------------------------------------------------------------ connection
 
@@ -56,6 +67,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop()
         self.resume_writing()
         super().connection_lost(exc)
+        if self._at_work is not None and not self._at_work.response_complete:
+            self._at_work.disconnected = True
+            self._at_work.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -78,6 +92,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop()
         super().on_headers_complete()
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._at_work = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._whole = True
@@ -89,9 +107,11 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._end()
+        elif more:
+            pass  # the next one is worked on, and what has not come of its body is waited for in `deadlines`
         elif not self._whole and self._head_bytes is None:
             self._start(LINGER_SECONDS, self._end)  # the rest of a body that nobody wants
-        elif not more:
+        else:
             self._await_the_next()
 
     def _await_the_next(self) -> None:
@@ -104,13 +124,39 @@ class BoundedHttp(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(self.bounds.read_timeout, self.transport.abort)
+        self._watch_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+    def _watch_reading(self) -> None:
+        def again() -> None:
+            if self._cut_unless_fetched(before, self.bounds.read_timeout):
+                self._watch_reading()
+
+        before = self._fetched()
+        self._unread = self.loop.call_later(self.bounds.read_timeout, again)
+
+    def _fetched(self) -> int:
+        """Bytes that have arrived at the other side; of other systems than Linux 0 is known."""
+        try:
+            told = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            return int(struct.unpack_from("Q", told, _ACKNOWLEDGED)[0])
+        except (AttributeError, OSError, struct.error):
+            return 0
+
+    def _cut_unless_fetched(self, before: int, seconds: float) -> bool:
+        """Has enough been fetched in these seconds? A reset, for else the system keeps for minutes what nobody fetches,
+        and who fetches nothing does not see the end behind it."""
+        if self._fetched() - before >= SLOWEST * seconds:
+            return True
+        with suppress(AttributeError, OSError):
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
+        return False
 
     def timeout_keep_alive_handler(self) -> None:
         self._end()
@@ -134,8 +180,17 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _end(self) -> None:
         """Closing waits until what is written has been read, which may be never."""
-        self._start(LINGER_SECONDS, self.transport.abort)
+        self._watch_closing()
         self.transport.close()
+
+    def _watch_closing(self) -> None:
+        def again() -> None:
+            if self._cut_unless_fetched(before, seconds):
+                self._watch_closing()
+
+        before = self._fetched()
+        seconds = self.bounds.read_timeout if self.transport.get_write_buffer_size() else LINGER_SECONDS
+        self._start(seconds, again)
 
     def _start(self, seconds: float, then: Callable[[], None]) -> None:
         self._stop()

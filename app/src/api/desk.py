@@ -91,7 +91,11 @@ class Desk:
             self._probe = work, readiness
         work, readiness = self._probe
         await asyncio.wait((work,), timeout=READY_WITHIN)
-        return work.result() if work.done() else readiness.unanswered(READY_WITHIN)
+        if work.done():
+            return work.result()
+        late = readiness.unanswered(READY_WITHIN)
+        self.service.metrics.tell_ready(late.checks)  # whoever watches by metrics is told what the one who asked is
+        return late
 
     async def look(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._looks, call)

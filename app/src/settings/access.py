@@ -126,6 +126,12 @@ class JwtSettings(Section):
         parts = urlsplit(address)
         if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname)):
             raise ValueError("must begin with https:// (http:// only on loopback): whoever forges keys forges tokens")
+        try:
+            port_is_one = parts.port != 0
+        except ValueError:
+            port_is_one = False
+        if not port_is_one:
+            raise ValueError("its port is none: https://host:443/path")
         if not parts.hostname or parts.username or parts.password or parts.fragment:
             raise ValueError("must be a plain address: https://host/path, without user, password and #fragment")
         return address

@@ -74,10 +74,10 @@ api_certificate() {
     inside && /^[[:space:]]*tls_certificate[[:space:]]*=/ { print $2; exit }' owl-sap.toml 2>/dev/null
 }
 
-# Addresses, ports and the number of the card as compose will take them: the environment, else .env, else the default.
+# Addresses, ports, the card's number and what is built, as compose will take them: the environment, else .env, else the default.
 local_address=127.0.0.1 certificate="" url=""
 declare -A setting=([OWL_SAP_API__PORT]=8000 [OWL_PUBLISH]=127.0.0.1 [OWL_PROMETHEUS_PORT]=9090 [OWL_GRAFANA_PORT]=3000
-  [GPU_DEVICE_ID]=0 [OWL_SAP_API__TLS_CERTIFICATE]="")
+  [GPU_DEVICE_ID]=0 [OWL_SAP_API__TLS_CERTIFICATE]="" [OWL_CUDA]="" [OWL_REVISION]="")
 read_settings() {
   local name value names
   names=$(printf '|%s' "${!setting[@]}")

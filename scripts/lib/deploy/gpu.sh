@@ -54,18 +54,23 @@ change() {
   [[ $now == "$new" || ${now%.*} == "${new%.*}" ]] || note "$what: the card says ${now:-nothing} after the change, not $new."
 }
 
+# By its daemon, unless that runs already: distributions start it without the mode (Ubuntu: --no-persistence-mode), and
+# then, as without a daemon, nvidia-smi asks for it.
 apply_persistence() {
-  local old
+  local old daemon=no
   old=$(gpu_value persistence_mode)
   if [[ $old == Enabled ]]; then
     say "  persistence: Enabled already"
   elif [[ -z $old ]]; then
     note "the driver does not tell the persistence mode; it is left alone."
-  elif systemctl cat nvidia-persistenced >/dev/null 2>&1; then
-    change persistence persistence_mode "$old" Enabled "sudo systemctl disable --now nvidia-persistenced" \
-      systemctl enable --now nvidia-persistenced
   else
-    change persistence persistence_mode "$old" Enabled "sudo nvidia-smi -i $gpu_index -pm 0" nvidia-smi -i "$gpu_index" -pm 1
+    if systemctl cat nvidia-persistenced >/dev/null 2>&1 && ! systemctl is-active --quiet nvidia-persistenced; then
+      daemon=yes
+      change persistence "" "$old" "by its daemon" "sudo systemctl disable --now nvidia-persistenced" \
+        systemctl enable --now nvidia-persistenced
+    fi
+    [[ $daemon == yes && ($mode == dry-run || $(gpu_value persistence_mode) == Enabled) ]] ||
+      change persistence persistence_mode "$old" Enabled "sudo nvidia-smi -i $gpu_index -pm 0" nvidia-smi -i "$gpu_index" -pm 1
   fi
 }
 
@@ -115,7 +120,6 @@ show_gpu_settings() {
 
 gpu_settings() {
   gpu_index=${setting[GPU_DEVICE_ID]}
-  [[ $gpu_index =~ ^[0-9]+$ ]] || gpu_index=0
   if [[ $apply_gpu != yes ]]; then
     show_gpu_settings
     return

@@ -34,10 +34,11 @@ cuda=13
 check_gpu() {
   local answer driver capability name
   command -v nvidia-smi >/dev/null 2>&1 || refuse "nvidia-smi was not found. Install the NVIDIA driver, branch R580."
-  answer=$(nvidia-smi --query-gpu=driver_version,compute_cap,name --format=csv,noheader 2>/dev/null | head -n 1)
+  [[ ${setting[GPU_DEVICE_ID]} =~ ^[0-9]+$ ]] || refuse "GPU_DEVICE_ID is no number of a card. Correct it in .env: 0, 1, ... as nvidia-smi shows them."
+  answer=$(nvidia-smi -i "${setting[GPU_DEVICE_ID]}" --query-gpu=driver_version,compute_cap,name --format=csv,noheader 2>/dev/null | head -n 1)
   IFS=, read -r driver capability name <<<"$answer"
   [[ $driver =~ ^[0-9]+\. && $capability =~ ^\ *[0-9]+\.[0-9]+$ ]] ||
-    refuse "nvidia-smi reports no GPU. Is the driver loaded? Look at: nvidia-smi"
+    refuse "nvidia-smi reports no GPU ${setting[GPU_DEVICE_ID]}. Is the driver loaded, and GPU_DEVICE_ID right? Look at: nvidia-smi"
   [[ ${driver%%.*} -ge $driver_floor ]] ||
     refuse "driver $driver is too old: torch for this card needs $driver_floor or newer, best R580. Update the driver."
   # Compared as one number: 7.5 -> 75, 10.0 -> 100.
@@ -46,6 +47,8 @@ check_gpu() {
   if [[ ${driver%%.*} -lt $driver_cuda13 ]]; then
     # shellcheck disable=SC2034  # read by the script itself
     cuda=12
+    [[ $action != deploy || $build == no || ${setting[OWL_CUDA]} != 13 ]] ||
+      refuse "OWL_CUDA is 13, which needs driver $driver_cuda13 or newer, and this is $driver. Take it out of .env, or update the driver."
     note "driver $driver is older than $driver_cuda13, so torch 2.10 (CUDA 12.8) is built in instead of 2.13 (CUDA 13)."
   fi
   say "GPU: ${name# }, driver $driver, compute capability ${capability# }"

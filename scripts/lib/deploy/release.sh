@@ -2,6 +2,9 @@
 # Sourced by deploy_t4_optimized.sh: the image, its predecessor, start, readiness, the way back, and the status.
 # shellcheck disable=SC2154  # names of base.sh and of the script itself
 
+# What runs our image. A way back leaves monitoring alone: it may not run here, and its images are others.
+readonly own_services=(api worker)
+
 image_id() { docker image inspect --format '{{.Id}}' "$1" 2>/dev/null; }
 running_image() { docker inspect --format '{{.Image}}' "$container" 2>/dev/null; }
 image_label() { docker image inspect --format "{{index .Config.Labels \"org.opencontainers.image.$2\"}}" "$1" 2>/dev/null; }
@@ -39,6 +42,9 @@ remember_old() {
 build() {
   begin "building the image" "What ran before still runs; nothing else was changed."
   say "torch for this driver: CUDA $OWL_CUDA"
+  # Docker's own note on each build holds its time: with the containerd image store every build would be another image,
+  # a second run would restart what is unchanged, and lose the way back.
+  export BUILDX_NO_DEFAULT_ATTESTATIONS=1
   step "the image could not be built; the message above says why. What runs now was left as it is." "${compose[@]}" build
   [[ $mode != dry-run ]] || return 0
   # After the build, for only then it is known whether there is anything new: a second run must not lose the way back.
@@ -55,10 +61,11 @@ check_image() {
     docker run --rm --gpus all --network none --entrypoint nvidia-smi "$image" -L
 }
 
+# start [SERVICE...]: these, or all
 start() {
   begin "starting the containers" "Some may run already. Deploy again, or go back: ./deploy_t4_optimized.sh --rollback"
   # Compose replaces what changed, and only that.
-  step "the containers could not be started; the message above says why." "${compose[@]}" up -d --no-build
+  step "the containers could not be started; the message above says why." "${compose[@]}" up -d --no-build "$@"
   # It sees one file, not the folder, and a file that was replaced only after a restart.
   [[ $new_secrets != *metrics_token* || -z $prometheus_ran ]] ||
     step "Prometheus could not be restarted; the message above says why." "${compose[@]}" restart prometheus
@@ -116,15 +123,16 @@ give_up() {
     refuse "$reason. More: docker logs ${standing%%:*}$(way_back)"
   warn "$reason. Going back to the image that served before; the new one is kept as $failed_image."
   begin "going back to the image before" "Go on with: ./deploy_t4_optimized.sh --rollback"
+  docker logs "${standing%%:*}" >"$state/failed.log" 2>&1
   tag "$image" "$failed_image"
   tag "$old_image" "$image"
   # The image before the one that serves again, as it was before this run.
   if [[ -n $earlier_image ]]; then tag "$earlier_image" "$previous_image"; else docker rmi "$previous_image" >/dev/null 2>&1; fi
-  start
+  start "${own_services[@]}"
   wait_until_ready ||
     refuse "the image that served before does not become ready either ($standing): look at HANA, .env and owl-sap.toml rather than at the image."
   record_result "went back"
-  refuse "the new image does not become ready; the one before it serves again. Examine the new one: docker run --rm --gpus all --env-file .env $failed_image doctor"
+  refuse "the new image does not become ready; the one before it serves again. What the new one said is in $state/failed.log."
 }
 
 rollback() {
@@ -137,7 +145,7 @@ rollback() {
   step "the image could not be tagged; the message above says why." docker tag "$before" "$image"
   # Swapped, so that a second --rollback comes back here.
   [[ -z $now ]] || step "the image could not be tagged; the message above says why." docker tag "$now" "$previous_image"
-  start
+  start "${own_services[@]}"
   [[ $mode == dry-run ]] && return
   wait_until_ready ||
     refuse "the image before does not become ready ($standing); its last lines stand above. Forward again: ./deploy_t4_optimized.sh --rollback"

@@ -93,12 +93,26 @@ check_secrets_folder() {
   [[ -z $open ]] || refuse "$open can be read by every user of this machine: sudo chmod o= $open"
 }
 
+# What the containers read where it stands here, as users of their own. A strict umask shuts them out.
+check_readable() {
+  local shut
+  [[ -n $(find -L owl-sap.toml \( -perm -004 -o -gid "$user_id" -perm -040 -o -uid "$user_id" \) 2>/dev/null) ]] ||
+    refuse "owl-sap.toml cannot be read by user $user_id of the container: sudo chgrp $user_id owl-sap.toml && sudo chmod 640 owl-sap.toml"
+  ! hana_toml_has password || [[ -z $(find -L owl-sap.toml -perm /007 2>/dev/null) ]] ||
+    refuse "owl-sap.toml holds the password and every user of this machine can read it: sudo chgrp $user_id owl-sap.toml && sudo chmod 640 owl-sap.toml"
+  [[ $monitoring == yes ]] || return 0
+  shut=$(find -L monitoring deployment/nvidia-t4/grafana \( -type d ! -perm -005 -o -type f ! -perm -004 \) 2>/dev/null | head -n 1)
+  [[ -z $shut ]] ||
+    refuse "$shut cannot be read by the containers of the monitoring: chmod -R o+rX monitoring deployment/nvidia-t4/grafana"
+}
+
 check_settings() {
   check_files
   check_complete
   check_values
   check_secrets_folder
   check_named_files
+  check_readable
 }
 
 # --------------------------------------------------------------------------------------------------- keys and passwords

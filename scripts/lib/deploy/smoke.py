@@ -1,8 +1,9 @@
 """Does the service answer a client? `smoke.py URL KEYFILE [CERTIFICATE]`, with the standard library only.
 
 Searches each synced collection once; embeds a text where nothing is synced yet. Prints counts and times, never a row, a
-vector or the key. Exit 1 when something did not answer as it should. A key that may not read a collection (row rights)
-has been answered too. Where the service speaks TLS itself, its own certificate is believed, by whatever name it goes.
+vector or the key. Exit 1 when something did not answer as it should. A key that may see none of a collection's rows
+(row rights) has been answered too. Where the service speaks TLS itself, its own certificate is believed, by whatever
+name it goes.
 """
 
 import json
@@ -17,6 +18,8 @@ from typing import Any
 
 TEXT = "steel bolt"
 SECONDS = 30
+UNSEEN = "no row may be seen"
+"""How the service's note begins where row rights leave nothing to the key (app/src/access/rows.py)."""
 
 
 class Client:
@@ -67,7 +70,11 @@ def searches(client: Client, name: str) -> bool:
     if status == 403:
         say(f"search in {name}: refused to this key by its rights (HTTP 403), as it should")
         return True
-    hits = found.get("hits") if status == 200 and isinstance(found, dict) else None
+    answer = found if status == 200 and isinstance(found, dict) else {}
+    hits = answer.get("hits")
+    if hits == [] and any(str(note).startswith(UNSEEN) for note in answer.get("notes", [])):
+        say(f"search in {name}: shows this key none of its rows, as its row rights want it")
+        return True
     what = f"{len(hits)} hits in {spent:.0f} ms" if hits else f"no hit (HTTP {status})"
     say(f"search in {name}: {what}")
     return bool(hits)
