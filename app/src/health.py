@@ -66,6 +66,14 @@ def _failed(body: bytes) -> str:
     return ""
 
 
+def forget(path: Path | None) -> None:
+    """Before a worker begins: what one before it left, killed, is no sign of its life. In a pod /tmp outlives the
+    container, and the startup probe would be content while a model is still being loaded."""
+    if path is not None:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
 class Heartbeat:
     """The worker's sign of life: a file whose time of change is renewed while the work goes on, and which is gone when
     the worker ended in good order. Without a path it does nothing."""

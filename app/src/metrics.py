@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import (
@@ -18,6 +18,7 @@ from prometheus_client import (
 from app.src import scraped
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SYNC_OUTCOMES = ("succeeded", "stopped", "paused", "failed")
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
@@ -150,6 +151,12 @@ class Metrics:
     def watch_gpus(self, read: Callable[[], Mapping[str, Any]]) -> None:
         """Tell of the cards from now on. `read` gives what GET /v1/gpu answers; it must not take long."""
         self._gpus.read = read
+
+    def expect(self, collections: Iterable[str]) -> None:
+        """Their syncs are counted from 0 on: no increase tells the first of a series that begins at 1."""
+        for collection in collections:
+            for outcome in SYNC_OUTCOMES:
+                self.syncs.labels(collection, outcome)
 
     def tell_ready(self, checks: Mapping[str, bool]) -> None:
         """What a look at readiness has found."""

@@ -232,7 +232,7 @@ COLLECTION_METRICS = (
     ),
     Figure(
         "owl_sap_sync_overdue_seconds",
-        "How long ago a scheduled sync should have begun; 0 in time, absent without a schedule",
+        "How long ago a scheduled sync should have begun; 0 in time, absent where nobody keeps its schedule",
         "overdue",
         _COLLECTION,
     ),

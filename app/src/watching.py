@@ -160,6 +160,7 @@ class Watch:
         self._background = background
         self._names = names
         self.look = StoreLook(names, parts.store_to_read)
+        metrics.expect(names)
         metrics.engines.read = self._engines
         metrics.engine_info.read = self._engine_info
         metrics.collections.read = self._collections
@@ -199,6 +200,8 @@ class Watch:
     def _overdue(self) -> Iterator[tuple[str, float]]:
         for name in self._names:
             try:
+                if self._background.jobs.turn(name) is None:
+                    continue  # nobody keeps schedules by these records; others know, and the least of all counts
                 start = self._background.scheduler.next_start(name)
             except StateUnusable:
                 return

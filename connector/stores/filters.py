@@ -165,6 +165,8 @@ _COMPARISONS = {"$eq": "=", "$ne": "<>", "$lt": "<", "$lte": "<=", "$gt": ">", "
 _GROUPS = {"$and": "AND", "$or": "OR"}
 _FIELD_OPERATORS = (*_COMPARISONS, "$in", "$nin", "$between", "$like", "$contains")
 _OPERATORS = (*_FIELD_OPERATORS, *_GROUPS)
+_LIKENED = 130
+"""Characters of a wrong name that are compared with right ones: a body may hold one of megabytes."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}", re.ASCII)
 
 
@@ -236,7 +238,7 @@ class _Parser:
     def _field(self, key: str, here: str) -> str:
         name = self._names.get(key, key)
         if _NAME.fullmatch(name) is None:
-            near = get_close_matches(key, list(self._names), 1)
+            near = get_close_matches(key[:_LIKENED], list(self._names), 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise _bad(here, f"a field name has up to 127 letters, digits and _, no digit first{hint}")
         return name
@@ -336,7 +338,7 @@ def _bad(path: str, message: str) -> BadFilter:
 
 
 def _unknown_operator(path: str, operator: Any) -> BadFilter:
-    wanted = str(operator).lower()
+    wanted = str(operator)[:_LIKENED].lower()
     near = get_close_matches(wanted if wanted.startswith("$") else f"${wanted}", _OPERATORS, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     return _bad(path, f"unknown operator {str(operator)[:40]!r}; {hint}known are {' '.join(_OPERATORS)}")

@@ -60,7 +60,7 @@ class SqliteFile:
         self._closed = False
         with self._mapped():
             if not read_only:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds texts of rows
                 if not path.exists():
                     self._create()
             self._check_size()

@@ -291,7 +291,7 @@ def test_looks_are_rare(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(AccessUnusable, match="no such folder"):
+    with pytest.raises(AccessUnusable, match=r"no such folder .*mkdir -m 700 \S+/none$"):
         create(tmp_path / "none" / "keys.json", Grant("web", ("search",)))
 
 

@@ -53,7 +53,7 @@ def rides_over(scene: Scene, kind: str, code: int) -> None:
     report = scene.sync(ends)
     hits = scene.run("SELECT SUM(HITS) FROM SYS.M_STAND_IN_FAULTS")[0][0]
     scene.run("ALTER SYSTEM CLEAR FAULTS")
-    assert hits == 1, f"no sync sends a statement for {kind}"
+    assert hits >= 1, f"no sync sends a statement for {kind}"
     assert (report.quarantined, report.paused, report.read) == (0, None, ROWS - 9)
     assert report.deleted + report.upserted > 30
     assert scene.converges().unchanged == ROWS - EMPTY - 9

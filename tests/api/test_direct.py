@@ -365,7 +365,7 @@ def test_what_is_queued_for_a_client_that_has_left_leaves_the_queue(service: Ser
     async def leave() -> None:
         with closing(Desk(service)) as desk:
             with pytest.raises(errors.ClientLeft):
-                await desk.embed(Request({"type": "http"}, gone), queue)
+                await desk.embed(Request({"type": "http"}, gone), ["a"], queue)
             go.set()
             await anyio.to_thread.run_sync(lambda: until(queued.cancelled))
 
@@ -447,6 +447,26 @@ def test_who_would_wait_too_long_for_a_thread_is_told_at_once(client: httpx.Clie
             assert connection.recv(20).startswith(b"HTTP/1.1 200 ")
     assert client.post("/embed", json={"inputs": "the fourth"}).status_code == 200
     assert seen == ["the first", "the second", "the fourth"]
+
+
+@pytest.mark.covers("POST /embed", "POST /v1/embeddings", errors=True)
+def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
+    client: httpx.Client, threads_held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refusals came as late as a thread got free (found by benchmarks/load.py)."""
+    go, seen = threads_held
+    with connected(client) as first:
+        first.sendall(request_bytes("the first"))
+        until(lambda: seen == ["the first"])
+        monkeypatch.setattr(Pace, "wait", lambda *_: 41.2)
+        refused = client.post("/embed", json={"inputs": "steel"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "42")
+        assert "embedding.max_wait" in refused.json()["detail"]
+        assert client.post("/v1/embeddings", json={"input": "steel"}).status_code == 429
+        assert seen == ["the first"]
+        monkeypatch.setattr(Pace, "wait", lambda *_: 0.0)
+        go.set()
+        assert first.recv(20).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)

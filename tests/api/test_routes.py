@@ -79,7 +79,7 @@ def test_not_ready_without_a_model(client: Client, service: Service, monkeypatch
     def broken(texts: list[str], **_options: Any) -> np.ndarray:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(service.embedder.batcher, "embed", broken)
+    monkeypatch.setattr(service.embedder, "embed_later", broken)
     response = client.get("/health/ready")
     assert response.status_code == 503
     assert response.json()["checks"]["engine"] is False

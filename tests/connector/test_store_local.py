@@ -199,6 +199,16 @@ def test_a_later_layout_is_refused(store, folder, file):
         LocalStore(folder)
 
 
+def test_a_folder_that_it_makes_is_its_users_alone(tmp_path):
+    there = tmp_path / "there"
+    there.mkdir()
+    there.chmod(0o755)
+    for folder, mode in ((tmp_path / "new", 0o700), (there, 0o755)):
+        with closing(LocalStore(folder)) as store:
+            store.open(NAME, Model())
+        assert folder.stat().st_mode & 0o777 == mode
+
+
 def test_a_folder_that_cannot_be_one(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DatabaseError, match="cannot be used"):

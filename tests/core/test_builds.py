@@ -57,9 +57,13 @@ def test_builds_are_releases_that_pyproject_takes() -> None:
 
 
 def test_the_script_of_deployment_picks_from_them() -> None:
-    """`deploy_t4_optimized.sh` knows the same releases and floors."""
-    script = (ROOT / "deploy_t4_optimized.sh").read_text(encoding="utf-8")
+    """`deploy_t4_optimized.sh` knows the same releases and floors, and the image's locks hold those releases."""
+    host = (ROOT / "scripts/lib/deploy/host.sh").read_text(encoding="utf-8")
     wheels = [build for build in BUILDS if build.index is None]
-    assert {f"torch=={build.torch}.*" for build in wheels} == set(re.findall(r"torch==\d+\.\d+\.\*", script))
-    floors = {int(number) for number in re.findall(r"\bdriver_\w+=(\d+)", script)}
+    releases = {build.torch for build in wheels}
+    assert releases == set(re.findall(r"\b(\d+\.\d+) \(CUDA", host))
+    floors = {int(number) for number in re.findall(r"\bdriver_\w+=(\d+)", host)}
     assert {build.driver for build in wheels} == floors
+    locks = [ROOT / f"deployment/requirements/cuda{number}.txt" for number in (12, 13)]
+    locked = [re.findall(r"^torch==(\d+\.\d+)\.", lock.read_text(encoding="utf-8"), re.M) for lock in locks]
+    assert {release for each in locked for release in each} == releases

@@ -139,8 +139,6 @@ def test_a_backup_that_breaks_off_leaves_no_file_of_its_name(tmp_path: Path) -> 
 
 
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
-    if not RULES.is_dir():
-        pytest.skip("no alert rules here yet")
     alerts = re.findall(r"^\s*- alert: (\w+)$", "".join(file.read_text() for file in sorted(RULES.glob("*.yml"))), re.M)
     assert len(alerts) > 10
     sections = re.findall(r"^### Alert: (.+)\n\n`(\w+)`\. ", RUNBOOK, re.M)

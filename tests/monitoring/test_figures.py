@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.src.background import SyncRequest
+from app.src.metrics import SYNC_OUTCOMES
 from app.src.service import Service
 from app.src.settings import Settings
 from app.src.watching import ANSWER_SECONDS, LOOK_SECONDS, LOOK_WAIT, StoreLook, behind
@@ -263,6 +264,16 @@ def test_what_the_engine_did(folder: Path) -> None:
         assert samples(service)["owl_sap_engine_out_of_memory_total", *model] == 1
 
 
+def test_syncs_are_counted_from_zero_on(folder: Path) -> None:
+    """Or the first that fails after a start would be in no increase."""
+    with service_in(folder, TableSource()) as service:
+        before = {each: samples(service)["owl_sap_syncs_total", "materials", each] for each in SYNC_OUTCOMES}
+        assert before == dict.fromkeys(SYNC_OUTCOMES, 0)
+        service.sync("materials")
+        found = {labels[2]: value for labels, value in samples(service).items() if labels[0] == "owl_sap_syncs_total"}
+        assert found == before | {"succeeded": 1}
+
+
 def test_readiness_is_told_as_it_was_found(folder: Path) -> None:
     with service_in(folder) as service:
         assert samples(service)["owl_sap_ready_timestamp_seconds",] == 0
@@ -328,6 +339,8 @@ def test_a_scrape_does_not_wait_for_a_hana_that_hangs(make_scene: Callable[..., 
 
 def test_a_schedule_that_nobody_keeps_is_overdue(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with service_in(folder, collection={"schedule": {"every": "1h"}}) as service:
+        assert ("owl_sap_sync_overdue_seconds", "materials") not in samples(service), "no records of it"
+        service.background.scheduler.register()
         assert samples(service)["owl_sap_sync_overdue_seconds", "materials"] < 1
         starts = {"materials": time.time() - 1800}
         monkeypatch.setattr(service.background.scheduler, "next_start", starts.get)

@@ -419,6 +419,9 @@ def test_prometheus_is_sent_to_ports_and_a_secret_that_there_are_and_let_in() ->
         credentials = endpoint["authorization"]["credentials"]
         assert credentials["key"] in secrets[credentials["name"]]
         asked |= {(component, endpoint["port"]) for component in selected(monitor["spec"]["selector"])}
+        (relabelled,) = endpoint["relabelings"]
+        job = {"http": "owl-sap-api", "metrics": "owl-sap-worker"}[endpoint["port"]]
+        assert relabelled == {"action": "replace", "targetLabel": "job", "replacement": job}, "as the alerts have it"
     there = {
         (document["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"], port["name"])
         for document in DEPLOYMENTS

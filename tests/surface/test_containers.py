@@ -317,6 +317,17 @@ def test_a_heartbeat_ages_when_the_worker_is_not_well(tmp_path: Path) -> None:
         health.of_worker(settings)
 
 
+@pytest.mark.covers("worker")
+def test_a_dead_workers_heartbeat_is_not_that_of_the_next_one(scene: Scene) -> None:
+    """It died a moment ago, and the next one gets no further than to its model."""
+    beat = scene.folder / "heartbeat"
+    beat.touch()
+    wrong = {"OWL_SAP_WORKER__HEARTBEAT": str(beat), "OWL_SAP_EMBEDDING__MODEL": str(scene.folder / "no-model")}
+    ended = run(WORKER, scene.folder, scene.variables() | wrong)
+    assert "no such folder" in ended.stderr
+    assert not beat.exists()
+
+
 def test_a_heartbeat_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"\[worker\] heartbeat: .* cannot be written"):
         health.Heartbeat(tmp_path / "nowhere" / "beat")

@@ -25,6 +25,7 @@ CANARY = "canary-5358"
 # class -> exit code, HTTP status, retryable. One line for each class there is.
 TABLE: dict[str, tuple[int, int, bool]] = {
     "ConnectorError": (4, 500, False),
+    "AccessUnusable": (2, 500, False),
     "ConfigurationError": (2, 500, False),
     "UnknownTable": (2, 500, False),
     "UnknownColumn": (2, 500, False),

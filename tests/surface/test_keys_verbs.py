@@ -5,6 +5,7 @@ them; and nothing of either in any output.
 from __future__ import annotations
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -186,7 +187,7 @@ REFUSED = [
     (("create", "web", "--scope", "search", "--expires", "0s"), "at once"),
     (("create", "web", "--scope", "search", "--claim", "mandt"), "NAME=VALUE"),
     (("create", "web", "--scope", "search", "--rate", "often"), "600/minute"),
-    (("create", "web", "--scope", "search", "--out", "no/such/folder/key"), "no such folder"),
+    (("create", "web", "--scope", "search", "--out", "no/such/folder/key"), "no such folder; make it: mkdir -m 700"),
     (("rotate", "web", "--overlap", "long"), "length of time"),
 ]
 
@@ -225,6 +226,14 @@ def test_a_key_that_could_not_be_handed_over_is_none(tmp_path: Path, monkeypatch
     run = CliRunner().invoke(app, ["keys", "create", "web", "--scope", "search", "--out", "token"], env=SERVICE)
     assert (run.exit_code, run.stdout) == (2, "")
     assert [key.state(key.created) for key in keys.read(tmp_path / "keys.json")] == ["revoked"]
+    for how in (["--expires", "90d"], []):
+        keys.create(tmp_path / "keys.json", keys.Grant(f"old {len(how)}", ("search",), lifetime=9e6 if how else None))
+        (*_, old) = keys.read(tmp_path / "keys.json")
+        rotated = ["keys", "rotate", old.name, "--overlap", "0s", "--out", "token", *how]
+        assert CliRunner().invoke(app, rotated, env=SERVICE).exit_code == 2
+        (*_, same, new) = keys.read(tmp_path / "keys.json")
+        assert same == old, "who has the old key goes on"
+        assert new.revoked is not None
     refused = CliRunner().invoke(app, ["keys", "create", "w", "--scope", "search", "--out", "/dev/null"], env=SERVICE)
     assert refused.exit_code == 2
     assert Path("/dev/null").is_char_device()
@@ -242,7 +251,7 @@ def test_without_a_file_configured_it_says_what_to_set(cli: Cli) -> None:
     [
         ({}, "keys create"),  # the file is not there
         ({"OWL_SAP_ACCESS__JWT__ISSUER": ISSUER}, "jwks_url or jwks_path"),
-        ({"OWL_SAP_ACCESS__KEYS": "damaged.json"}, "no file of API keys"),
+        ({"OWL_SAP_ACCESS__KEYS": "damaged.json"}, "move it away"),
     ],
 )
 def test_a_service_whose_keys_cannot_be_read_does_not_start(
@@ -252,3 +261,16 @@ def test_a_service_whose_keys_cannot_be_read_does_not_start(
     run = cli("serve", "--port", "0", **SERVICE | variables)
     assert (run.code, run.out) == (2, "")
     assert why in run.err
+
+
+def test_create_says_when_the_key_ends(cli: Cli) -> None:
+    """A number without a unit is seconds: whoever meant days reads it here."""
+    told = _created(cli, "web", "--expires", "90")
+    assert re.search(r"may: search, until \d{4}-\d\d-\d\d \d\d:\d\d UTC; it is", told)
+    assert "until" not in _created(cli, "shop")
+
+
+def _created(cli: Cli, name: str, *flags: str) -> str:
+    run = cli("keys", "create", name, "--scope", "search", *flags, **SERVICE)
+    assert run.code == 0
+    return str(run.err)

@@ -269,6 +269,22 @@ def test_the_examples_are_valid(tmp_path: Path) -> None:
     assert {name.removesuffix("_FILE") for name in names} <= known
 
 
+def test_what_the_example_has_as_comments_fits_the_section_it_stands_in() -> None:
+    """Whoever takes the `#` away gets that setting, and a file that TOML takes."""
+    names, section = own_variables().values(), ""
+    seen: list[str] = []
+    known = {".".join(path) for path in names}
+    for line in (ROOT / "owl-sap.example.toml").read_text().splitlines():
+        if header := re.match(r"(?:# )?\[([a-z.]+)\]", line):
+            section = header[1]
+            seen.append(section)
+        elif line.startswith("[["):
+            break
+        elif (setting := re.match(r"(?:# )?([a-z_]+) = ", line)) and not section.startswith("store.hana"):
+            assert f"{section}.{setting[1]}" in known
+    assert len(seen) == len(set(seen))
+
+
 def collection_or_why(**fields: str) -> CollectionSettings | str:
     try:
         return CollectionSettings.model_validate({"name": "a", "source": "S.T", "template": "{A}"} | fields)

@@ -149,7 +149,9 @@ def _parsed(path: Path, content: bytes) -> tuple[Key, ...]:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, fault["loc"]))
         what = f"{where}: {fault['msg']}" if where else "it is no JSON"
-        raise AccessUnusable(f"{path}: this is no file of API keys ({what}); restore it, or make new keys") from None
+        raise AccessUnusable(
+            f"{path}: this is no file of API keys ({what}); restore it, or move it away and make new keys"
+        ) from None
     if len({key.id for key in keys}) < len(keys):
         raise AccessUnusable(f"{path}: two keys have the same id; take one of them out")
     return keys
@@ -192,7 +194,8 @@ def _changing(path: Path) -> Iterator[list[Key]]:
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise AccessUnusable(f"{path.parent}: there is no such folder for the API keys ({error.strerror})") from None
+        what = f"{path.parent}: there is no such folder for the API keys ({error.strerror})"
+        raise AccessUnusable(f"{what}; make it: mkdir -m 700 {path.parent}") from None
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         keys = list(read(path)) if path.exists() else []
@@ -244,6 +247,18 @@ def _made(**what: Any) -> tuple[Key, str]:
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def take_back(path: Path, key: Key, before: Sequence[Key]) -> None:
+    """`key`, which nobody was given, is refused; those that ended earlier for its sake live as long again as in
+    `before`. What else has changed since stays."""
+    lived = {each.id: each.expires for each in before}
+    with _changing(path) as keys:
+        for place, each in enumerate(keys):
+            if each.id == key.id:
+                keys[place] = each.model_copy(update={"revoked": datetime.now(UTC)})
+            elif each.id in lived:
+                keys[place] = each.model_copy(update={"expires": lived[each.id]})
 
 
 def revoke(path: Path, which: str, now: datetime | None = None) -> list[Key]:

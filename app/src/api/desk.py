@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -119,9 +119,12 @@ class Desk:
             if not text.isascii() and not _is_text(text):
                 raise Unprocessable(f"{name}[{position}] holds half a surrogate pair, which is no text", param=name)
 
-    async def embed(self, request: Request, queue: Callable[[], Future[Vectors]]) -> Vectors:
-        """The vectors that `queue`, which tokenises in a thread, gets in line for. Waiting in that line takes no
-        thread; when the client leaves, its texts leave the line, also when it left while they were tokenised."""
+    async def embed(self, request: Request, texts: Sequence[str], queue: Callable[[], Future[Vectors]]) -> Vectors:
+        """The vectors of `texts` that `queue`, which tokenises in a thread, gets in line for. Waiting there takes no
+        thread; where it is too long already, that is said before a thread is waited for. When the client leaves, its
+        texts leave the line, also when it left while they were tokenised."""
+        if (loaded := self.service.parts.embedder_if_loaded) is not None:
+            loaded.batcher.check_room(texts)
         queued: list[Future[Vectors]] = []
         left = False
 

@@ -38,7 +38,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         texts = _texts(body)
         desk.check_texts(texts, name="input")
         order = _Order(service, body, texts, partial(desk.spend, request))
-        content = order.answer(await desk.embed(request, order.queue))
+        content = order.answer(await desk.embed(request, texts, order.queue))
         return Response(content, media_type=Json.media_type)
 
     @routes.get("/v1/models", response_model=schemas.OpenAIModels, responses=_ERRORS)

@@ -25,7 +25,7 @@ def principal_of(scope: Scope) -> Principal:
 
 class Limited:
     """Refuses what a principal asks for beyond its limits. Before bodies are read and routes chosen, so it holds for
-    every route, those that do not exist too."""
+    every route. What the guard refuses does not get here."""
 
     def __init__(self, app: ASGIApp, rates: Rates) -> None:
         self._app = app

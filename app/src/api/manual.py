@@ -95,6 +95,8 @@ def _shape(schema: Mapping[str, Any]) -> str:
 
 
 def _short(schema: Mapping[str, Any]) -> str:
+    if "properties" in schema:
+        return escape(f"{{{', '.join(schema['properties'])}}}")
     return escape(json.dumps({key: value for key, value in schema.items() if key != "title"}))
 
 

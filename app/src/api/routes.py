@@ -51,7 +51,7 @@ def _add_embed(routes: APIRouter, desk: Desk) -> None:
     async def embed(request: Request, body: schemas.EmbedRequest) -> Response:
         """Always a list of vectors; with `Accept: application/octet-stream` raw little-endian float32 instead."""
         desk.check_texts(body.texts, name="inputs")
-        vectors = await desk.embed(request, partial(_queued, desk, request, body))
+        vectors = await desk.embed(request, body.texts, partial(_queued, desk, request, body))
         headers = {"X-Embedding-Dimension": str(vectors.shape[1]), "X-Embedding-Count": str(len(vectors))}
         if _RAW in request.headers.get("accept", "").lower():
             return Response(forms.as_bytes(vectors), media_type=_RAW, headers=headers)

@@ -104,11 +104,12 @@ def rotate(
     _check_target(out)
     lifetime = None if expires is None else _lifetime(expires)
     path = _path(ctx)
+    before = keys.read(path) if path.exists() else ()
     try:
         key, secret = keys.rotate(path, which, _seconds(overlap), lifetime)
     except ValueError as error:
         raise UsageFault(str(error)) from None
-    _hand_over(path, key, secret, Form(out, json))
+    _hand_over(path, key, secret, Form(out, json), before)
     output.say(f"the old key is good for {overlap} more, then refused")
 
 
@@ -124,7 +125,7 @@ def _check_target(out: Path | None) -> None:
     if out is None:
         return
     if not out.parent.is_dir():
-        raise UsageFault(f"{out.parent}: there is no such folder")
+        raise UsageFault(f"{out.parent}: there is no such folder; make it: mkdir -m 700 {out.parent}")
     if out.exists() and not out.is_file():
         raise UsageFault(f"{out}: is no file; without --out the key goes to stdout")
 
@@ -137,7 +138,8 @@ class Form:
     json: bool
 
 
-def _hand_over(path: Path, key: Key, secret: str, form: Form) -> None:
+def _hand_over(path: Path, key: Key, secret: str, form: Form, before: Sequence[Key] = ()) -> None:
+    """`before`: the keys that there were, of which one may end earlier now."""
     from app.src.access import keys
 
     out, json = form.out, form.json
@@ -146,7 +148,7 @@ def _hand_over(path: Path, key: Key, secret: str, form: Form) -> None:
         try:
             keys.write_private(out, secret.encode())
         except AccessUnusable:
-            keys.revoke(path, key.id)  # nobody has it, and nobody ever will
+            keys.take_back(path, key, before)  # nobody has it, and nobody ever will
             raise
         document["file"] = str(out)
     else:
@@ -156,7 +158,9 @@ def _hand_over(path: Path, key: Key, secret: str, form: Form) -> None:
     elif out is None:
         typer.echo(secret)
     where = f"is in {out}" if out is not None else "is shown this once"
-    output.say(f"key {key.id} ({key.name}) may: {', '.join(key.scopes)}; it {where}, and stored as a digest only")
+    until = f", until {_day(document['expires'])} UTC" if document["expires"] else ""
+    may = ", ".join(key.scopes)
+    output.say(f"key {key.id} ({key.name}) may: {may}{until}; it {where}, and stored as a digest only")
 
 
 def _scopes(given: Sequence[str]) -> list[Scope]:

@@ -11,7 +11,7 @@ from app.src.cli import output
 from app.src.cli.application import app, loaded_for, opened, verb
 from app.src.cli.exits import OK, UNEXPECTED, UsageFault
 from app.src.cli.interrupts import leave_behind_what_hangs, orderly
-from app.src.health import Heartbeat
+from app.src.health import Heartbeat, forget
 from app.src.settings import WorkerSettings, no_collections
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def worker(
     settings = loaded.settings.worker
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))
+    forget(settings.heartbeat)
     with orderly(OK), opened(loaded) as service, ExitStack() as opening:
         listener = _listener(service, settings)
         if listener is not None:

@@ -187,6 +187,12 @@ class Batcher:
         )
         return self._enqueue(request).future
 
+    def check_room(self, texts: Sequence[str]) -> None:
+        """Raises EngineOverloaded where these would be refused now, as far as that shows without tokenising: for who
+        would have to wait until they can be tokenised. Takes no time."""
+        if sum(map(len, texts)) <= self._engine.token_budget * SMALL_SHARE:  # no token is shorter than a character
+            self._refuse_if_crowded("interactive")  # without the lock: whoever queues is asked again
+
     def queued(self, lane: Lane) -> tuple[int, int]:
         """Texts and tokens that wait; not those being computed."""
         with self._changed:

@@ -442,7 +442,7 @@ class CollectionSettings(_Section):
     row_rights: dict[str, ClaimPath] = Field(
         default={},
         description="metadata column = claim of who asks: only rows with its value, or one of its values, are found; "
-        'a claim inside another is a list: MANDT = ["xs.user.attributes", "MANDT"]',
+        'a claim inside another is a list: MANDT = ["realm_access", "mandt"]',
     )
     model: str | None = Field(
         default=None,
