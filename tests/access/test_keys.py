@@ -246,9 +246,7 @@ def test_a_file_that_is_gone_or_out_of_reach(path: Path) -> None:
     assert made.fault is None
 
 
-def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service has too many files open just when a key is revoked: afterwards that key is refused all the same."""
     _, key = create(path, Grant("web", ("search",)))
     made = ring(path)

@@ -48,6 +48,7 @@ def loaded(folder: Path, text: str = "", **variables: str) -> Any:
         (XSUAA | {"tenant": None}, "tenant"),
         (XSUAA | {"issuer": "http://t.example"}, "https://"),
         ({"preset": "ias", "issuer": "https://t.example"}, "audience is missing"),
+        ({"preset": "ias", "issuer": "https://t.example", "audience": "client"}, "ias. needs scopes"),
         ({"preset": "okta", "issuer": "https://t.example"}, "ias"),
     ],
 )
@@ -65,7 +66,7 @@ def test_what_does_not_fit(jwt: dict[str, Any], why: str) -> None:
         GENERIC | {"jwks_url": "http://[::1]:1234/keys?a=b"},
         GENERIC | {"jwks_url": None, "jwks_path": "keys.json"},
         GENERIC | {"algorithms": ["PS256", "EdDSA"]},
-        {"preset": "ias", "issuer": "https://t.example", "audience": "client"},
+        {"preset": "ias", "issuer": "https://t.example", "audience": "client", "scopes": {"Viewers": "search"}},
     ],
 )
 def test_what_does(jwt: dict[str, Any]) -> None:

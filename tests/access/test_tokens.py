@@ -273,14 +273,19 @@ def test_xsuaa_scopes_of_other_applications_are_nothing(ask: Callable[..., Princ
     assert ask(signed(xsuaa(scope=[scope]), RSA), **XSUAA).scopes == set()
 
 
-IAS = {"preset": "ias", "issuer": "https://tenant.accounts.ondemand.com/", "tenant": "app-tid"}
+IAS = {
+    "preset": "ias",
+    "issuer": "https://tenant.accounts.ondemand.com/",
+    "tenant": "app-tid",
+    "scopes": {"Owl Viewers": "search"},
+}
 
 
 def ias(**changes: Any) -> dict[str, Any]:
     good = {
         "iss": "https://tenant.accounts.ondemand.com",
         "app_tid": "app-tid",
-        "groups": ["search", "Everyone"],
+        "groups": ["Owl Viewers", "Everyone", "admin"],
         "scope": None,
     }
     return claims(**good | changes)
@@ -288,7 +293,7 @@ def ias(**changes: Any) -> dict[str, Any]:
 
 def test_ias(ask: Callable[..., Principal]) -> None:
     assert ask(signed(ias(), RSA), **IAS).scopes == {"search"}
-    assert ask(signed(ias(groups="search"), RSA), **IAS).scopes == {"search"}
+    assert ask(signed(ias(groups="Owl Viewers"), RSA), **IAS).scopes == {"search"}
     assert ask(signed(ias(app_tid=None, zone_uuid="app-tid"), RSA), **IAS).scopes == {"search"}
 
 

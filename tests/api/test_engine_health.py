@@ -4,6 +4,7 @@ is told at once, and liveness turns red once only a new process helps.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -177,6 +178,11 @@ def test_the_process_ends_for_its_supervisor_if_asked_to(synced: Service, monkey
     monkeypatch.setattr(server, "_end_after", lambda *how: last_resort.append(how))
     monkeypatch.setattr(server, "_LOOK_TICKS", 1)
     monkeypatch.setattr(synced.probes, "beyond_help", lambda: "the card is gone")
-    with pytest.raises(WorkerDied, match=r"api\.exit_when_stuck.*the card is gone"):
-        server.serve(synced, "127.0.0.1", 0, lambda _: None)
+    frozen = []
+    try:
+        with pytest.raises(WorkerDied, match=r"api\.exit_when_stuck.*the card is gone"):
+            server.serve(synced, "127.0.0.1", 0, lambda _: frozen.append(gc.get_freeze_count()))
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000, "what is loaded is not gone through again under load"
     assert last_resort == [(synced.settings.api.shutdown_seconds + 2, 4)]

@@ -98,9 +98,13 @@ def with_tables(emulator: Emulator, schema: str) -> None:
     connection.close()
 
 
-def walk(served: Served, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """The events of a run with a new seed, or that of OWL_SAP_TEST_SEED. Fails with what Schemathesis says."""
-    seed = os.environ.get("OWL_SAP_TEST_SEED") or str(random.SystemRandom().randrange(1 << 32))
+ALWAYS = "1"
+"""The seed of the short walk: so few examples must come through everywhere, which not every draw does."""
+
+
+def walk(served: Served, folder: Path, seed: str, *options: str) -> list[dict[str, Any]]:
+    """The events of a run with this seed, or that of OWL_SAP_TEST_SEED. Fails with what Schemathesis says."""
+    seed = os.environ.get("OWL_SAP_TEST_SEED") or seed
     events = folder / "events.ndjson"
     command = [
         *(str(SCHEMATHESIS), "--config-file", str(CONFIGURATION), "--no-color", "run"),
@@ -169,13 +173,13 @@ def check_walk(served: Served, walked: Walked, spared: set[str]) -> None:
     errors=True,
 )
 def test_every_operation_answers_as_described(served: Served, tmp_path: Path) -> None:
-    walked = seen_in(walk(served, tmp_path, "--max-examples", "8"))
+    walked = seen_in(walk(served, tmp_path, ALWAYS, "--max-examples", "8"))
     check_walk(served, walked, OF_JOBS)
 
 
 @pytest.mark.slow
 def test_every_operation_answers_as_described_for_minutes(served: Served, tmp_path: Path) -> None:
-    walked = seen_in(walk(served, tmp_path, "--max-examples", "400"))
+    walked = seen_in(walk(served, tmp_path, str(random.SystemRandom().randrange(1 << 32)), "--max-examples", "400"))
     check_walk(served, walked, set())
 
 
