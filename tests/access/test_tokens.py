@@ -277,7 +277,7 @@ IAS = {
     "preset": "ias",
     "issuer": "https://tenant.accounts.ondemand.com/",
     "tenant": "app-tid",
-    "scopes": {"Owl Viewers": "search"},
+    "scopes": {"Viewers": "search"},
 }
 
 
@@ -285,7 +285,7 @@ def ias(**changes: Any) -> dict[str, Any]:
     good = {
         "iss": "https://tenant.accounts.ondemand.com",
         "app_tid": "app-tid",
-        "groups": ["Owl Viewers", "Everyone", "admin"],
+        "groups": ["Viewers", "Everyone", "admin"],
         "scope": None,
     }
     return claims(**good | changes)
@@ -293,7 +293,7 @@ def ias(**changes: Any) -> dict[str, Any]:
 
 def test_ias(ask: Callable[..., Principal]) -> None:
     assert ask(signed(ias(), RSA), **IAS).scopes == {"search"}
-    assert ask(signed(ias(groups="Owl Viewers"), RSA), **IAS).scopes == {"search"}
+    assert ask(signed(ias(groups="Viewers"), RSA), **IAS).scopes == {"search"}
     assert ask(signed(ias(app_tid=None, zone_uuid="app-tid"), RSA), **IAS).scopes == {"search"}
 
 

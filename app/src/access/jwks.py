@@ -171,8 +171,8 @@ class File:
 
 
 def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
-    """Those that sign, with a kid, for these algorithms; others are passed over. Raises NoKeys when none is left, NotHad for
-    what is no key set."""
+    """Those that sign, with a kid, for these algorithms; others are passed over. Raises NoKeys when none is left, NotHad
+    for what is no key set."""
     try:
         document = json.loads(content)
         entries = document["keys"]
@@ -255,7 +255,8 @@ class KeySet:
                 raise AccessUnusable(f"{self.fault} (setting access.jwt.jwks_path)")
 
     def fetch(self) -> None:
-        """Waits for the issuer. What fails leaves the keys in hand, and a `fault`; a set without any takes them away."""
+        """Waits for the issuer. What fails leaves the keys in hand, and a `fault`; a set without any takes them
+        away."""
         with self._fetching:
             try:
                 content = self._source.read()
