@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import http.client
 import json
 import os
@@ -207,6 +208,8 @@ class World:
         vectors = embed(asked)
         self.questions += map(known.embed, asked, vectors)
         self.questions += map(known.search, asked, vectors)
+        gc.collect()
+        gc.freeze()  # or the clients stand still while torch's objects are looked through
 
     @contextmanager
     def serving(self) -> Iterator[Running]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -131,21 +131,25 @@ class StoreLook:
                 return None
             self._due = False
             self._look = look = _Look(now)
-        threading.Thread(target=self._run, args=(look,), name="owl-sap-store-look", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(look,), name="owl-sap-store-look", daemon=True).start()
+        except RuntimeError:  # no thread is to be had now: the next scrape tries again
+            look.done.set()
         return look
 
     def _run(self, look: _Look) -> None:
+        found = None
         try:
-            found = self._ask()
-        except Exception:  # whatever is wrong with it, readiness and doctor say what
-            found = None
-        with self._lock:
-            now = self._clock()
-            self._failed = found is None
-            if found is not None:
-                self._known, self._known_at = found, now
-            look.took = now - look.begun
-            look.done.set()
+            with suppress(Exception):  # whatever is wrong with it, readiness and doctor say what
+                found = self._ask()
+        finally:
+            with self._lock:
+                now = self._clock()
+                self._failed = found is None
+                if found is not None:
+                    self._known, self._known_at = found, now
+                look.took = now - look.begun
+                look.done.set()
 
     def _ask(self) -> dict[str, CollectionStatus | None]:
         with self._store() as store:

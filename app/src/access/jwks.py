@@ -171,8 +171,8 @@ class File:
 
 
 def parse(content: bytes, algorithms: Sequence[str]) -> Keys:
-    """Those that sign, with a kid, for these algorithms; others are passed over. Raises NoKeys when none is left, NotHad
-    for what is no key set."""
+    """Those that sign, with a kid, for these algorithms; others are passed over. Raises NoKeys when none is left,
+    NotHad for what is no key set."""
     try:
         document = json.loads(content)
         entries = document["keys"]

@@ -167,7 +167,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(BAD_REQUEST, "what was sent is no HTTP request")
 
     def _too_slow(self) -> None:
-        if self._head_bytes:
+        if self._at_work is not None and not self._at_work.response_complete:
+            self._start(self.bounds.read_timeout, self._too_slow)  # the answer to the request before comes first
+        elif self._head_bytes:
             seconds = self.bounds.read_timeout
             self._refuse(TOO_SLOW, f"the request's head has not come within {seconds:g} s (setting api.read_timeout)")
         else:

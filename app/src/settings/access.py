@@ -154,8 +154,8 @@ class JwtSettings(Section):
             raise ValueError('xs_appname belongs to preset = "xsuaa"')
         if self.preset == "ias" and not self.scopes:
             raise ValueError(
-                'preset = "ias" needs scopes, such as { "Owl Viewers" = "search" }: groups are the whole tenant\'s, and '
-                'one that somebody named "admin" must not mean ours'
+                'preset = "ias" needs scopes, such as { "Owl Viewers" = "search" }: groups are the whole tenant\'s, '
+                'and one that somebody named "admin" must not mean ours'
             )
         if self.tenant is not None and self.preset is None and self.tenant_claim is None:
             raise ValueError("tenant needs tenant_claim: in which claim is it?")
