@@ -118,10 +118,15 @@ def _classes() -> list[type[Exception]]:
     """Both trees, then what else the tables of exit codes and statuses name."""
     found: list[type[Exception]] = []
 
+    def place(kind: type[Exception]) -> tuple[str, str]:
+        return kind.__module__, kind.__qualname__
+
     def walk(kind: type[Exception]) -> None:
-        if kind not in found and kind.__module__.split(".")[0] in ("app", "connector"):
+        # By name: a test that imports a module anew makes its classes twice, and the order is that of the imports.
+        known = {place(each) for each in found}
+        if place(kind) not in known and kind.__module__.split(".")[0] in ("app", "connector"):
             found.append(kind)
-        for lower in kind.__subclasses__():
+        for lower in sorted(kind.__subclasses__(), key=place):
             walk(lower)
 
     for root in (errors.ConnectorError, backends.EngineError):
