@@ -78,7 +78,7 @@ ADVICE = {
     "TooMuch": "send less: the answer names the limit",
     "BadRequest": "correct the request",
     "UnknownModel": "leave `model` out, or name the one of `GET /v1/models`",
-    "NotFound": "check the path; the answer has the nearest names",
+    "NotFound": "check the path; where a collection or a table is named, the answer has the nearest names",
     "TooManyStreams": "follow fewer jobs at once",
     "Crowded": "wait as long as `Retry-After` says",
     "ClientLeft": "nothing: nobody waits for the answer",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -32,6 +33,7 @@ from app.src.access.errors import AccessUnusable, Unauthenticated
 from app.src.access.principal import ANONYMOUS, Principal, Scope
 from app.src.access.rates import UNLIMITED
 
+_log = logging.getLogger(__name__)
 PREFIX = "owl_"
 _ID_BYTES, _SECRET_BYTES = 6, 32
 _LONGEST_KEY = 128
@@ -362,6 +364,8 @@ class KeyRing:
             if date is None or date != self._seen or self.fault is not None:
                 self._read(date)  # what failed may have been the reading alone, with nothing wrong in the file
         except AccessUnusable as error:
+            if self.fault != str(error):  # once, and not at each look
+                _log.error("%s; the keys read before stay in force", error)
             self.fault = str(error)
         finally:
             self._lock.release()
