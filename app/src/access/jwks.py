@@ -22,6 +22,7 @@ from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
 from app.src.access.errors import AccessUnusable
+from app.src.access.files import edition
 
 FETCH_SECONDS = 5.0
 """For everything: looking the name up aside, an issuer that has not answered whole by then has not answered."""
@@ -149,10 +150,10 @@ class File:
         if now - self._looked < _LOOK_AGAIN:
             return False
         self._looked = now
-        return self._date() != self._seen
+        return edition(self._path) != self._seen
 
     def read(self) -> bytes:
-        self._seen = self._date()
+        self._seen = edition(self._path)
         try:
             with self._path.open("rb") as file:
                 content = file.read(_MOST_BYTES + 1)
@@ -161,13 +162,6 @@ class File:
         if len(content) > _MOST_BYTES:
             raise NotHad(f"it has more than {_MOST_BYTES >> 10} KiB")
         return content
-
-    def _date(self) -> tuple[int, ...] | None:
-        try:
-            about = self._path.stat()
-        except OSError:
-            return None
-        return about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino
 
 
 def parse(content: bytes, algorithms: Sequence[str]) -> Keys:

@@ -30,6 +30,7 @@ import orjson
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from app.src.access.errors import AccessUnusable, Unauthenticated
+from app.src.access.files import edition
 from app.src.access.principal import ANONYMOUS, Principal, Scope
 from app.src.access.rates import UNLIMITED
 
@@ -328,7 +329,7 @@ class KeyRing:
         """Raises AccessUnusable."""
         with self._lock:
             self._looked = time.monotonic()
-            self._read(self._date())
+            self._read(edition(self._path))
 
     def described(self) -> str:
         now = datetime.now(UTC)
@@ -360,7 +361,7 @@ class KeyRing:
             return
         try:
             self._looked = now
-            date = self._date()
+            date = edition(self._path)
             if date is None or date != self._seen or self.fault is not None:
                 self._read(date)  # what failed may have been the reading alone, with nothing wrong in the file
         except AccessUnusable as error:
@@ -374,10 +375,3 @@ class KeyRing:
         self._seen = date
         self._keys = {key.id: (key, key.principal) for key in read(self._path)}
         self.fault = None
-
-    def _date(self) -> tuple[int, ...] | None:
-        try:
-            about = self._path.stat()
-        except OSError:
-            return None
-        return about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino

@@ -1,4 +1,6 @@
-"""GET /metrics alone, for a process without REST: a worker. In a thread of its own, under the same rules as REST."""
+"""GET /metrics alone, for a process without REST: a worker. In a thread of its own, asked for the same credentials
+as REST and with the same bounds on connections; limits of rates and security headers are REST's alone.
+"""
 
 from __future__ import annotations
 
