@@ -263,6 +263,7 @@ async def send_huge(address: Address, header: bytes, size: int, *, declared: boo
         while sent < size:
             writer.write(piece)
             await writer.drain()
+            await asyncio.sleep(0)  # drain waits only for a full buffer: the answer must be seen before all has left
             sent += len(_PIECE)
 
     sending = asyncio.create_task(send())

@@ -314,6 +314,8 @@ def test_verify_finds_and_on_request_mends(client: Client, synced: Service, sour
 def test_verify_refuses(client: Client, source: TableSource) -> None:
     problem(client.post("/v1/collections/nope/verify"), 404)
     problem(client.post("/v1/collections/materials/verify", json={"repair": "yes"}), 422)
+    problem(client.post("/v1/collections/materials/verify", json={"generation": 2**31}), 422)
+    problem(client.post("/v1/collections/materials/generations", json={"action": "drop", "number": 2**70}), 422)
     source.gate.clear()
     begun(client)
     assert "a sync of" in problem(client.post("/v1/collections/materials/verify"), 409)["detail"]

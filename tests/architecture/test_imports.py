@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("app", "connector", "hana_emulator")
+PACKAGES = ("app", "connector", "hana_emulator", "owl_sap_client")
 
 PLANTED = [
     # module, line to add (or a whole new module), contract that must break
@@ -47,6 +47,8 @@ PLANTED = [
     ("app/src/access/keys.py", "from app.src.access import tokens", "layers of access"),
     ("app/src/misc.py", "ANSWER = 42", "layers of app.src"),
     ("app/src/benchmark/side_by_side.py", "from app.src.benchmark import report", "layers of the benchmarks"),
+    ("owl_sap_client/__init__.py", "from connector import errors", "the client stands alone"),
+    ("app/src/demo.py", "import owl_sap_client", "nobody builds on the client"),
     ("app/src/demo.py", "import hana_emulator", "production code never imports the stand-in"),
     ("connector/stores/hana.py", "from hana_emulator import types", "production code never imports the stand-in"),
     ("hana_emulator/types.py", "from connector import model", "the stand-in shares no code with what it tests"),

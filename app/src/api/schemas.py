@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.src.searching import Mode, SearchOptions
 
+_LAST_NUMBER = 2**31 - 1
+"""Of a generation: both stores keep it as an integer of 32 bits."""
+
 
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
@@ -146,7 +149,9 @@ Keys = list[dict[str, Any] | list[Any]] | None
 
 class VerifyBody(_Body):
     repair: bool = Field(default=False, description="mend what is found")
-    generation: int | None = Field(default=None, ge=1, description="another one than the one that serves")
+    generation: int | None = Field(
+        default=None, ge=1, le=_LAST_NUMBER, description="another one than the one that serves"
+    )
 
 
 class GenerationsBody(_Body):
@@ -163,7 +168,7 @@ class GenerationsBody(_Body):
     )
 
     action: Literal["build", "compare", "switch", "rollback", "drop"]
-    number: int | None = Field(default=None, ge=1)
+    number: int | None = Field(default=None, ge=1, le=_LAST_NUMBER)
     force: bool = Field(default=False, description="switch even to one that is not complete")
     queries: list[str] = Field(default=[], description="compare: texts to ask for, besides stored ones")
     sample: int = Field(default=50, ge=0, le=1000, description="compare: how many stored texts to ask for")

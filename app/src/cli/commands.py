@@ -137,7 +137,8 @@ def verify(
     name: Name,
     repair: Annotated[bool, typer.Option("--repair", help="Mend what is found.")] = False,
     generation: Annotated[
-        int | None, typer.Option(min=1, help="Another one than the one that serves (owl-sap generations).")
+        int | None,
+        typer.Option(min=1, max=2**31 - 1, help="Another one than the one that serves (owl-sap generations)."),
     ] = None,
     json: JsonFlag = False,
 ) -> int:

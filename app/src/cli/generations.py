@@ -33,7 +33,10 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
     number: Annotated[
         int | None,
         typer.Argument(
-            min=1, metavar="[N]", help="Which one to compare, switch to or drop; default: the newest unfinished."
+            min=1,
+            max=2**31 - 1,
+            metavar="[N]",
+            help="Which one to compare, switch to or drop; default: the newest unfinished.",
         ),
     ] = None,
     build: Annotated[
