@@ -21,6 +21,7 @@ from starlette.routing import Match, Route
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.core import backends, batcher
+from app.src.explaining import code_of, explained
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service import Service
 from connector import errors
@@ -135,6 +136,22 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (backends.EngineClosed, UNAVAILABLE),
     (backends.EngineError, CRASHED),
 )
+_WITHOUT_ERROR = {
+    400: "BadRequest",
+    UNAUTHORIZED: "Unauthenticated",
+    FORBIDDEN: "Forbidden",
+    NOT_FOUND: "NotFound",
+    NOT_ALLOWED: "MethodNotAllowed",
+    TOO_SLOW: "TooSlow",
+    TOO_LARGE: "TooMuch",
+    MISDIRECTED: "Misdirected",
+    422: "Unprocessable",
+    TOO_MANY: "Crowded",
+    HEAD_TOO_LARGE: "HeadTooLarge",
+    CRASHED: "Exception",
+    UNAVAILABLE: "NotNow",
+}
+"""What a refusal is called that no exception stands for."""
 WHY_CRASHED = "unexpected error; the log of the service has it under this request id"
 
 
@@ -156,9 +173,11 @@ def problem(
     *,
     blame: Refused | None = None,
     headers: Mapping[str, str] | None = None,
+    error: Exception | None = None,
     **more: Any,
 ) -> JSONResponse:
-    """RFC 9457, with `more` as further members; under OPENAI_PATHS OpenAI's shape instead, with `blame` told."""
+    """RFC 9457, with `more` as further members; under OPENAI_PATHS OpenAI's shape instead, with `blame` told. The code
+    is that of `error`; without one that of the status."""
     headers = dict(headers or {})
     if status in (TOO_MANY, UNAVAILABLE):
         headers.setdefault("Retry-After", RETRY_AFTER)
@@ -170,16 +189,22 @@ def problem(
         "title": "Client Closed Request" if status == CLIENT_LEFT else http.HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
+        "code": code_for(status, error),
         "instance": request.url.path,
         "request_id": request_id,
     } | more
     return JSONResponse(document, status, headers, media_type=PROBLEM)
 
 
+def code_for(status: int, error: Exception | None = None) -> str:
+    """As `owl-sap explain` knows it."""
+    return code_of(error) if error is not None else explained()[_WITHOUT_ERROR.get(status, "BadRequest")].code
+
+
 def refusal(request: Request, error: Exception) -> JSONResponse:
     """The answer for an error of the table."""
     blame = error if isinstance(error, Refused) else None
-    answer = problem(request, status_of(error), str(error), blame=blame)
+    answer = problem(request, status_of(error), str(error), blame=blame, error=error)
     if (seconds := retry_after(error)) is not None:
         answer.headers["Retry-After"] = seconds
     return answer

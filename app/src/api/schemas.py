@@ -235,6 +235,7 @@ class ProblemBody(BaseModel):
     title: str
     status: int
     detail: str
+    code: str = Field(description="the same for every error of this kind, for good: `owl-sap explain CODE`")
     instance: str
     request_id: str
 
