@@ -160,7 +160,7 @@ class Searching:
         self, spec: CollectionSpec, query: str | Sequence[float], k: int, narrowed: Narrowed, options: SearchOptions
     ) -> Found:
         """In one generation from the first step to the last. Raises GenerationChanged when another takes over."""
-        stored, stages = self._known_status(spec.name), _Stages()
+        stored, stages = self.known_status(spec.name), _Stages()
         vector = None
         if options.mode != "keyword":
             with stages.timed("embed"):
@@ -234,7 +234,7 @@ class Searching:
 
     # ----------------------------------------------------------------------------------------------- what is stored
 
-    def _known_status(self, name: str) -> CollectionStatus:
+    def known_status(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
         asked, status = self._known.get(name, (-math.inf, None))
         if status is None or time.monotonic() - asked >= _STATUS_SECONDS:

@@ -11,6 +11,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     containers,
     discovery,
     emulator,
+    evaluating,
     finetune,
     generations,
     grants,
