@@ -159,7 +159,7 @@ class Searching:
         self, spec: CollectionSpec, query: str | Sequence[float], k: int, narrowed: Narrowed, options: SearchOptions
     ) -> Found:
         """In one generation from the first step to the last. Raises GenerationChanged when another takes over."""
-        stored, stages = self._known_status(spec.name), _Stages()
+        stored, stages = self.known_status(spec.name), _Stages()
         vector = None
         if options.mode != "keyword":
             with stages.timed("embed"):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.src import doctor
 from app.src.access.authentication import Authentication
-from app.src.access.principal import Principal
+from app.src.access.principal import OPERATOR, Principal
 from app.src.access.rights import Rights
 from app.src.access.rows import Nothing
 from app.src.background import Background
@@ -31,7 +31,7 @@ from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness, choices, told
-from app.src.searching import Found, Narrowed, Searching, SearchOptions
+from app.src.searching import MODES, Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from app.src.watching import Watch, behind
 from connector.errors import (
@@ -43,6 +43,9 @@ from connector.protocols import Observer, Source, VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
+    from app.src.evaluation.queries import LabelledQuery
+    from app.src.evaluation.report import Evaluation
+    from app.src.evaluation.report import Wanted as Labelled
     from app.src.training.run import Onlooker
     from app.src.training.run import Report as TrainingReport
     from app.src.training.run import Request as TrainingRequest
@@ -492,6 +495,21 @@ class Service:
 
     def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
         return self.rights.visible(name, principal)
+    def evaluate(
+        self, name: str, wanted: Labelled, progress: Callable[[int, int], None] = lambda *_: None
+    ) -> Evaluation:
+        """How good the search of the collection is by labelled queries, in the modes wanted. Raises as `search`, and
+        ConfigurationError for what is wrong with the queries."""
+        from app.src.evaluation.report import evaluation
+
+        def ask(query: LabelledQuery, mode: str, count: int) -> list[str]:
+            options = SearchOptions(next(known for known in MODES if known == mode))
+            return [
+                hit.id for hit in self.search(name, query.text, count, query.where, options, principal=OPERATOR).hits
+            ]
+
+        self.spec(name)
+        return evaluation(wanted, self._searching.serving(name), self.store, ask, progress)
 
     def key_columns(self, name: str) -> tuple[str, ...]:
         """Names of the key columns; () while nobody can tell."""

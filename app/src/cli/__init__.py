@@ -12,6 +12,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     discovery,
     emulator,
     explain,
+    evaluating,
     finetune,
     generations,
     grants,
