@@ -146,6 +146,8 @@ class Searching:
             raise ValueError("the search text is empty")
         if not isinstance(query, str) and options.mode != "vector":
             raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not a vector")
+        if spec.written_by_clients and self._never_written(spec.name):
+            return Found([], {}, ["nothing has been written to this collection yet"])
         if isinstance(narrowed.within, Nothing):
             notes = _notes(spec, narrowed.where, query, options.mode, True)  # a wrong filter is wrong for everybody
             return Found([], {}, [narrowed.within.why, *notes], rows="none")
@@ -176,7 +178,7 @@ class Searching:
             self._metrics.search_seconds.labels(spec.name, stage).observe(seconds)
         columns = self.key_columns(spec, stored)
         return Found(
-            [_found(hit, columns) for hit in hits[:k]],
+            [_found(hit, columns, spec) for hit in hits[:k]],
             {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()},
             _notes(spec, narrowed.where, query, options.mode, bool(hits)) + self._cut(query, stored, options.mode),
             rows="all" if narrowed.within is None else "some",
@@ -233,6 +235,14 @@ class Searching:
         return [hits[place] for place in chosen]
 
     # ----------------------------------------------------------------------------------------------- what is stored
+
+    def _never_written(self, name: str) -> bool:
+        """Which is no error where clients write: they may ask first."""
+        try:
+            self._known_status(name)
+        except UnknownCollection:
+            return True
+        return False
 
     def _known_status(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
@@ -302,10 +312,12 @@ def _notes(
     from connector.stores.filters import fields
     from connector.stores.words import words
 
-    notes = []
+    notes: list[str] = []
     declared = f"filters look at metadata, here: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
     unknown = sorted(set(fields(where, names)) - set(names.values()))
+    if spec.written_by_clients:  # whose metadata nobody has declared
+        unknown, declared = [], "filters look at the metadata that clients sent"
     if unknown:
         notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}')
     elif where and not found:
@@ -315,14 +327,16 @@ def _notes(
     return notes
 
 
-def _found(hit: Hit, columns: Sequence[str]) -> FoundHit:
+def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec) -> FoundHit:
     from connector.document import parse_id
+    from connector.documents import given_id
     from connector.quarantine import named_key
 
     if hit.id.startswith("record:"):
         return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
     key = named_key(parse_id(hit.id), columns)
-    return FoundHit(hit.id, key, hit.score, hit.text, hit.metadata)
+    shown = given_id(hit.id) if spec.written_by_clients else hit.id
+    return FoundHit(shown, key, hit.score, hit.text, hit.metadata)
 
 
 def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:
