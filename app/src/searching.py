@@ -36,7 +36,7 @@ _STATUS_SECONDS = 5.0
 class SearchOptions:
     """How to search. `min_score`: hits below it are left out, by their score in the modes vector and keyword, by their
     cosine in hybrid, whose scores say nothing about how good a hit is. `mmr_lambda` from 0 to 1: choose hits that
-    differ from each other (`connector.ranking.mmr`); None or 1: the best ones.
+    differ from each other (`connector.ranking.mmr`) among the best `depth`; None or 1: the best ones.
 
     Raises ValueError for what is no mode and out of range.
     """
@@ -44,6 +44,8 @@ class SearchOptions:
     mode: Mode = "vector"
     min_score: float | None = None
     mmr_lambda: float | None = None
+    depth: int | None = None
+    """Hits of each ranking that fusion and MMR choose from; None: by DEEP and DEEPEST."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -168,7 +170,7 @@ class Searching:
             with stages.timed("embed"):
                 vector = self._query_vector(query, stored)
         spread = options.mmr_lambda is not None and options.mmr_lambda < 1
-        depth = max(k, min(max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
+        depth = max(k, min(options.depth or max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
         with stages.timed("store"):
             hits = self._ranked(stored, query, vector, depth, narrowed, options)
         if spread:

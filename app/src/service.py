@@ -491,6 +491,10 @@ class Service:
         )
         return replace(found, stale_since=self.background.stale_since(name, self._stored))
 
+    def embedder_of(self, name: str) -> EngineEmbedder:
+        """The model of what serves. Raises ModelMismatch when it cannot be had."""
+        return self._generations.maker(self.spec(name)).embedder
+
     def key_columns(self, name: str) -> tuple[str, ...]:
         """Names of the key columns; () while nobody can tell."""
         spec, stored = self.spec(name), self._stored(name)

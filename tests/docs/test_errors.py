@@ -36,6 +36,9 @@ ADVICE = {
     "UnknownCollection": "check the name: `owl-sap status`",
     "UnknownKey": "`owl-sap quarantine list NAME` shows the keys there are",
     "UnknownGeneration": "`owl-sap generations NAME` shows those there are",
+    "WrongOrigin": "sync collections of tables, write documents to those with `documents = true` "
+    "([langchain.md](langchain.md#collections-that-clients-write))",
+    "BadDocument": "correct the document that the message names; none of the request was stored",
     "NoProposal": "write the `[[collections]]` block by hand: the message says what the table lacks",
     "ConnectionLost": "nothing, if it passes; else network and HANA: `owl-sap doctor`",
     "Unavailable": "wait: maintenance, or the instance is starting; start a stopped HANA Cloud instance",
