@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from connector import values
 from connector.catalog import VECTOR_TYPES, check_columns, resolve_key
+from connector.chunking import Chunker
 from connector.errors import ConfigurationError, RowRejected
 from connector.model import Cells, Chunk, CollectionSpec, Column, Document, Key, Query, Row, Scalar, Table, Value
 from connector.protocols import Embedder
@@ -27,8 +28,10 @@ from connector.template import Template
 __all__ = [
     "Renderer",
     "Template",
+    "chunks",
     "content_hash",
     "document_id",
+    "metadata_digest",
     "metadata_json",
     "metadata_names",
     "parse_id",
@@ -211,6 +214,23 @@ def metadata_json(metadata: Mapping[str, Any]) -> str:
         return json.dumps(metadata, sort_keys=True, separators=(",", ":"), default=repr)
 
 
+def metadata_digest(metadata: Mapping[str, Any]) -> bytes:
+    """16 bytes. Raises RowRejected above LARGEST_METADATA."""
+    data = metadata_json(metadata).encode()
+    if len(data) > LARGEST_METADATA:
+        raise RowRejected(f"its metadata is {len(data)} bytes as JSON, at most {LARGEST_METADATA} are kept")
+    return _hash(data)
+
+
+def chunks(document: Document, pieces: Sequence[str]) -> list[Chunk]:
+    """What is stored of a document that was cut into `pieces`."""
+    total = len(pieces)
+    return [
+        Chunk(document.id, number, piece, document.metadata, content_hash(document, number, total))
+        for number, piece in enumerate(pieces)
+    ]
+
+
 # --------------------------------------------------------------------------------------------------- metadata names
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -256,20 +276,16 @@ class Renderer:
         check_columns(table, spec.metadata, "metadata")
         _check_types(table, self.template.columns, spec.metadata)
         self.metadata_names = metadata_names(spec.metadata)
-        self.max_tokens, self.overlap = _chunking(spec, embedder)
+        self._chunker = Chunker(spec.chunk, embedder)
+        self.max_tokens, self.overlap = self._chunker.max_tokens, self._chunker.overlap
         self.query = Query(table.ref, self.key, self._columns(), spec.where)
         """What to read so that every row can be rendered."""
-        self._embedder = embedder
         self._slots = [(name, values.formatter(_column(table, name))) for name in self.template.slots]
         self._amounts = _amounts(self.template, table)
         self._metadata = [
             (column, name, values.scalar(_column(table, column))) for column, name in self.metadata_names.items()
         ]
-        self._text_hash = blake2b(digest_size=_DIGEST)
-        settings = f"{self.max_tokens} {self.overlap}".encode()
-        for part in (settings, _safe_bytes(embedder.fingerprint)):
-            self._text_hash.update(struct.pack("<Q", len(part)) + part)
-        self.digest = _hash(self._text_hash.digest() + _safe_bytes(_shape(spec, table, self)))
+        self.digest = _hash(self._chunker.digest + _safe_bytes(_shape(spec, table, self)))
         """Of everything but the row that decides what becomes of it."""
         self._serialize = _serializer(table, dict.fromkeys((*self.key, *self.query.columns)))
 
@@ -296,33 +312,16 @@ class Renderer:
         """Raises RowRejected, naming the column, for a value that cannot be shown or a key too long for an id."""
         text = self._text(row.values)
         metadata = self._scalars(row.values)
-        digest = self._text_hash.copy()
-        digest.update(text.encode())
-        meta_digest = self._meta_digest(metadata)
-        return Document(document_id(row.key), text, metadata, digest.digest(), meta_digest, self.row_digest(row))
+        text_digest, meta_digest = self._chunker.text_digest(text), metadata_digest(metadata)
+        return Document(document_id(row.key), text, metadata, text_digest, meta_digest, self.row_digest(row))
 
     def chunks(self, document: Document) -> list[Chunk]:
         return self.chunks_of([document])[0]
 
     def chunks_of(self, documents: Sequence[Document]) -> list[list[Chunk]]:
-        """The chunks of each document, none for an empty one. Tokens are counted in one call, and only for texts that
-        might be too long."""
-        long = [position for position, document in enumerate(documents) if self._may_be_long(document.text)]
-        counts = self._embedder.count_tokens([documents[position].text for position in long]) if long else []
-        too_long = {position for position, count in zip(long, counts, strict=True) if count > self.max_tokens}
-        return [_chunks(document, self._pieces(document, n in too_long)) for n, document in enumerate(documents)]
-
-    def _pieces(self, document: Document, too_long: bool) -> list[str]:
-        if document.empty:
-            return []
-        return self._embedder.split(document.text, self.max_tokens, self.overlap) if too_long else [document.text]
-
-    def _may_be_long(self, text: str) -> bool:
-        """False only when no tokeniser could make more than `max_tokens` of it: at most one token per ASCII character
-        and one mark at the start; other characters may fall apart into bytes or, normalised, into several letters."""
-        if len(text) >= self.max_tokens:
-            return True
-        return not text.isascii() and len(text) + 9 * (len(text.encode()) - len(text)) >= self.max_tokens
+        """The chunks of each document, none for an empty one."""
+        pieces = self._chunker.pieces_of([document.text for document in documents])
+        return [chunks(document, some) for document, some in zip(documents, pieces, strict=True)]
 
     def _text(self, row: Mapping[str, Value]) -> str:
         try:
@@ -341,12 +340,6 @@ class Renderer:
             return {name: convert(row[column]) for column, name, convert in self._metadata}
         except (ValueError, ArithmeticError) as error:
             raise self._rejected(row, [(column, convert) for column, _, convert in self._metadata], error) from None
-
-    def _meta_digest(self, metadata: Mapping[str, Scalar]) -> bytes:
-        data = metadata_json(metadata).encode()
-        if len(data) > LARGEST_METADATA:
-            raise RowRejected(f"its metadata is {len(data)} bytes as JSON, at most {LARGEST_METADATA} are kept")
-        return _hash(data)
 
     def _rejected(
         self, row: Mapping[str, Value], converters: Sequence[tuple[str, Callable[[Any], Any]]], error: Exception
@@ -391,14 +384,6 @@ def _as_tagged(value: Any) -> list[str]:
     return [type(value).__name__, str(value) if isinstance(value, Decimal) else repr(value)]
 
 
-def _chunks(document: Document, pieces: Sequence[str]) -> list[Chunk]:
-    total = len(pieces)
-    return [
-        Chunk(document.id, number, piece, document.metadata, content_hash(document, number, total))
-        for number, piece in enumerate(pieces)
-    ]
-
-
 def _column(table: Table, name: str) -> Column:
     column = table.column(name)
     assert column is not None  # check_columns has seen to it
@@ -412,19 +397,6 @@ def _check_types(table: Table, in_template: Iterable[str], in_metadata: Iterable
                 raise ConfigurationError(
                     f"`{setting}`: column {name!r} of {table.ref} is a {kind}, which cannot go there"
                 )
-
-
-def _chunking(spec: CollectionSpec, embedder: Embedder) -> tuple[int, int]:
-    most = embedder.max_tokens
-    wanted = spec.chunk.max_tokens or most
-    if wanted > most:
-        raise ConfigurationError(
-            f"`chunk.max_tokens` is {wanted}, but {embedder.model} takes {most}: the rest would be cut off unseen"
-        )
-    if spec.chunk.overlap < 0:
-        raise ConfigurationError(f"`chunk.overlap` is {spec.chunk.overlap}; it must not be negative")
-    # The default overlap is meant for the usual models; with few tokens more than half would go in circles.
-    return wanted, min(spec.chunk.overlap, wanted // 2)
 
 
 def _amounts(template: Template, table: Table) -> list[tuple[int, Column]]:

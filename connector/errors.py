@@ -13,6 +13,8 @@ ConnectorError
 │   ├── UnknownCollection
 │   ├── UnknownKey              no row in quarantine has it
 │   ├── UnknownGeneration       the collection has none of that number
+│   ├── WrongOrigin             what is asked for goes with a table, and clients write the collection; or the reverse
+│   ├── BadDocument             one that a client sent cannot be stored as it is
 │   └── NoProposal              nothing in a table that a collection could be proposed from
 ├── DatabaseError               HANA or the store said no; carries `code`: exit 3
 │   ├── ConnectionLost          the session is gone, its transaction too                       (retryable)
@@ -81,6 +83,18 @@ class UnknownCollection(ConfigurationError):
 
 class UnknownGeneration(ConfigurationError):
     pass
+
+
+class WrongOrigin(ConfigurationError):
+    pass
+
+
+class BadDocument(ConfigurationError):
+    """`index`: its place, from 0, among those that were given. Holds nothing of its text."""
+
+    def __init__(self, message: str, *, index: int) -> None:
+        super().__init__(message)
+        self.index = index
 
 
 class NoProposal(ConfigurationError):

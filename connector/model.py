@@ -59,6 +59,10 @@ class TableRef:
         return f"{_shown(self.schema)}.{_shown(self.name)}"
 
 
+NO_TABLE = TableRef("", "")
+"""The source of a collection that clients write."""
+
+
 def _unquote(part: str) -> str:
     if len(part) >= 2 and part[0] == part[-1] == '"':
         return part[1:-1].replace('""', '"')
@@ -95,7 +99,8 @@ class ChangeSpec:
 
 @dataclass(frozen=True, slots=True)
 class CollectionSpec:
-    """One collection as the operator configured it: which rows, as which text, with which metadata."""
+    """One collection as the operator configured it: which rows, as which text, with which metadata. Of one that clients
+    write (`source` is NO_TABLE) template, `where` and `changes` say nothing, and `key` is ("id",)."""
 
     name: str
     source: TableRef
@@ -107,6 +112,10 @@ class CollectionSpec:
     metadata: tuple[str, ...] = ()
     chunk: ChunkSpec = ChunkSpec()
     changes: ChangeSpec = ChangeSpec()
+
+    @property
+    def written_by_clients(self) -> bool:
+        return self.source == NO_TABLE
 
 
 # ------------------------------------------------------------------------------------------- what the catalogue says

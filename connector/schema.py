@@ -1,10 +1,24 @@
-"""Has the source's table changed under a collection? Compares the columns in use with those of the last sync."""
+"""Has the source changed under a collection? Is it still a table, and has it the columns that the last sync used?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from connector.errors import WrongOrigin
 from connector.model import Checkpoint, Table, TableRef
+
+WRITTEN: Mapping[str, Any] = {"method": "documents"}
+"""The mark of a collection that clients write."""
+
+
+def check_origin(collection: str, checkpoint: Checkpoint) -> None:
+    """Raises WrongOrigin for one that clients have written: no table has its documents, so all would be deleted."""
+    if checkpoint.mark == WRITTEN:
+        raise WrongOrigin(
+            f'"{collection}" holds documents that clients wrote (documents = true), which no table has: give the '
+            "collection of the table another name"
+        )
 
 
 def used(table: Table, columns: Iterable[str]) -> dict[str, str]:

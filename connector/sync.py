@@ -57,7 +57,7 @@ def sync(
 
 def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) -> SyncReport:
     table, renderer = _readable(spec, ends)
-    ends.store.open(spec.name, ends.embedder)
+    schema.check_origin(spec.name, ends.store.open(spec.name, ends.embedder))
     with ExitStack() as held:
         lease = own(held, ends.store, spec.name, options, watch)
         if lease is None:

@@ -22,6 +22,7 @@ from connector.pipeline import pages_ahead
 from connector.protocols import Embedder, VectorStore
 from connector.reconcile import FREE_DELETES
 from connector.run import Ends, SyncOptions, Watch
+from connector.schema import check_origin
 from connector.sync import own
 
 NORM_TOLERANCE = 1e-3
@@ -81,7 +82,7 @@ def verify(
     """
     options, watch = options or SyncOptions(), watch or Watch()
     renderer = Renderer(spec, ends.source.describe(spec.source), ends.embedder)
-    ends.store.open(spec.name, ends.embedder)
+    check_origin(spec.name, ends.store.open(spec.name, ends.embedder))
     if not repair:
         return _Audit(ends, renderer, options, watch)(spec.name)
     with ExitStack() as held:

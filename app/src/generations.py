@@ -228,15 +228,19 @@ class Generations:
         return (ConfigurationError, *more, *of_engine)
 
     def _run(self, maker: Maker, working: Working) -> SyncReport:
-        store, name = self._parts.store, maker.spec.name.partition("@")[0]
-        ends = Ends(self._parts.source, store, maker.embedder)
+        ends = Ends(self._parts.source, self._parts.store, maker.embedder)
         report = sync(maker.spec, ends, working.options, working.observer, working.stop)
+        self.record(maker)
+        return report
+
+    def record(self, maker: Maker) -> None:
+        """What the generation that `maker` has filled is made by."""
+        store, name = self._parts.store, maker.spec.name.partition("@")[0]
         number = maker.number
         if number is None and (stored := active(store.generations(name, counted=False))) is not None:
             number = stored.number
         if number is not None:
             store.record_recipe(name, number, Recipe(replace(maker.spec, name=name), maker.source))
-        return report
 
     def _switch_by_itself(self, spec: CollectionSpec, number: int, working: Working) -> str:
         """Only what is proved and can be compared; says what was done or why not."""

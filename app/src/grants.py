@@ -128,7 +128,7 @@ def _statement(system: str, wanted: Privilege | _OwnSchema, receiver: str, user:
 
 
 def _specs(settings: Settings) -> tuple[CollectionSpec, ...]:
-    return tuple(collection.spec() for collection in settings.collections)
+    return tuple(collection.spec() for collection in settings.synced)
 
 
 def _keeps_vectors(settings: Settings, system: str) -> bool:

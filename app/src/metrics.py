@@ -44,6 +44,12 @@ class Metrics:
         self.rows_synced = Counter(
             "owl_sap_rows_synced", "Source rows by what became of them", ["collection", "outcome"], registry=registry
         )
+        self.documents = Counter(
+            "owl_sap_documents",
+            "Documents that clients wrote, by what became of them (upserted, unchanged, deleted)",
+            ["collection", "outcome"],
+            registry=registry,
+        )
         self.syncs = Counter(
             "owl_sap_syncs", "Sync runs by how they ended", ["collection", "outcome"], registry=registry
         )

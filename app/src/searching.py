@@ -35,7 +35,7 @@ _STATUS_SECONDS = 5.0
 class SearchOptions:
     """How to search. `min_score`: hits below it are left out, by their score in the modes vector and keyword, by their
     cosine in hybrid, whose scores say nothing about how good a hit is. `mmr_lambda` from 0 to 1: choose hits that
-    differ from each other (`connector.ranking.mmr`); None or 1: the best ones.
+    differ from each other (`connector.ranking.mmr`) among the best `depth`; None or 1: the best ones.
 
     Raises ValueError for what is no mode and out of range.
     """
@@ -43,6 +43,8 @@ class SearchOptions:
     mode: Mode = "vector"
     min_score: float | None = None
     mmr_lambda: float | None = None
+    depth: int | None = None
+    """Hits of each ranking that fusion and MMR choose from; None: by DEEP and DEEPEST."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -145,6 +147,8 @@ class Searching:
             raise ValueError("the search text is empty")
         if not isinstance(query, str) and options.mode != "vector":
             raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not a vector")
+        if spec.written_by_clients and self._never_written(spec.name):
+            return Found([], {}, ["nothing has been written to this collection yet"])
         if isinstance(narrowed.within, Nothing):
             notes = _notes(spec, narrowed.where, query, options.mode, True)  # a wrong filter is wrong for everybody
             return Found([], {}, [narrowed.within.why, *notes], rows="none")
@@ -159,13 +163,13 @@ class Searching:
         self, spec: CollectionSpec, query: str | Sequence[float], k: int, narrowed: Narrowed, options: SearchOptions
     ) -> Found:
         """In one generation from the first step to the last. Raises GenerationChanged when another takes over."""
-        stored, stages = self.known_status(spec.name), _Stages()
+        stored, stages = self.serving(spec.name), _Stages()
         vector = None
         if options.mode != "keyword":
             with stages.timed("embed"):
                 vector = self._query_vector(query, stored)
         spread = options.mmr_lambda is not None and options.mmr_lambda < 1
-        depth = max(k, min(max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
+        depth = max(k, min(options.depth or max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
         with stages.timed("store"):
             hits = self._ranked(stored, query, vector, depth, narrowed, options)
         if spread:
@@ -175,7 +179,7 @@ class Searching:
             self._metrics.search_seconds.labels(spec.name, stage).observe(seconds)
         columns = self.key_columns(spec, stored)
         return Found(
-            [_found(hit, columns) for hit in hits[:k]],
+            [_found(hit, columns, spec) for hit in hits[:k]],
             {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()},
             _notes(spec, narrowed.where, query, options.mode, bool(hits)) + self._cut(query, stored, options.mode),
             rows="all" if narrowed.within is None else "some",
@@ -236,6 +240,13 @@ class Searching:
     def serving(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
         return self._known_status(name)
+    def _never_written(self, name: str) -> bool:
+        """Which is no error where clients write: they may ask first."""
+        try:
+            self._known_status(name)
+        except UnknownCollection:
+            return True
+        return False
 
     def _known_status(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
@@ -290,10 +301,12 @@ def _notes(
     from connector.stores.filters import fields
     from connector.stores.words import words
 
-    notes = []
+    notes: list[str] = []
     declared = f"filters look at metadata, here: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
     unknown = sorted(set(fields(where, names)) - set(names.values()))
+    if spec.written_by_clients:  # whose metadata nobody has declared
+        unknown, declared = [], "filters look at the metadata that clients sent"
     if unknown:
         notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}')
     elif where and not found:
@@ -303,14 +316,16 @@ def _notes(
     return notes
 
 
-def _found(hit: Hit, columns: Sequence[str]) -> FoundHit:
+def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec) -> FoundHit:
     from connector.document import parse_id
+    from connector.documents import given_id
     from connector.quarantine import named_key
 
     if hit.id.startswith("record:"):
         return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
     key = named_key(parse_id(hit.id), columns)
-    return FoundHit(hit.id, key, hit.score, hit.text, hit.metadata)
+    shown = given_id(hit.id) if spec.written_by_clients else hit.id
+    return FoundHit(shown, key, hit.score, hit.text, hit.metadata)
 
 
 def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:

@@ -26,6 +26,7 @@ from app.src.browsing import Browsing, Fields, ReadRow
 from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
+from app.src.documents import ClientDocuments, Writing
 from app.src.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
 from app.src.jobs import Job
 from app.src.metrics import Metrics
@@ -34,10 +35,8 @@ from app.src.probes import Probes, Readiness, choices, told
 from app.src.searching import MODES, Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from app.src.watching import Watch, behind
-from connector.errors import (
-    DatabaseError,
-    UnknownCollection,
-)
+from connector.documents import nothing_to_sync
+from connector.errors import DatabaseError, UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter, ModelSource, Vectors
 from connector.protocols import Observer, Source, VectorStore
 
@@ -105,6 +104,9 @@ class Service:
         self._calibration = Calibration(self.parts)
         self.rights = Rights(settings, self._block)
         self._generations = Generations(self.parts, self._block)
+        self.documents = ClientDocuments(
+            Writing(self.parts, self.metrics, self._generations, self.rights), self.spec, self._written
+        )
         self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
         self._browsing = Browsing(self.parts, self._searching)
 
@@ -147,6 +149,17 @@ class Service:
     def spec(self, name: str) -> CollectionSpec:
         return self._block(name).spec()
 
+    def _of_table(self, name: str) -> CollectionSpec:
+        """Raises WrongOrigin for a collection that clients write, beside what `spec` raises."""
+        spec = self.spec(name)
+        if spec.written_by_clients:
+            raise nothing_to_sync(name)
+        return spec
+
+    def synced_names(self) -> list[str]:
+        """Of the collections of tables."""
+        return [collection.name for collection in self.settings.synced]
+
     def _block(self, name: str) -> CollectionSettings:
         for collection in self.settings.collections:
             if collection.name == name:
@@ -187,7 +200,7 @@ class Service:
         options = self._options(request.owner)
         max_deletes = options.max_deletes if request.max_deletes is None else request.max_deletes
         options = replace(options, full=request.full, max_deletes=max_deletes, accept_schema=request.accept_schema)
-        spec = self.spec(name)
+        spec = self._of_table(name)
         with self._counted(name):
             report = work(spec, Working(options, observer, stop))
         self._written(name)
@@ -223,13 +236,13 @@ class Service:
 
     def start_sync(self, name: str, request: SyncRequest) -> Job:
         """Sync in the background. Raises UnknownCollection, JobRunning, QueueFull, StateUnusable."""
-        self.spec(name)
+        self._of_table(name)
         return self.background.start_sync(name, request)
 
     def start_build(self, name: str, request: SyncRequest) -> Job:
         """Build another generation in the background. Raises as `start_sync`, and UnknownCollection before a first
         sync."""
-        self.spec(name)
+        self._of_table(name)
         return self.background.start_build(name, request)
 
     def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
@@ -240,11 +253,11 @@ class Service:
         options = PlanOptions(wanted.page_rows, wanted.max_deletes, samples)
         if not estimate:
             options = replace(options, measure_seconds=None)
-        return self.discovery.plan(self.spec(name), options, observer)
+        return self.discovery.plan(self._of_table(name), options, observer)
 
     def calibrate(self, name: str, request: CalibrationRequest | None = None) -> dict[str, Any]:
         """As `Calibration.calibrate`. Raises UnknownCollection beside that."""
-        return self._calibration.calibrate(self.spec(name), request or CalibrationRequest())
+        return self._calibration.calibrate(self._of_table(name), request or CalibrationRequest())
 
     def verify(
         self,
@@ -257,14 +270,14 @@ class Service:
     ) -> VerifyReport:
         """`generation`: another one than serves. Each is proved by its own recipe and model."""
         working = Working(self._options("verify"), observer, stop)
-        report = self._generations.verify(self.spec(name), generation, repair=repair, working=working)
+        report = self._generations.verify(self._of_table(name), generation, repair=repair, working=working)
         if repair:
             self._watch.look.forget()
         return report
 
     def start_verify(self, name: str, *, repair: bool, generation: int | None = None) -> Job:
         """Verify in the background. Raises as `start_sync`."""
-        self.spec(name)
+        self._of_table(name)
         return self.background.start_verify(name, repair=repair, generation=generation)
 
     def _options(self, owner: str) -> SyncOptions:
@@ -315,7 +328,7 @@ class Service:
         from connector.sync import Ends
         from connector.sync import Watch as SyncWatch
 
-        maker = self._generations.maker(self.spec(name))
+        maker = self._generations.maker(self._of_table(name))
         ends = Ends(self.source, self.store, maker.embedder)
         report = quarantine.retry(maker.spec, ends, ids, self._options("retry"), SyncWatch(observer, stop))
         self._written(name)
@@ -323,7 +336,7 @@ class Service:
 
     def start_retry(self, name: str, wanted: Sequence[Wanted] | None) -> Job:
         """Retry in the background. Raises UnknownKey, and as `start_sync`."""
-        self.spec(name)
+        self._of_table(name)
         return self.background.start_retry(name, self._ids(name, wanted))
 
     def drop(self, name: str, wanted: Sequence[Wanted] | None = None, lease_wait: float | None = None) -> int:
@@ -384,7 +397,7 @@ class Service:
         from app.src.training.run import Onlooker, finetune
         from app.src.training.work import Work, next_folder
 
-        spec, wanted = self.spec(name), self.settings.embedding_of(name)
+        spec, wanted = self._of_table(name), self.settings.embedding_of(name)
         source = ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision)
         folder = out or next_folder(self.settings.state_folder(self.file) / "models", name)
         return finetune(spec, self.parts, source, request, Work(folder.absolute()), onlooker or Onlooker())
@@ -510,6 +523,9 @@ class Service:
 
         self.spec(name)
         return evaluation(wanted, self._searching.serving(name), self.store, ask, progress)
+    def embedder_of(self, name: str) -> EngineEmbedder:
+        """The model of what serves. Raises ModelMismatch when it cannot be had."""
+        return self._generations.maker(self.spec(name)).embedder
 
     def key_columns(self, name: str) -> tuple[str, ...]:
         """Names of the key columns; () while nobody can tell."""

@@ -122,6 +122,8 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.UnknownGeneration, 404),
     (errors.ModelMismatch, 409),
     (errors.BadFilter, 422),
+    (errors.BadDocument, 422),
+    (errors.WrongOrigin, 409),
     (errors.TextsNotEmbeddable, 422),
     (NotPreviewable, 422),
     (errors.ConfigurationError, CRASHED),

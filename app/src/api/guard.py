@@ -63,6 +63,8 @@ NEEDS: Mapping[str, Need] = {
     "GET /v1/collections/{name}/quarantine": _SYNC,
     "POST /v1/collections/{name}/quarantine/retry": _SYNC,
     "POST /v1/collections/{name}/quarantine/drop": _SYNC,
+    "POST /v1/collections/{name}/documents": _SYNC,
+    "POST /v1/collections/{name}/documents/delete": _SYNC,
     "GET /v1/collections/{name}/generations": _SYNC,
     # Switches what everybody is served, or throws it away.
     "POST /v1/collections/{name}/generations": _ADMIN,

@@ -9,7 +9,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.src.access.principal import Principal
-from app.src.api import browsing, embeddings, forms, generations, guard, jobs, quarantine, schemas, tables
+from app.src.api import (
+    browsing,
+    documents,
+    embeddings,
+    forms,
+    generations,
+    guard,
+    jobs,
+    quarantine,
+    schemas,
+    tables,
+)
 from app.src.api.asker import asker
 from app.src.api.audited import AUDITED, tell
 from app.src.api.desk import Desk, Json
@@ -52,7 +63,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         tables.add,
         jobs.add,
     )
-    for each in (*adds, quarantine.add, generations.add):
+    for each in (*adds, quarantine.add, generations.add, documents.add):
         each(routes, desk)
 
 

@@ -208,6 +208,32 @@ class DropBody(KeysBody):
         return self
 
 
+class DocumentBody(_Body):
+    id: str | None = Field(default=None, max_length=2000, description="null: a new UUID", examples=["note-17"])
+    text: str = Field(examples=["The gearbox of press 4 was oiled."])
+    metadata: dict[str, Any] = Field(
+        default={},
+        description="kept as it is; filters look at texts, numbers, true and false on the first level",
+        examples=[{"plant": "1000", "year": 2026}],
+    )
+
+
+class DocumentsBody(_Body):
+    documents: list[DocumentBody] = Field(min_length=1)
+
+
+class DocumentIds(_Body):
+    ids: list[str] = Field(min_length=1, examples=[["note-17"]])
+
+
+class DocumentsWritten(BaseModel):
+    ids: list[str] = Field(description="in the order of the documents")
+
+
+class DocumentsDeleted(BaseModel):
+    deleted: int = Field(description="how many of the documents there were")
+
+
 class HitBody(BaseModel):
     id: str
     key: dict[str, Any]

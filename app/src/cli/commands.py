@@ -75,7 +75,9 @@ def _sync_row(report: Mapping[str, Any]) -> Mapping[str, Any]:
 def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
     if all_ == bool(names):
         raise UsageFault("name the collections to sync, or give --all (not both)")
-    chosen = list(dict.fromkeys(service.names() if all_ else names))
+    chosen = list(dict.fromkeys(service.synced_names() if all_ else names))
+    if not chosen and service.names():
+        raise UsageFault("every collection is written by clients (documents = true): there is nothing to sync")
     if not chosen:
         raise UsageFault(no_collections(service.file))
     for name in chosen:

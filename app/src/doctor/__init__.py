@@ -68,12 +68,12 @@ def _steps(patient: Patient) -> Iterator[Step]:
         yield Step("gpu in use", patient.probe_gpu_use, ("model",))
     yield Step("settings", patient.probe_choices, ("model",))
     yield Step("proxies", machine.proxies)
-    if settings.hana.configured or settings.collections or settings.store.kind == "hana":
+    if settings.hana.configured or settings.synced or settings.store.kind == "hana":
         yield Step("hdbcli", machine.hdbcli)
         yield from _hana_steps("hana", settings.hana, patient)
     if settings.store.kind == "hana" and settings.store.hana is not None:
         yield from _hana_steps("store hana", settings.store.hana, patient)
-    for collection in settings.collections:
+    for collection in settings.synced:
         yield Step(
             f"table of {collection.name}",
             functools.partial(patient.probe_table, collection),

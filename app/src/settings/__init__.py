@@ -3,13 +3,12 @@ module of the product that looks at the environment). Knows no connection, no en
 """
 
 from app.src.settings.access import AccessSettings, JwtSettings, is_loopback
+from app.src.settings.collections import CollectionSettings, ScheduleSettings
 from app.src.settings.durations import Duration, seconds
 from app.src.settings.model import (
     ApiSettings,
-    CollectionSettings,
     EmbeddingSettings,
     HanaSettings,
-    ScheduleSettings,
     Settings,
     StateSettings,
     StoreSettings,

@@ -4,35 +4,18 @@ Knows the connector's vocabulary (names, tables), never a connection, an engine 
 
 from __future__ import annotations
 
-import difflib
-import re
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo
+from typing import Literal
 
-from cronsim import CronSim, CronSimError
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
-from app.src.settings import durations
 from app.src.settings.access import AccessSettings
+from app.src.settings.collections import CollectionSettings
 from app.src.settings.durations import Duration
-from app.src.settings.section import Columns, Networks
+from app.src.settings.section import Networks
 from app.src.settings.section import Section as _Section
-from connector.model import ChangeSpec, ChunkSpec, CollectionSpec, TableRef
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def _claim_path(value: Any) -> Any:
-    """One claim may be written as a plain string; it is a name as it stands, with its dots."""
-    return (value,) if isinstance(value, str) else value
-
-
-ClaimPath = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1), BeforeValidator(_claim_path)
-]
 
 
 class HanaSettings(_Section):
@@ -276,242 +259,6 @@ class StateSettings(_Section):
     )
 
 
-class ChunkSettings(_Section):
-    max_tokens: int | None = Field(
-        default=None, ge=8, description="without special tokens; default: all the model takes"
-    )
-    overlap: int = Field(default=32, ge=0, description="tokens that a piece shares with the one before it")
-
-    @model_validator(mode="after")
-    def _overlap_fits(self) -> ChunkSettings:
-        if self.max_tokens is not None and self.overlap >= self.max_tokens:
-            raise ValueError(f"overlap {self.overlap} must be smaller than max_tokens {self.max_tokens}")
-        return self
-
-
-METHODS = ("full", "watermark", "log", "rowid")
-
-
-class ChangesSettings(_Section):
-    """How changes of the source are found."""
-
-    method: Literal["full", "watermark", "log", "rowid"] = Field(
-        default="full",
-        description="full compares every row; watermark reads what a column says is new; log reads what triggers wrote "
-        'down (owl-sap changes install); rowid compares "$rowid$"',
-    )
-    column: str | None = Field(
-        default=None, description="watermark: the column that every change sets: a time in UTC, or a rising number"
-    )
-    delay: str = Field(
-        default="30s",
-        description="watermark: longer than the longest transaction that writes; younger changes wait for the next run",
-    )
-    reconcile: str = Field(
-        default="24h", description="longest time between two comparisons of everything, which no method can do without"
-    )
-    hash: Literal["client", "server"] = Field(
-        default="client", description="full: server lets HANA hash the rows, so that unchanged ones are not moved"
-    )
-    log: str | None = Field(default=None, description="log: SCHEMA.TABLE; default: OWL_LOG_<NAME> beside the source")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _table_of_keys(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            raise ValueError(f'write it as a table: changes = {{ method = "{given}" }}')
-        return given
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _known(cls, method: Any) -> Any:
-        if method not in METHODS:
-            near = difflib.get_close_matches(str(method), METHODS, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(METHODS)}"
-            raise ValueError(f'"{method}" is no method to find changes; {hint}')
-        return method
-
-    @field_validator("delay")
-    @classmethod
-    def _length(cls, delay: str) -> str:
-        durations.seconds(delay)
-        return delay
-
-    @field_validator("reconcile")
-    @classmethod
-    def _due(cls, reconcile: str) -> str:
-        never = reconcile.strip().lower() in ("0", "never", "off", "none", "")
-        if never or durations.seconds(reconcile) <= 0:
-            raise ValueError(
-                f'reconcile = "{reconcile}" would never compare everything, and every method misses something: '
-                'deletions, late commits, triggers that were switched off. Write a length of time: "24h", "7d"'
-            )
-        return reconcile
-
-    @field_validator("log")
-    @classmethod
-    def _table(cls, log: str | None) -> str | None:
-        if log is not None:
-            TableRef.parse(log)
-        return log
-
-    @model_validator(mode="after")
-    def _fits(self) -> ChangesSettings:
-        if self.method == "watermark" and not self.column:
-            raise ValueError('method = "watermark" needs column = "...", the column that every change sets')
-        for name, given, method in (
-            ("column", self.column is not None, "watermark"),
-            ("log", self.log is not None, "log"),
-            ("hash", self.hash == "server", "full"),
-        ):
-            if given and self.method != method:
-                raise ValueError(f'{name} belongs to method = "{method}", and method is "{self.method}"')
-        return self
-
-    def spec(self) -> ChangeSpec:
-        return ChangeSpec(
-            method=self.method,
-            column=self.column,
-            delay=durations.seconds(self.delay),
-            reconcile=durations.seconds(self.reconcile),
-            hash=self.hash,
-            log=None if self.log is None else TableRef.parse(self.log),
-        )
-
-
-class ScheduleSettings(_Section):
-    """When a collection is synced by itself."""
-
-    every: Duration | None = Field(default=None, description='span from start to start: "5m", "1h30m"')
-    cron: str | None = Field(default=None, description='minute hour day month weekday: "15 2 * * *"')
-    timezone: str = Field(default="UTC", description="of `cron`: a name such as Europe/Berlin; summer time is observed")
-    jitter: Duration = Field(default=0.0, description="start up to so many seconds (or 30s) later, by chance")
-
-    @field_validator("every")
-    @classmethod
-    def _not_too_often(cls, every: float | None) -> float | None:
-        if every is not None and every < 1:
-            raise ValueError('every must be at least "1s"')
-        return every
-
-    @field_validator("cron")
-    @classmethod
-    def _five_fields(cls, cron: str | None) -> str | None:
-        if cron is None:
-            return None
-        if len(cron.split()) != 5:
-            raise ValueError(f"{cron!r} is no cron line: it has five fields, minute hour day month weekday")
-        try:
-            next(CronSim(cron, datetime.now(UTC)))
-        except CronSimError as error:
-            raise ValueError(f"{cron!r} is no cron line: {str(error)[:1].lower()}{str(error)[1:]}") from None
-        except StopIteration:
-            raise ValueError(f"{cron!r} names a day that never comes") from None
-        return cron
-
-    @field_validator("timezone")
-    @classmethod
-    def _known_zone(cls, timezone: str) -> str:
-        try:
-            ZoneInfo(timezone)
-        except (KeyError, OSError, ValueError):
-            raise ValueError(_NO_ZONE.format(timezone)) from None
-        return timezone
-
-    @model_validator(mode="after")
-    def _one_of(self) -> ScheduleSettings:
-        if (self.every is None) == (self.cron is None):
-            raise ValueError('a schedule has either every = "5m" or cron = "15 2 * * *"')
-        if self.every is not None and "timezone" in self.model_fields_set:
-            raise ValueError("timezone belongs to cron; every counts seconds and knows none")
-        return self
-
-
-_NO_ZONE = "{!r} is no time zone; names are those of the IANA database, such as Europe/Berlin"
-
-
-class CollectionSettings(_Section):
-    """One `[[collections]]` block."""
-
-    name: str
-    source: str = Field(description='SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"')
-    template: str = Field(min_length=1, description='"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
-    key: Columns = Field(default=(), description="key columns; default: the primary key")
-    where: str | None = Field(default=None, description="your own SQL condition, sent as it stands")
-    metadata: Columns = ()
-    row_rights: dict[str, ClaimPath] = Field(
-        default={},
-        description="metadata column = claim of who asks: only rows with its value, or one of its values, are found; "
-        'a claim inside another is a list: MANDT = ["realm_access", "mandt"]',
-    )
-    model: str | None = Field(
-        default=None,
-        min_length=1,
-        description="a model of its own: packaged name, folder or hub id; default: [embedding] model",
-    )
-    changes: ChangesSettings = ChangesSettings()
-    chunk: ChunkSettings = ChunkSettings()
-    schedule: ScheduleSettings | None = None
-    switch: Literal["manual", "auto"] = Field(
-        default="manual",
-        description="another model is built beside the one that serves; auto: it serves once it is complete and proved",
-    )
-
-    @field_validator("name")
-    @classmethod
-    def _plain(cls, name: str) -> str:
-        if not _NAME.fullmatch(name) or len(name) > 100:
-            raise ValueError(f"{name!r} is no collection name: letters, digits, - and _, at most 100 characters")
-        return name
-
-    @field_validator("source")
-    @classmethod
-    def _table(cls, source: str) -> str:
-        TableRef.parse(source)
-        return source
-
-    @model_validator(mode="after")
-    def _rights_are_kept(self) -> CollectionSettings:
-        """What rights go by must be in the metadata, under a name that no other column can get or have had."""
-        for column in self.row_rights:
-            if column not in self.metadata:
-                declared = ", ".join((*self.metadata, column))
-                raise ValueError(
-                    f'row_rights names the column "{column}", which is not declared in metadata: write '
-                    f"metadata = [{declared}] and sync"
-                )
-            alike = [each for each in self.metadata if each != column and _may_meet(each, column)]
-            if alike:
-                raise ValueError(
-                    f'row_rights names the column "{column}", and the metadata column "{alike[0]}" becomes the same '
-                    "name without its odd characters: rename one of them in a view"
-                )
-        return self
-
-    def spec(self) -> CollectionSpec:
-        return CollectionSpec(
-            name=self.name,
-            source=TableRef.parse(self.source),
-            template=self.template,
-            key=self.key,
-            where=self.where,
-            metadata=self.metadata,
-            chunk=ChunkSpec(self.chunk.max_tokens, self.chunk.overlap),
-            changes=self.changes.spec(),
-        )
-
-
-_ODD = re.compile(r"[^A-Za-z0-9_]")
-
-
-def _may_meet(one: str, other: str) -> bool:
-    """Whether two columns may be given the same name in the metadata (`connector.document.metadata_names`)."""
-    if not _ODD.search(one) and not _ODD.search(other):
-        return False
-    first, second = (re.sub(r"(_\d+)+$", "", _ODD.sub("_", name).strip("_")) for name in (one, other))
-    return first == second
-
-
 class Settings(_Section):
     """Everything the operator can set. Made by `sources.load`, or directly in tests."""
 
@@ -535,6 +282,11 @@ class Settings(_Section):
                 raise ValueError(f'two collections are named "{collection.name}"; names must differ')
             seen.add(collection.name)
         return collections
+
+    @property
+    def synced(self) -> tuple[CollectionSettings, ...]:
+        """The collections of tables: those that clients write left out."""
+        return tuple(collection for collection in self.collections if not collection.documents)
 
     def embedding_of(self, collection: str) -> EmbeddingSettings:
         """The section [embedding], with the collection's own model where it has one; what pins the other does not

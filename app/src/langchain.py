@@ -1,0 +1,82 @@
+"""Where an application gets LangChain's classes from: the settings' collections and models, opened in its own process.
+Knows the service; no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from app.src.access.principal import OPERATOR, Principal
+from app.src.embedder import EngineEmbedder
+from app.src.searching import FoundHit, SearchOptions
+from app.src.service import Service
+from app.src.settings import load
+from connector.documents import NewDocument
+from connector.langchain import OwlEmbeddings, OwlRetriever, OwlVectorStore, SearchWith
+
+
+class Owl:
+    """What owl-sap.toml describes, for LangChain. Nothing is connected or loaded before it is needed; `close` it, or use
+    it as a context manager. Thread-safe; one for a process is enough."""
+
+    def __init__(self, config: str | Path | None = None, *, service: Service | None = None) -> None:
+        """`config`: the settings file; None: as for the commands, from the environment and owl-sap.toml here. `service`:
+        one that is there already, which is closed all the same. Raises SettingsError."""
+        if service is None:
+            loaded = load(None if config is None else Path(config))
+            service = Service(loaded.settings, file=loaded.file)
+        self.service = service
+
+    def vector_store(self, collection: str, *, principal: Principal = OPERATOR) -> OwlVectorStore:
+        """For reading; for writing too where `documents = true`. `principal`: for whom, where the collection has row
+        rights; by default whoever runs this process, who sees every row. Raises UnknownCollection."""
+        return OwlVectorStore(_Opened(self.service, collection, principal))
+
+    def retriever(self, collection: str, *, principal: Principal = OPERATOR, **fields: Any) -> OwlRetriever:
+        """`fields`: of an `OwlRetriever`. Raises UnknownCollection."""
+        return OwlRetriever(collection=_Opened(self.service, collection, principal), **fields)
+
+    def embeddings(self) -> OwlEmbeddings:
+        """The model of [embedding]."""
+        return OwlEmbeddings(self.service.embedder)
+
+    def close(self) -> None:
+        self.service.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Opened:
+    """A collection of the service, as `principal` may see and write it."""
+
+    def __init__(self, service: Service, name: str, principal: Principal) -> None:
+        service.spec(name)
+        self.name = name
+        self._service = service
+        self._principal = principal
+
+    @property
+    def embedder(self) -> EngineEmbedder:
+        return self._service.embedder_of(self.name)
+
+    def search(self, query: str | Sequence[float], k: int, how: SearchWith) -> list[FoundHit]:
+        options = SearchOptions(how.mode, how.min_score, how.mmr_lambda, depth=how.depth)
+        return self._service.search(self.name, query, k, how.filter, options, principal=self._principal).hits
+
+    def rows(self, ids: Sequence[str]) -> list[Any]:
+        return list(self._service.rows(self.name, ids, principal=self._principal))
+
+    def put(self, documents: Sequence[NewDocument]) -> list[str]:
+        return self._service.documents.put(self.name, documents, principal=self._principal).ids
+
+    def delete(self, ids: Sequence[str]) -> int:
+        return self._service.documents.delete(self.name, ids, principal=self._principal)

@@ -1,0 +1,181 @@
+"""Documents that clients write, over HTTP: put, replaced, deleted, found; and who may not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.src.access.principal import LOOPBACK, OPERATOR, Principal
+from app.src.access.rows import RowsRefused
+from app.src.service import Service
+from app.src.settings import Settings
+from connector.documents import NewDocument
+from tests.api.conftest import TableSource, serving, settings_in
+
+PLACE = "/v1/collections/notes/documents"
+SEARCH = "/v1/collections/notes/search"
+
+
+def with_notes(folder: Path, **block: Any) -> Settings:
+    """The settings of the other tests, with a collection that clients write and an audit log."""
+    base = settings_in(folder).model_dump(by_alias=True)
+    base["collections"] = [*base["collections"], {"name": "notes", "documents": True, **block}]
+    return Settings.model_validate(base | {"access": {"audit": str(folder / "audit.log")}})
+
+
+@pytest.fixture
+def service(tmp_path: Path, source: TableSource) -> Iterator[Service]:
+    service = Service(with_notes(tmp_path), source=source)
+    yield service
+    service.close()
+
+
+def put(client: httpx.Client, *documents: dict[str, Any]) -> list[str]:
+    answer = client.post(PLACE, json={"documents": documents})
+    assert answer.status_code == 200, answer.text
+    ids: list[str] = answer.json()["ids"]
+    return ids
+
+
+def found(client: httpx.Client, query: str, **more: Any) -> list[dict[str, Any]]:
+    answer = client.post(SEARCH, json={"query": query, **more})
+    assert answer.status_code == 200, answer.text
+    hits: list[dict[str, Any]] = answer.json()["hits"]
+    return hits
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents")
+def test_what_is_put_is_found_under_its_id_with_its_metadata(client: httpx.Client) -> None:
+    metadata = {
+        "plant": "1000",
+        "year": 2026,
+        "open": True,
+        "none": None,
+        "tags": ["a", {"deep": 1.5}],
+        "odd.name": "x",
+    }
+    ids = put(
+        client, {"id": 'odd "id" ["1"]', "text": "gearbox bearing", "metadata": metadata}, {"text": "garden hose"}
+    )
+    assert ids[0] == 'odd "id" ["1"]'
+    assert len(ids[1]) == 36
+    first = found(client, "gearbox bearing")[0]
+    assert (first["id"], first["key"], first["metadata"]) == (ids[0], {"id": ids[0]}, metadata)
+    assert [hit["id"] for hit in found(client, "garden", filter={"year": {"$gt": 2025}})] == [ids[0]]
+    assert [hit["id"] for hit in found(client, "hose", mode="keyword")] == [ids[1]]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents")
+def test_the_same_id_replaces_and_the_last_of_two_in_one_request_wins(client: httpx.Client) -> None:
+    put(client, {"id": "n", "text": "old text", "metadata": {"v": 1}})
+    assert (
+        put(client, {"id": "n", "text": "between"}, {"id": "n", "text": "new words", "metadata": {"v": 2}}) == ["n"] * 2
+    )
+    (hit,) = found(client, "anything")
+    assert (hit["text"], hit["metadata"]) == ("new words", {"v": 2})
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents/delete")
+def test_deleting_tells_how_many_there_were(client: httpx.Client) -> None:
+    put(client, {"id": "a", "text": "one"}, {"id": "b", "text": "two"})
+    answer = client.post(f"{PLACE}/delete", json={"ids": ["a", "a", "never"]})
+    assert answer.json() == {"deleted": 1}
+    assert [hit["id"] for hit in found(client, "one")] == ["b"]
+
+
+def test_a_collection_that_nobody_has_written_to_answers_as_an_empty_one(client: httpx.Client) -> None:
+    assert found(client, "anything") == []
+    assert client.post(f"{PLACE}/delete", json={"ids": ["a"]}).json() == {"deleted": 0}
+    status = client.get("/v1/collections/notes").json()
+    assert (status["rows"], status["model"]) == (0, None)
+    put(client, {"text": "x"})
+    status = client.get("/v1/collections/notes").json()
+    assert (status["rows"], status["key"], status["method"]) == (1, ["id"], "documents")
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ([{"text": "fine"}, {"text": " \n"}], "documents[1]: its text is empty"),
+        ([{"id": "", "text": "fine"}], "documents[0]: its id is empty"),
+        ([{"id": "x" * 1999, "text": "fine"}], "documents[0]: the key is 2003 characters long"),
+        ([{"text": "fine", "metadata": {"long": "x" * 9000, "more": ["y" * 9000]}}] * 2, "at most"),
+        ([], "documents"),
+    ],
+)
+def test_one_bad_document_and_none_is_stored(client: httpx.Client, documents: list[Any], words: str) -> None:
+    answer = client.post(PLACE, json={"documents": documents})
+    assert answer.status_code in (413, 422), answer.text
+    if answer.status_code == 422:
+        assert words in answer.text
+    assert found(client, "fine") == []
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
+def test_texts_have_the_limits_of_other_texts(client: httpx.Client) -> None:
+    many = client.post(PLACE, json={"documents": [{"text": "x"}] * 5})
+    long = client.post(PLACE, json={"documents": [{"text": "x" * 9001}]})
+    assert (many.status_code, long.status_code) == (413, 413)
+    assert "api.max_inputs" in many.json()["detail"]
+    assert "api.max_text_chars" in long.json()["detail"]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents/delete", errors=True)
+def test_a_collection_of_a_table_is_not_written_and_one_of_clients_not_synced(client: httpx.Client) -> None:
+    for path, body in (("documents", {"documents": [{"text": "x"}]}), ("documents/delete", {"ids": ["x"]})):
+        answer = client.post(f"/v1/collections/materials/{path}", json=body)
+        assert (answer.status_code, "synced from S.MARA" in answer.text) == (409, True)
+    put(client, {"text": "x"})
+    for path in ("sync", "quarantine/retry"):
+        answer = client.post(f"/v1/collections/notes/{path}")
+        assert (answer.status_code, "written by clients" in answer.text) == (409, True), path
+    assert client.post("/v1/collections/unknown/documents", json={"documents": [{"text": "x"}]}).status_code == 404
+
+
+def test_who_may_not_see_every_row_may_not_write(tmp_path: Path, source: TableSource) -> None:
+    service = Service(with_notes(tmp_path, metadata=["owner"], row_rights={"owner": "owner"}), source=source)
+    somebody = Principal("somebody", LOOPBACK.scopes, {"owner": ["a"]})
+    try:
+        for text, owner in (("a pump", "a"), ("a pump of b", "b")):
+            service.documents.put("notes", [NewDocument(owner, text, {"owner": owner})], principal=OPERATOR)
+        assert [hit.id for hit in service.search("notes", "pump", principal=somebody).hits] == ["a"]
+        with pytest.raises(RowsRefused):
+            service.documents.put("notes", [NewDocument("b", "mine now")], principal=somebody)
+        with pytest.raises(RowsRefused):
+            service.documents.delete("notes", ["b"], principal=somebody)
+        with serving(service) as client:
+            assert client.post(PLACE, json={"documents": [{"text": "x"}]}).status_code == 403
+            assert client.post(f"{PLACE}/delete", json={"ids": ["a"]}).status_code == 403
+        assert service.status(["notes"])[0]["rows"] == 2
+    finally:
+        service.close()
+
+
+def test_the_audit_log_tells_of_writes_without_their_content(service: Service, tmp_path: Path) -> None:
+    with serving(service) as client:
+        put(client, {"id": "secret-id", "text": "secret text", "metadata": {"secret": "x"}}, {"text": "another"})
+        client.post(f"{PLACE}/delete", json={"ids": ["secret-id"]})
+    service.close()
+    text = (tmp_path / "audit.log").read_text()
+    entries = [json.loads(line) for line in text.splitlines()]
+    assert [(each["route"].rsplit("}")[-1], each["documents"]) for each in entries] == [
+        ("/documents", 2),
+        ("/documents/delete", 1),
+    ]
+    assert "secret" not in text
+
+
+def test_metrics_count_documents_by_what_became_of_them(service: Service) -> None:
+    documents = [NewDocument("a", "one"), NewDocument("b", "two")]
+    service.documents.put("notes", documents, principal=OPERATOR)
+    service.documents.put("notes", [*documents, NewDocument("c", "three")], principal=OPERATOR)
+    service.documents.delete("notes", ["a"], principal=OPERATOR)
+    text = service.metrics.render().decode()
+    for outcome, count in (("upserted", 3), ("unchanged", 2), ("deleted", 1)):
+        assert f'owl_sap_documents_total{{collection="notes",outcome="{outcome}"}} {count}.0' in text
