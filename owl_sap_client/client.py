@@ -9,6 +9,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar, Unpack
 
@@ -23,6 +24,8 @@ from owl_sap_client.sending import Connection, Outcome, Retries, ended, finished
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_BREAKS = 5
+"""Times the tries of a request: a stream outlives a restart of the service, which has a model to load."""
 
 
 def _now(operation: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
@@ -162,11 +165,11 @@ def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
     """Seconds until a stream that broke off is asked for again. Raises why, when nothing comes any more."""
     if following.over:
         return 0.0
-    ended_early = isinstance(outcome, httpx.Response) and outcome.status_code == 200
-    lost = httpx.RemoteProtocolError("the stream ended before the job") if ended_early else outcome
-    if isinstance(lost, httpx.ReadTimeout):  # here it is a lost connection: the service says something every 15 s
-        lost = httpx.ReadError(str(lost), request=lost.request)
-    seconds = retries.wait(following.quiet, lost, repeatable=True)
+    if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
+        outcome = httpx.RemoteProtocolError("the stream ended before the job", request=outcome.request)
+    elif isinstance(outcome, httpx.ReadTimeout):  # here it is a lost connection: the service says something every 15 s
+        outcome = httpx.ReadError(str(outcome), request=outcome.request)
+    seconds = replace(retries, most=_BREAKS * retries.most).wait(following.quiet, outcome, repeatable=True)
     following.quiet += 1
     if seconds is not None:
         return seconds

@@ -8,7 +8,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -20,6 +20,10 @@ from owl_sap_client.errors import UnexpectedAnswer
 T = TypeVar("T")
 Keys = Sequence[Mapping[str, Any] | Sequence[Any]]
 """Rows by their keys: values by column name, or all values in key order."""
+if TYPE_CHECKING:
+    Vector = array[float]
+else:  # before Python 3.12 an array takes no brackets
+    Vector = array
 _RAW = "application/octet-stream"
 
 
@@ -146,7 +150,7 @@ def delete_documents(collection: str, ids: Sequence[str]) -> Call[int]:
 # ----------------------------------------------------------------------------------------------------------- embedding
 
 
-def embed(texts: Sequence[str], *, normalize: bool = True, truncate: bool = False) -> Call[list[array[float]]]:
+def embed(texts: Sequence[str], *, normalize: bool = True, truncate: bool = False) -> Call[list[Vector]]:
     """Vectors in the order of the texts, as arrays of float32 (numpy.asarray takes them as they are). `truncate`: cut
     what is longer than the model takes, instead of refusing it."""
     body = {"inputs": _texts(texts), "normalize": normalize, "truncate": truncate}
@@ -159,7 +163,7 @@ def _texts(texts: Sequence[str]) -> list[str]:
     return list(texts)
 
 
-def _vectors(response: httpx.Response) -> list[array[float]]:
+def _vectors(response: httpx.Response) -> list[Vector]:
     numbers = array("f")
     try:
         numbers.frombytes(response.content)

@@ -40,7 +40,7 @@ class Retries:
         if tried >= self.most or not _worth_it(outcome, repeatable):
             return None
         asked = retry_after(outcome) if isinstance(outcome, httpx.Response) else None
-        seconds = 0.25 * 2**tried if asked is None else asked
+        seconds = min(0.25 * 2**tried, 5.0) if asked is None else asked
         # Spread, for others were told the same.
         return None if seconds > self.longest else seconds * random.uniform(1, 1.1)
 
