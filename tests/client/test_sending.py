@@ -21,7 +21,7 @@ from owl_sap_client.errors import KINDS
 URL = "http://service.test"
 SECRET = "owl_sk_canary-77"
 PROBLEM = {"title": "x", "status": 503, "detail": "HANA is away", "code": "hana.away", "request_id": "r1"}
-INFO_OF_JOB = {
+INFO_OF_JOB: dict[str, Any] = {
     "id": "j1", "collection": "c", "kind": "sync", "state": "succeeded", "progress": {}, "result": {}, "error": None,
     "created": 1.0, "started": 1.0, "finished": 2.0, "attempts": 1, "a member of tomorrow": True,
 }  # fmt: skip
