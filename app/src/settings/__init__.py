@@ -4,6 +4,7 @@ module of the product that looks at the environment). Knows no connection, no en
 
 from app.src.settings.access import AccessSettings, JwtSettings, is_loopback
 from app.src.settings.durations import Duration, seconds
+from app.src.settings.mcp import McpSettings
 from app.src.settings.model import (
     ApiSettings,
     CollectionSettings,
@@ -29,6 +30,7 @@ __all__ = [
     "HanaSettings",
     "JwtSettings",
     "Loaded",
+    "McpSettings",
     "ScheduleSettings",
     "Settings",
     "SettingsError",

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 from app.src.settings import durations
 from app.src.settings.access import AccessSettings
 from app.src.settings.durations import Duration
+from app.src.settings.mcp import McpSettings
 from app.src.settings.section import Columns, Networks
 from app.src.settings.section import Section as _Section
 from connector.model import ChangeSpec, ChunkSpec, CollectionSpec, TableRef
@@ -436,6 +437,9 @@ class CollectionSettings(_Section):
     name: str
     source: str = Field(description='SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"')
     template: str = Field(min_length=1, description='"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
+    description: str | None = Field(
+        default=None, max_length=1000, description="what it holds, in a sentence: agents choose collections by it"
+    )
     key: Columns = Field(default=(), description="key columns; default: the primary key")
     where: str | None = Field(default=None, description="your own SQL condition, sent as it stands")
     metadata: Columns = ()
@@ -522,6 +526,7 @@ class Settings(_Section):
     sync: SyncSettings = SyncSettings()
     api: ApiSettings = ApiSettings()
     access: AccessSettings = AccessSettings()
+    mcp: McpSettings = McpSettings()
     worker: WorkerSettings = WorkerSettings()
     state: StateSettings = StateSettings()
     collections: tuple[CollectionSettings, ...] = ()
