@@ -86,9 +86,11 @@ class Ground:
     @asynccontextmanager
     async def client(self, key: str, **options: Any) -> AsyncIterator[Client]:
         headers = {"Authorization": f"Bearer {self.keys.get(key, key)}"}
-        async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
-            async with Client(streamable_http_client(self.url, http_client=http), cache=None, **options) as client:
-                yield client
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=30) as http,
+            Client(streamable_http_client(self.url, http_client=http), cache=None, **options) as client,
+        ):
+            yield client
 
 
 @pytest.fixture(scope="module")

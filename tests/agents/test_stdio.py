@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mcp import Client
@@ -19,7 +13,6 @@ from app.src.service import Service
 from tests.agents.conftest import offering, rows
 from tests.api.conftest import TableSource
 from tests.surface.conftest import environment
-from tests.surface.test_torch_free import BLOCK
 
 TOML = """
 [store]

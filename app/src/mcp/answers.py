@@ -124,20 +124,26 @@ class Collections(Answer):
     collections: list[Collection]
 
 
-class Field_(BaseModel):
+class Value(BaseModel):
+    value: str | float | int | bool
+    count: int
+
+
+class Filterable(BaseModel):
     name: str
-    type: str
-    values: list[dict[str, Any]] = Field(description="The most frequent ones with how often each was met.")
+    type: str = Field(description="text, number, boolean or mixed.")
+    values: list[Value] = Field(description="The most frequent ones, with how often each was met.")
     more: bool = Field(description="There are other values.")
-    min: Any = None
-    max: Any = None
+    min: str | float | int | None = Field(description="Of numbers and ISO dates.")
+    max: str | float | int | None = Field(description="Of numbers and ISO dates.")
 
 
 class Described(OfRows):
     collection: str
-    fields: list[Field_] = Field(description="Metadata that a filter can name, with what stands in it.")
-    sampled: int = Field(description="Rows that were looked at.")
-    cut: bool = Field(description="Not all values are shown.")
+    description: str | None = Field(description="What it holds, in the operator's words.")
+    rows: int = Field(description="How many you may see.")
+    sampled: int = Field(description="Of these, how many were looked at for the values.")
+    fields: list[Filterable] = Field(description="What a filter can name, with what stands there.")
 
 
 class Job(BaseModel):

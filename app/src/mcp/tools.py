@@ -15,10 +15,12 @@ from app.src.access.principal import Scope as Right
 from app.src.mcp import answers
 from app.src.mcp.answers import Answer, Arguments
 from app.src.mcp.refusals import Refused, ScopeMissing
-from app.src.mcp.untrusted import bounded, cut
+from app.src.mcp.untrusted import bounded, cut, visible
 from app.src.searching import FoundHit, SearchOptions
 from app.src.service import Service, SyncRequest
 
+_VALUE = 24
+"""Characters that a value takes beside itself."""
 _LARGEST_KEY = 8_000
 """Characters of a row's key as JSON, beyond the bound for texts: HANA's keys may be that long."""
 
@@ -79,6 +81,15 @@ class Tools:
                 tells=("collection", "k", "mode"),
             ),
             Tool(
+                "get_row",
+                "Read one row",
+                "The whole text of one row, with its key and metadata, by the id that search gave. Long texts come in "
+                "parts: ask again with offset = next_offset while there is one.",
+                answers.GetRow,
+                answers.FoundRow,
+                self.get_row,
+            ),
+            Tool(
                 "list_collections",
                 "List collections",
                 "The collections that can be searched: what each holds, the fields that a filter can name, how many "
@@ -86,6 +97,15 @@ class Tools:
                 answers.Nothing,
                 answers.Collections,
                 self.list_collections,
+            ),
+            Tool(
+                "describe_collection",
+                "Fields of a collection",
+                "What a filter on a collection can be made of: its fields with their types, most frequent values, "
+                "smallest and largest. Ask before you write a filter whose values you do not know.",
+                answers.OneCollection,
+                answers.Described,
+                self.describe_collection,
             ),
             Tool(
                 "sync_status",
@@ -164,7 +184,59 @@ class Tools:
             )
         return shown
 
+    def get_row(self, asked: answers.GetRow, principal: Principal) -> answers.FoundRow:
+        """A row that may not be seen is one that is not there."""
+        rows = self._service.rows(asked.collection, [asked.id], principal=principal)
+        if not rows:
+            raise Refused(
+                f'no row of "{asked.collection}" has this id; ids are those that search gives, whole and unchanged'
+            )
+        row, most = rows[0], self._limits.max_chars
+        if asked.offset > len(row.text):
+            raise Refused(f"offset is {asked.offset}; the text has {len(row.text)} characters")
+        metadata, size, missing = bounded(row.metadata, most // 2)
+        end = asked.offset + most - size
+        return answers.FoundRow(
+            collection=asked.collection,
+            id=row.id,
+            key=dict(row.key),
+            text=visible(row.text[asked.offset : end]),
+            metadata=metadata,
+            characters=len(row.text),
+            next_offset=end if end < len(row.text) else None,
+            cut=missing,
+        )
+
     # ---------------------------------------------------------------------------------------------------- collections
+
+    def describe_collection(self, asked: answers.OneCollection, principal: Principal) -> answers.Described:
+        block = next((each for each in self._service.settings.collections if each.name == asked.collection), None)
+        found = self._service.fields(asked.collection, principal=principal)
+        left = self._limits.max_chars
+        shown = []
+        for field_ in found.fields:
+            values = []
+            for each in field_.values:
+                left -= len(str(each.value)) + _VALUE
+                if left >= 0:
+                    values.append(answers.Value(value=_visible(each.value), count=each.count))
+            shown.append(
+                answers.Filterable(
+                    name=field_.name,
+                    type=field_.type,
+                    values=values,
+                    more=field_.more or len(values) < len(field_.values),
+                    min=_visible(field_.min),
+                    max=_visible(field_.max),
+                )
+            )
+        return answers.Described(
+            collection=asked.collection,
+            description=None if block is None else block.description,
+            rows=found.rows,
+            sampled=found.sampled,
+            fields=shown,
+        )
 
     def list_collections(self, asked: answers.Nothing, principal: Principal) -> answers.Collections:
         from connector.document import metadata_names
@@ -222,3 +294,7 @@ class Tools:
     def start_sync(self, asked: answers.StartSync, principal: Principal) -> answers.Started:
         request = SyncRequest(asked.full, owner=f"agent-{principal.name}")
         return answers.Started(collection=asked.collection, job=self._service.start_sync(asked.collection, request).id)
+
+
+def _visible(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value
