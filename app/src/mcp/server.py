@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from app.src.access.principal import Principal
-from app.src.mcp.answers import Answer, Arguments, OfRows
+from app.src.mcp.answers import Answer, Arguments, Hits, OfRows
 from app.src.mcp.refusals import Refused, ScopeMissing, faults, told
 from app.src.mcp.tools import Tool, Tools
 from app.src.mcp.untrusted import fenced
@@ -99,8 +99,10 @@ class Agents:
             principal = await self._front.principal(ctx.request)
             tool = self._tools.find(params.name, principal)
             asked = _arguments(tool, params.arguments or {})
-            self._tell(ctx.request, tool, asked)
+            self._front.tell(ctx.request, **self._tools.audited(asked, principal))
             answer = await self._front.run(partial(tool.call, asked, principal), principal, ctx.request)
+            if isinstance(answer, Hits):
+                self._front.tell(ctx.request, hits=len(answer.hits))
             return _result(answer)
         except Exception as error:
             self._service.count_error(error)
@@ -156,12 +158,6 @@ class Agents:
         return types.ReadResourceResult(
             contents=[types.TextResourceContents(uri=params.uri, mime_type=_TEXT, text=content.text)]
         )
-
-    def _tell(self, request: Any, tool: Tool, asked: Arguments) -> None:
-        fields = {name: getattr(asked, name) for name in tool.tells if hasattr(asked, name)}
-        if fields.get("collection") not in self._service.names():
-            fields.pop("collection", None)  # any text may stand there
-        self._front.tell(request, **fields)
 
 
 async def _list_prompts(

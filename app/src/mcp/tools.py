@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from app.src.access.principal import Principal
 from app.src.access.principal import Scope as Right
+from app.src.access.rows import Nothing as Unseen
 from app.src.mcp import answers
 from app.src.mcp.answers import Answer, Arguments
 from app.src.mcp.refusals import Refused, ScopeMissing
@@ -27,8 +28,7 @@ _LARGEST_KEY = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`call` waits for stores and engines, so it belongs into a thread. `needs`: beside the scope search. `tells`: of
-    the arguments, for the audit log; never a query, a value or a text."""
+    """`call` waits for stores and engines, so it belongs into a thread. `needs`: beside the scope search."""
 
     name: str
     title: str
@@ -38,7 +38,6 @@ class Tool:
     call: Callable[[Any, Principal], Answer]
     writes: bool = False
     needs: Right = "search"
-    tells: Sequence[str] = field(default=("collection",))
 
 
 class Tools:
@@ -65,6 +64,19 @@ class Tools:
             raise ScopeMissing(f"{name} needs the scope {self._all[name].needs}, which this key does not have")
         raise Refused(f"there is no such tool; there are: {', '.join(found)}")
 
+    def audited(self, asked: Arguments, principal: Principal) -> dict[str, Any]:
+        """Of a call, for the audit log; never a query, a value or a text, and no name that is not configured."""
+        name = getattr(asked, "collection", None)
+        if name not in self._service.names():
+            return {}
+        told: dict[str, Any] = {"collection": name}
+        if isinstance(asked, answers.Search):
+            within = self._service.rights.visible(name, principal)
+            rows = "all" if within is None else "none" if isinstance(within, Unseen) else "some"
+            told |= {"filter": self._service.rights.filter_shape(name, asked.filter), "rows": rows}
+            told |= {"mode": asked.mode, "k": asked.k}
+        return told
+
     def _reading(self) -> list[Tool]:
         return [
             Tool(
@@ -78,7 +90,6 @@ class Tools:
                 answers.Search,
                 answers.Hits,
                 self.search,
-                tells=("collection", "k", "mode"),
             ),
             Tool(
                 "get_row",
