@@ -4,6 +4,7 @@ imported by verbs that compute vectors.
 """
 
 from app.src.cli import (  # noqa: F401 - they register their verbs
+    agents,
     benchmark,
     calibrating,
     changes,

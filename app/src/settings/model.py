@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from app.src.settings.access import AccessSettings
 from app.src.settings.collections import CollectionSettings
 from app.src.settings.durations import Duration
+from app.src.settings.mcp import McpSettings
 from app.src.settings.section import Networks
 from app.src.settings.section import Section as _Section
 
@@ -269,6 +270,7 @@ class Settings(_Section):
     sync: SyncSettings = SyncSettings()
     api: ApiSettings = ApiSettings()
     access: AccessSettings = AccessSettings()
+    mcp: McpSettings = McpSettings()
     worker: WorkerSettings = WorkerSettings()
     state: StateSettings = StateSettings()
     collections: tuple[CollectionSettings, ...] = ()
