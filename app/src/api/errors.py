@@ -32,6 +32,7 @@ RETRY_AFTER = "5"
 OK = 200
 ACCEPTED = 202
 NO_CONTENT = 204
+NOT_MODIFIED = 304
 CRASHED = 500
 CLIENT_LEFT = 499
 """As nginx logs it; the standard has none, for nobody reads it."""

@@ -66,6 +66,9 @@ NEEDS: Mapping[str, Need] = {
     "GET /docs": ANYBODY,
     "GET /docs/style.css": ANYBODY,
     "GET /openapi.json": ANYBODY,
+    # The console's own files. They hold no data; all that it shows comes over the routes above.
+    "GET /": OPEN,
+    "GET /console/{path:path}": OPEN,
 }
 """By method and route template. HEAD needs what GET does. The router says 405 to any other method, to whoever is known.
 """

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from app.src.access.audit import AuditLog
 from app.src.access.rates import Failures, Rates
-from app.src.api import errors, guard, manual, routes, tls
+from app.src.api import console, errors, guard, manual, routes, tls
 from app.src.api.audited import Audited
 from app.src.api.connections import Bounds, bounded
 from app.src.api.deadlines import Deadlines, Ending
@@ -88,6 +88,8 @@ def create_app(service: Service) -> FastAPI:
     errors.install(app, service)
     if service.settings.api.docs:
         manual.add(app)
+    if service.settings.api.console:
+        console.add(app)
     app.state.ending = _surround(app, service, rates, audit)
     return app
 

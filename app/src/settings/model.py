@@ -216,6 +216,7 @@ class ApiSettings(_Section):
         default=5.0, gt=0, description="seconds that open requests and jobs have to end; then the process ends anyway"
     )
     docs: bool = Field(default=True, description="serve /docs and /openapi.json")
+    console: bool = Field(default=True, description="serve the console at / (docs/console.md)")
     tls_certificate: Path | None = Field(
         default=None, description="PEM file with the certificate and its chain: serve https, TLS 1.2 or later"
     )
