@@ -28,7 +28,7 @@ let made = 0;
 export function lineChart({ title, unit, series, span, ceiling = null }) {
   const id = `chart-${(made += 1)}`;
   const grid = svg("g", { class: "chart-grid" });
-  const lines = svg("g", {});
+  const lines = svg("g");
   const cursor = svg("line", { class: "chart-cursor", y1: TOP, y2: HEIGHT - BOTTOM, x1: -9, x2: -9 });
   const drawing = svg(
     "svg",
@@ -49,16 +49,16 @@ export function lineChart({ title, unit, series, span, ceiling = null }) {
     },
     drawing,
   );
-  const rows = h("tbody", {});
+  const rows = h("tbody");
   const heads = series.map((each) => h("th", { scope: "col" }, `${each.name} (${unit})`));
   const table = h(
     "details",
     { class: "chart-table" },
-    h("summary", {}, "As a table"),
+    h("summary", null, "As a table"),
     h(
       "div",
-      { class: "scrolled", tabindex: "0", role: "region", "aria-label": `${title}, as a table` },
-      h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Time"), ...heads)), rows),
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": `${title}, as a table` },
+      h("table", { class: "small" }, h("thead", null, h("tr", null, h("th", { scope: "col" }, "Time"), ...heads)), rows),
     ),
   );
   const element = h(
@@ -100,9 +100,9 @@ export function lineChart({ title, unit, series, span, ceiling = null }) {
       ...newest.map((sample) =>
         h(
           "tr",
-          {},
+          null,
           h("th", { scope: "row" }, clock(sample.time)),
-          ...series.map((each, number) => h("td", {}, shown(each, sample.values[number]))),
+          ...series.map((each, number) => h("td", null, shown(each, sample.values[number]))),
         ),
       ),
     );
@@ -178,7 +178,7 @@ export function barChart({ title, unit, bars }) {
   const rows = bars.map((bar) =>
     h(
       "tr",
-      {},
+      null,
       h("th", { scope: "row" }, bar.name),
       h(
         "td",
@@ -194,19 +194,19 @@ export function barChart({ title, unit, bars }) {
   );
   const head = h(
     "tr",
-    {},
+    null,
     h("th", { scope: "col" }, unit),
-    h("td", {}),
+    h("td"),
     h("th", { scope: "col", class: "number" }, "Rows"),
   );
-  return h("table", { class: "bars" }, h("caption", {}, title), h("thead", {}, head), h("tbody", {}, ...rows));
+  return h("table", { class: "bars" }, h("caption", null, title), h("thead", null, head), h("tbody", null, ...rows));
 }
 
 function legend(series) {
   const entries = series.map((each, number) =>
     h(
       "li",
-      {},
+      null,
       svg(
         "svg",
         { viewBox: "0 0 26 8", width: 26, height: 8, "aria-hidden": "true", focusable: "false" },

@@ -3,11 +3,12 @@
 
 import { get, post } from "../api.js";
 import { fill, h } from "../dom.js";
-import { asDate, many } from "../figures.js";
+import { many } from "../figures.js";
 import { isOver, jobLine, liveJob } from "../jobs.js";
-import { ago, badge, duration, failure, note, number } from "../parts.js";
+import { badge, failure, note, number } from "../parts.js";
 import { slowButton, table, whileVisible } from "../widgets.js";
 import * as one from "./collection.js";
+import { freshness, placeOf } from "./collection/freshness.js";
 import { jobsTable } from "./collection/jobs.js";
 
 const REFRESH_SECONDS = 5;
@@ -33,24 +34,6 @@ export async function show(root, context) {
   await page.load();
   whileVisible(() => page.refresh(), REFRESH_SECONDS, context.signal);
   return undefined;
-}
-
-/** When it was last complete, in words, with what is wrong about it. */
-export function freshness(collection) {
-  if (collection.last_sync === null) return [badge("never synced", "warning")];
-  const overdue = collection.next_sync !== null && asDate(collection.next_sync).getTime() < Date.now() - 60_000;
-  const lag = collection.lag_seconds === null ? null : duration(collection.lag_seconds);
-  return [
-    h("span", { class: "when" }, "synced ", ago(collection.last_sync)),
-    lag && h("span", { class: "lag" }, `may lack changes of the last ${lag}`),
-    collection.stale_since !== null && badge("stale: HANA is away", "warning"),
-    overdue && badge("overdue by its schedule", "warning"),
-    collection.next_sync !== null && !overdue && h("span", { class: "lag" }, "next sync ", ago(collection.next_sync)),
-  ];
-}
-
-export function placeOf(name) {
-  return `/v1/collections/${encodeURIComponent(name)}`;
 }
 
 class Overview {
@@ -100,7 +83,9 @@ class Overview {
   }
 
   #show(collections, jobs) {
-    const now = JSON.stringify([collections.map((each) => ({ ...each, lag_seconds: null })), jobs]);
+    // Time alone, and the progress of what is followed anyway, are no reason to build the tables anew.
+    const still = jobs?.map((job) => (this.lives.has(job.id) ? { ...job, progress: null } : job));
+    const now = JSON.stringify([collections.map((each) => ({ ...each, lag_seconds: null })), still]);
     if (now === this.last) return this.#age(collections);
     this.last = now;
     const running = new Map((jobs ?? []).filter((job) => !isOver(job)).map((job) => [job.id, job]));
@@ -123,7 +108,6 @@ class Overview {
     return undefined;
   }
 
-  /** Nothing has happened but time. */
   #age(collections) {
     const places = this.list.querySelectorAll(".freshness");
     collections.forEach((each, number) => fill(places[number], freshness(each)));
