@@ -10,6 +10,7 @@ const RIGHT = 12;
 const TOP = 10;
 const BOTTOM = 26;
 const TICKS = 4;
+const TIMES = 5;
 
 /** A round number at least as large: 1, 2, 2.5 or 5 times a power of ten. */
 export function niceCeiling(value) {
@@ -64,8 +65,7 @@ export function lineChart({ title, unit, series, span, ceiling = null }) {
   const element = h(
     "figure",
     { class: "chart" },
-    h("figcaption", { id: `${id}-title` }, title),
-    series.length > 1 ? legend(series) : null,
+    h("figcaption", null, h("span", { id: `${id}-title` }, title), series.length > 1 && legend(series)),
     h("p", { id: `${id}-how`, class: "visually-hidden" }, "The arrow keys read the values one after the other."),
     plot,
     readout,
@@ -227,10 +227,10 @@ function axes(top, unit, span, up) {
     parts.push(svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, short(value)));
   }
   parts.push(svg("text", { x: LEFT + 4, y: TOP + 12, class: "chart-unit" }, unit));
-  for (let step = 0; step <= TICKS; step += 1) {
-    const seconds = (span / TICKS) * (TICKS - step);
-    const x = LEFT + ((WIDTH - LEFT - RIGHT) / TICKS) * step;
-    const anchor = step === 0 ? "start" : step === TICKS ? "end" : "middle";
+  for (let step = 0; step <= TIMES; step += 1) {
+    const seconds = (span / TIMES) * (TIMES - step);
+    const x = LEFT + ((WIDTH - LEFT - RIGHT) / TIMES) * step;
+    const anchor = step === TIMES ? "end" : "middle";
     const text = seconds === 0 ? "now" : seconds < 60 ? `−${seconds} s` : `−${short(seconds / 60)} min`;
     parts.push(svg("text", { x, y: HEIGHT - 8, "text-anchor": anchor }, text));
   }

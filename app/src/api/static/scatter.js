@@ -126,6 +126,11 @@ export class Scatter {
     return this.#points.filter((point) => this.#groups[point.group].shown);
   }
 
+  /** The point under the pointer, or the one that the keyboard has chosen while the plot has the focus. */
+  #marked() {
+    return this.#hovered ?? (document.activeElement === this.plot ? this.#current : null);
+  }
+
   #nearest(x, y) {
     const measures = this.#measures();
     let found = null;
@@ -162,10 +167,10 @@ export class Scatter {
   }
 
   #drawChosen(pen, measures, style) {
-    const chosen = this.#hovered ?? this.#current;
+    const chosen = this.#marked();
     if (chosen === null) return;
     const [x, y] = this.#place(chosen, measures);
-    pen.strokeStyle = style.getPropertyValue("--text");
+    pen.strokeStyle = style.color;
     pen.lineWidth = 2.5;
     pen.beginPath();
     pen.arc(x, y, RADIUS + 5, 0, 2 * Math.PI);
@@ -173,7 +178,7 @@ export class Scatter {
   }
 
   #showTip(measures) {
-    const chosen = this.#hovered ?? this.#current;
+    const chosen = this.#marked();
     this.tip.hidden = chosen === null;
     if (chosen === null) return;
     const text = this.told(chosen);
@@ -196,7 +201,8 @@ export class Scatter {
     on("pointerleave", () => this.#hover(null));
     on("wheel", (event) => this.#wheeled(event), { passive: false });
     on("keydown", (event) => this.#key(event));
-    on("blur", () => this.#choose(null));
+    on("focus", () => this.draw());
+    on("blur", () => this.draw());
   }
 
   #at(event) {

@@ -36,9 +36,9 @@ function tableRow(columns, cells) {
 }
 
 /** `[[name, node or text], ...]`; what is null or empty is left out. */
-export function facts(pairs) {
+export function facts(pairs, kind = "") {
   const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return h("dl", { class: "facts" }, told.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+  return h("dl", { class: `facts ${kind}`.trim() }, told.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
 }
 
 /**

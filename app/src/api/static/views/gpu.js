@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { lineChart } from "../charts.js";
 import { fill, h } from "../dom.js";
-import { gibibytes, measure } from "../figures.js";
+import { gibibytes, many, measure } from "../figures.js";
 import { badge, failure, loading, note, number } from "../parts.js";
 import { facts, table, whileVisible } from "../widgets.js";
 
@@ -67,10 +67,16 @@ class Cards {
   #say(reason, hangs) {
     if (this.said === reason) return;
     this.said = reason;
-    const sentence = reason.endsWith(".") ? reason : `${reason}.`;
-    const text = `${sentence.slice(0, 1).toUpperCase()}${sentence.slice(1)}`;
-    fill(this.list, note(hangs ? "warning" : "info", h("p", { class: "reason" }, text)));
+    fill(this.list, note(hangs ? "warning" : "info", h("p", { class: "reason" }, sentence(reason))));
   }
+}
+
+function sentence(text) {
+  return `${text.slice(0, 1).toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`;
+}
+
+function outOf(value, most, unit) {
+  return most === null ? measure(value, unit) : `${measure(value)} of ${measure(most, unit)}`;
 }
 
 function nameOf(device) {
@@ -128,11 +134,11 @@ function figures(device) {
     ["Utilisation", device.utilization_percent === null ? "not told" : `${device.utilization_percent} %`],
     ["Memory", used ?? "not told"],
     ["Temperature", device.temperature_celsius === null ? "not told" : `${device.temperature_celsius} °C`],
-    ["Power", device.power_watts === null ? "not told" : `${measure(device.power_watts)} W of ${measure(device.power_limit_watts)} W`],
-    ["Clock", device.sm_clock_mhz === null ? null : `${number(device.sm_clock_mhz)} of ${number(device.sm_clock_max_mhz)} MHz`],
+    ["Power", device.power_watts === null ? "not told" : outOf(device.power_watts, device.power_limit_watts, "W")],
+    ["Clock", device.sm_clock_mhz === null ? null : outOf(device.sm_clock_mhz, device.sm_clock_max_mhz, "MHz")],
     ["Compute capability", device.compute_capability],
     ["PCIe", link],
-    ["Computing on it", device.compute_processes === null ? null : `${number(device.compute_processes)} processes`],
+    ["Computing on it", device.compute_processes === null ? null : many(device.compute_processes, "process", "processes")],
     ["Memory errors", device.ecc_uncorrected_errors ? badge(`${number(device.ecc_uncorrected_errors)} not corrected`, "error") : null],
   ]);
 }
@@ -151,7 +157,7 @@ function versions(snapshot) {
       ["Driver", snapshot.driver_version],
       ["CUDA, at most", snapshot.cuda_version],
     ]),
-    h("p", { class: "small muted" }, `${snapshot.note}.`),
+    h("p", { class: "small muted" }, sentence(snapshot.note)),
   ];
 }
 
@@ -178,7 +184,7 @@ async function about(place, context) {
 
 function profile({ device, model, dimension, max_tokens: tokens, version }) {
   return facts([
-    ["Computes on", device.kind === "cuda" ? `${device.name} (CUDA)` : `${device.name} (CPU)`],
+    ["Computes on", device.kind === "cuda" ? `${device.name} (CUDA)` : device.name],
     ["Model", model],
     ["Dimension", number(dimension)],
     ["Longest text", `${number(tokens)} tokens`],

@@ -88,7 +88,7 @@ function proposal(proposed, place, context) {
       proposed.notes.map((each) => note("info", each)),
       h("div", { class: "copied" }, toml, copyButton(() => toml.textContent, "the proposal", context.announce)),
       h("h3", null, "Why"),
-      facts(Object.entries(proposed.reasons)),
+      facts(Object.entries(proposed.reasons), "wide"),
       proposed.create_view && view(proposed.create_view, context),
     ),
     preview(proposed, place, context, show),

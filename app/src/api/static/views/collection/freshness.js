@@ -18,7 +18,7 @@ export function freshness(collection) {
   const lag = collection.lag_seconds;
   return [
     h("span", { class: "line" }, "synced ", ago(collection.last_sync)),
-    lag !== null && h("span", { class: "line small muted" }, `later changes may be missing (${duration(lag)})`),
+    lag !== null && h("span", { class: "line small muted" }, `changes of the last ${lag < 60 ? "minute" : duration(lag)} may be missing`),
     next !== null && !overdue && h("span", { class: "line small muted" }, "next sync ", ago(next)),
     overdue && badge("overdue by its schedule", "warning"),
     collection.stale_since !== null && badge("stale: HANA is away", "warning"),

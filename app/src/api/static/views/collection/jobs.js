@@ -2,7 +2,7 @@
 
 import { h } from "../../dom.js";
 import { isOver, kindOf, report, stateBadge, summary } from "../../jobs.js";
-import { ago, duration, note } from "../../parts.js";
+import { ago, duration } from "../../parts.js";
 import { table } from "../../widgets.js";
 
 const COLUMNS = [
@@ -16,7 +16,7 @@ const COLUMNS = [
 
 /** `none`: what is said when there are no jobs. `collection`: all are of this one, so it needs no column. */
 export function jobsTable(jobs, none, collection = null) {
-  if (jobs.length === 0) return note("info", none);
+  if (jobs.length === 0) return h("p", { class: "muted" }, none);
   const without = (cells) => (collection === null ? cells : cells.toSpliced(1, 1));
   return table({ caption: "Last jobs", columns: without(COLUMNS), rows: jobs.map((job) => without(row(job))) });
 }
