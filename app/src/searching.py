@@ -4,7 +4,6 @@ Knows the parts, no HTTP and no terminal.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.rows import Nothing
+from app.src.access.rows import seen as _seen
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
@@ -27,7 +27,6 @@ DEEP, DEEPEST = 50, 4000
 """Hits of each ranking that fusion and MMR choose from: four times `k`, within these bounds."""
 _TRIES = 3
 """So often a search is made anew because another generation took over in its midst."""
-_log = logging.getLogger(__name__)
 _STATUS_SECONDS = 5.0
 """How long search remembers which model a collection was made with: asking counts its rows."""
 
@@ -234,6 +233,10 @@ class Searching:
 
     # ----------------------------------------------------------------------------------------------- what is stored
 
+    def serving(self, name: str) -> CollectionStatus:
+        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
+        return self._known_status(name)
+
     def _known_status(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
         asked, status = self._known.get(name, (-math.inf, None))
@@ -277,21 +280,6 @@ class Searching:
             return self._parts.source.describe(spec.source).primary_key
         except (DatabaseError, ConfigurationError):
             return ()
-
-
-def _seen(hits: list[Hit], within: Filter | None) -> list[Hit]:
-    """Those that may be seen: all of them, for the store was told. A store that errs must not show what it found."""
-    from connector.stores.filters import matches, parse
-
-    condition = parse(within)
-    if condition is None:
-        return hits
-    seen = [hit for hit in hits if matches(condition, hit.metadata)]
-    if len(seen) < len(hits):
-        _log.error(
-            "the store found %d rows outside the row rights of who asked; they are not shown", len(hits) - len(seen)
-        )
-    return seen
 
 
 def _notes(

@@ -19,8 +19,10 @@ from app.src import doctor
 from app.src.access.authentication import Authentication
 from app.src.access.principal import Principal
 from app.src.access.rights import Rights
+from app.src.access.rows import Nothing
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
+from app.src.browsing import Browsing, Fields, ReadRow
 from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
@@ -101,6 +103,7 @@ class Service:
         self.rights = Rights(settings, self._block)
         self._generations = Generations(self.parts, self._block)
         self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
+        self._browsing = Browsing(self.parts, self._searching)
 
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
@@ -474,9 +477,21 @@ class Service:
         for a vector that is no finite direction and for one where words are looked for.
         """
         found = self._searching.search(
-            self.spec(name), query, k, Narrowed(where, self.rights.visible(name, principal)), options
+            self.spec(name), query, k, Narrowed(where, self._visible(name, principal)), options
         )
         return replace(found, stale_since=self.background.stale_since(name, self._stored))
+
+    def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
+        """The rows with these ids, as search gives them, in that order; those that are not there or that `principal`
+        may not see are left out. Raises UnknownCollection, and ValueError for more than 100 ids."""
+        return self._browsing.rows(self.spec(name), ids, self._visible(name, principal))
+
+    def fields(self, name: str, *, principal: Principal) -> Fields:
+        """The metadata that filters can be made of, of the rows that `principal` may see. Raises UnknownCollection."""
+        return self._browsing.fields(self.spec(name), self._visible(name, principal))
+
+    def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
+        return self.rights.visible(name, principal)
 
     def key_columns(self, name: str) -> tuple[str, ...]:
         """Names of the key columns; () while nobody can tell."""

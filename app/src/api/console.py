@@ -1,5 +1,5 @@
-"""The console: its files, as they lie in static/, under / and /console/. They hold no data and need no credential; every
-datum comes over the REST API, with the key of whoever looks. Knows no route but its own.
+"""The console: its files, as they lie in static/, under / and /console/. They hold no data and need no credential; all
+that it shows comes over the REST API, with the key of whoever looks. Knows no route but its own.
 """
 
 from __future__ import annotations

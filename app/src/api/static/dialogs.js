@@ -28,6 +28,11 @@ export function openDialog(title, content, { wide = false, modal = null } = {}) 
   return over;
 }
 
+/** The page beneath changes. */
+export function closeDialogs() {
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close("");
+}
+
 /** Asks whether to go on; resolves with true or false. */
 export async function confirmed(title, text, action = "Go on") {
   let dialog = null;

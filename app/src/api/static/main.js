@@ -1,7 +1,7 @@
 // The shell: which view stands at which address, what surrounds it, errors in its place, the dialogs for key and shortcuts.
 
 import { forgetKey, hasKey, onKeyWanted } from "./api.js";
-import { askKey, openDialog } from "./dialogs.js";
+import { askKey, closeDialogs, openDialog } from "./dialogs.js";
 import { fill, h } from "./dom.js";
 import { listen, shortcut, table } from "./keys.js";
 import { failure, loading } from "./parts.js";
@@ -24,7 +24,7 @@ const FIRST = "#/search";
 const THEMES = ["auto", "light", "dark"];
 
 const main = document.getElementById("main");
-let current = { name: null, leaving: new AbortController(), cleanup: null, update: null };
+let current = { name: null, leaving: new AbortController(), cleanup: null, update: null, title: "" };
 
 function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
@@ -58,10 +58,13 @@ async function route() {
   const view = Object.hasOwn(VIEWS, name) ? VIEWS[name] : null;
   const parameters = { path, query };
   mark(name);
-  if (current.name === name && current.update) return current.update(parameters);
+  if (current.name === name && current.update) {
+    namePage(current.title, parameters);
+    return current.update(parameters);
+  }
   leave();
   const moved = current.name !== name && current.name !== null;
-  const mine = (current = { name, leaving: new AbortController(), cleanup: null, update: null });
+  const mine = (current = { name, leaving: new AbortController(), cleanup: null, update: null, title: "" });
   if (view === null) return missing();
   const root = h("div", { class: `view view-${name}` });
   if (moved) fill(main, loading());
@@ -69,8 +72,8 @@ async function route() {
     const module = await view.load();
     if (mine.leaving.signal.aborted) return undefined;
     fill(main, root);
-    const title = typeof module.title === "function" ? module.title(parameters) : module.title;
-    document.title = `${title} – owl-sap`;
+    mine.title = module.title;
+    namePage(module.title, parameters);
     if (moved) main.focus({ preventScroll: true });
     const left = await module.show(root, { parameters, go, announce, signal: mine.leaving.signal });
     const cleanup = typeof left === "function" ? left : (left?.cleanup ?? null);
@@ -83,6 +86,10 @@ async function route() {
     announce(error.message);
   }
   return undefined;
+}
+
+function namePage(title, parameters) {
+  document.title = `${typeof title === "function" ? title(parameters) : title} – owl-sap`;
 }
 
 function leave() {
@@ -167,7 +174,11 @@ function start() {
   });
   shortcut("?", "show these shortcuts", showShortcuts);
   listen();
-  addEventListener("hashchange", route); // links, Back and Forward; not what go() does
+  // Links, Back and Forward; not what go() does.
+  addEventListener("hashchange", () => {
+    closeDialogs();
+    route();
+  });
   route();
 }
 
