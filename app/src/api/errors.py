@@ -21,6 +21,7 @@ from starlette.routing import Match, Route
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.core import backends, batcher
+from app.src.discovery import NotPreviewable
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service import Service
 from connector import errors
@@ -122,6 +123,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.ModelMismatch, 409),
     (errors.BadFilter, 422),
     (errors.TextsNotEmbeddable, 422),
+    (NotPreviewable, 422),
     (errors.ConfigurationError, CRASHED),
     (errors.DatabaseError, UNAVAILABLE),
     (errors.LeaseLost, 409),

@@ -53,6 +53,7 @@ NEEDS: Mapping[str, Need] = {
     # The catalogue of HANA, as far as the technical user sees it.
     "GET /v1/tables": _ADMIN,
     "GET /v1/tables/{schema}/{table:path}": _ADMIN,
+    "POST /v1/tables/{schema}/{table:path}/preview": _ADMIN,
     "POST /v1/collections/{name}/sync": _SYNC,
     "POST /v1/collections/{name}/verify": _SYNC,
     "GET /v1/jobs": _SYNC,

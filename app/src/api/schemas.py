@@ -537,3 +537,36 @@ class TableDetailBody(BaseModel):
     columns: list[ColumnBody]
     proposal: ProposalBody | None
     reason: str | None = Field(description="why there is no proposal")
+
+
+class PreviewRequest(_Body):
+    """Which texts to show of a table."""
+
+    template: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=10_000,
+        description="columns in braces; null: as proposed",
+        examples=["{MAKTX}. {LTEXT}"],
+    )
+    samples: int = Field(default=5, ge=0, le=50, description="texts to show")
+
+
+class SampledTextBody(BaseModel):
+    text: str = Field(examples=["Gearbox oil, 20 l drum"], description="cut after 20,000 characters")
+    tokens: int = Field(examples=[9], description="of the whole text, without special tokens")
+
+
+class PreviewBody(BaseModel):
+    """What a template makes of a few hundred rows from all over a table. Nothing is written or embedded."""
+
+    source: str = Field(examples=["SAPDEMO.MAKT"], description="whose rows: a text table, where the other has no text")
+    template: str = Field(examples=["{MAKTX}"])
+    samples: list[SampledTextBody]
+    histogram: dict[str, int] = Field(examples=[{"0-16": 180, "17-32": 20}], description="rows with text by tokens")
+    truncated: int = Field(description="rows that would lose text; 0 with every chunking that is accepted")
+    chunked: int = Field(description="rows that would be cut into several chunks")
+    empty: int = Field(description="rows without text, which are not embedded")
+    unreadable: int = Field(description="rows that cannot be rendered, which are set aside")
+    sampled: int = Field(description="rows that were rendered")
+    max_tokens: int = Field(description="what the model takes")

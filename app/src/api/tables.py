@@ -1,4 +1,5 @@
-"""The routes that show what the technical user sees in HANA: tables and views, and a proposed collection for each."""
+"""The routes that show what the technical user sees in HANA: tables and views, a proposed collection for each, and the
+texts that it would make."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from app.src.api import schemas
 from app.src.api.asker import check_every_row
+from app.src.api.audited import tell
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import NotFound
 from connector.errors import UnknownTable
@@ -49,6 +51,16 @@ def add(routes: APIRouter, desk: Desk) -> None:
             check_every_row(desk.service, request)
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
         return Json(await desk.run(partial(_found, look)))
+
+    @routes.post("/v1/tables/{schema}/{table:path}/preview", response_model=schemas.PreviewBody)
+    async def preview(request: Request, schema: str, table: str, body: schemas.PreviewRequest) -> Response:
+        """The texts that a template makes of the table's rows, exactly as they would be embedded, and how long they
+        are. The template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
+        check_every_row(desk.service, request)  # rows, whoever they belong to
+        look = partial(discovery.preview, TableRef(schema, table), body.template, body.samples)
+        shown = await desk.run(partial(_found, look), request)
+        tell(request.scope, rows=shown["sampled"])
+        return Json(shown)
 
 
 def _found(call: Callable[[], Result]) -> Result:
