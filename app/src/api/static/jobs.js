@@ -10,6 +10,8 @@ import { facts } from "./widgets.js";
 const OVER = ["succeeded", "failed", "cancelled"];
 const WINDOW_MS = 15_000;
 const LEAST_MS = 400;
+const BURST_MS = 250;
+const TICK_MS = 1000;
 const KINDS = { sync: "Sync", verify: "Verify", retry: "Retry", build: "Build" };
 const COLOURS = { waiting: "warning", succeeded: "good", failed: "error", cancelled: "warning" };
 const PAUSED = {
@@ -38,15 +40,17 @@ export class Rate {
   add(done, time = performance.now()) {
     const last = this.#samples.at(-1);
     if (last && done < last.done) this.#samples = []; // another attempt, or another pass over the rows
-    this.#samples.push({ done, time });
+    // What happened before somebody looked comes all at once, and says nothing of how long it took.
+    if (this.#samples.length && time - last.time < BURST_MS) last.done = done;
+    else this.#samples.push({ done, time });
     while (this.#samples.length > 2 && time - this.#samples[0].time > WINDOW_MS) this.#samples.shift();
   }
 
-  /** Null while too little is known. What has stood still for a while gets slower and slower. */
+  /** Null while too little is known. What stands still gets slower and slower. */
   perSecond(time = performance.now()) {
     const [first] = this.#samples;
     const last = this.#samples.at(-1);
-    if (!first || last.done <= first.done || time - first.time < LEAST_MS) return null;
+    if (!first || first === last || last.done <= first.done || time - first.time < LEAST_MS) return null;
     return ((last.done - first.done) / (time - first.time)) * 1000;
   }
 }
@@ -89,6 +93,7 @@ export function liveJob(job, { announce, over, gone = () => {}, signal }) {
   function end(final) {
     if (ended || signal.aborted) return;
     ended = true;
+    clearInterval(ticking);
     announce(`${kindOf(final)} of ${final.collection}: ${summary(final)}`);
     over(final);
   }
@@ -116,6 +121,8 @@ export function liveJob(job, { announce, over, gone = () => {}, signal }) {
   }
 
   show();
+  const ticking = setInterval(show, TICK_MS);
+  signal.addEventListener("abort", () => clearInterval(ticking));
   events(`${place}/events`, {
     onEvent: happened,
     onEnd: closed,

@@ -20,13 +20,15 @@ export async function show(root, context) {
   const place = `/v1/tables/${encodeURIComponent(schema)}/${encodeURIComponent(rest.join("/"))}`;
   fill(root, heading(nameOf(context.parameters.path)), loading("Asking HANA for columns, keys and a few rows …"));
   const { found, narrowed } = await described(place, context);
+  const shown = new EventTarget(); // tells of templates that have made texts
   fill(
     root,
     heading(nameOf(context.parameters.path)),
     found.comment && h("p", { class: "lead" }, found.comment),
     narrowed && note("info", "You may see a part of the rows only, so none were looked at: the proposal is made from the catalogue alone."),
     h("div", { class: "card" }, figures(found)),
-    found.proposal ? proposal(found.proposal, place, context) : note("warning", h("p", null, h("strong", null, "No proposal. ")), h("p", null, found.reason)),
+    found.proposal ? proposal(found.proposal, shown, context) : note("warning", h("p", null, h("strong", null, "No proposal. ")), h("p", null, found.reason)),
+    !narrowed && preview(found.proposal, place, context, shown),
     columns(found),
   );
 }
@@ -76,27 +78,25 @@ function typeOf({ type_name: name, length, scale }) {
 
 // ------------------------------------------------------------------------------------------------------- the proposal
 
-function proposal(proposed, place, context) {
-  const toml = h("pre", { class: "toml", tabindex: "0", "aria-label": "owl-sap.toml" }, proposed.toml);
-  const show = (template) => fill(toml, withTemplate(proposed.toml, template));
-  return [
-    h(
-      "section",
-      { "aria-labelledby": "proposal-title" },
-      h("h2", { id: "proposal-title" }, "Proposed collection"),
-      h("p", null, "Put this into owl-sap.toml, change what you know better, and start the service again."),
-      proposed.notes.map((each) => note("info", each)),
-      h("div", { class: "copied" }, toml, copyButton(() => toml.textContent, "the proposal", context.announce)),
-      h("h3", null, "Why"),
-      facts(Object.entries(proposed.reasons), "wide"),
-      proposed.create_view && view(proposed.create_view, context),
-    ),
-    preview(proposed, place, context, show),
-  ];
+/** `shown` tells which template has made texts: the block has it then. */
+function proposal(proposed, shown, context) {
+  const toml = h("pre", { class: "toml", tabindex: "0", role: "group", "aria-label": "owl-sap.toml" }, proposed.toml);
+  shown.addEventListener("template", ({ detail }) => fill(toml, withTemplate(proposed.toml, detail)));
+  return h(
+    "section",
+    { "aria-labelledby": "proposal-title" },
+    h("h2", { id: "proposal-title" }, "Proposed collection"),
+    h("p", null, "Put this into owl-sap.toml, change what you know better, and start the service again."),
+    proposed.notes.map((each) => note("info", each)),
+    h("div", { class: "copied" }, toml, copyButton(() => toml.textContent, "the proposal", context.announce)),
+    h("h3", null, "Why"),
+    facts(Object.entries(proposed.reasons), "wide"),
+    proposed.create_view && view(proposed.create_view, context),
+  );
 }
 
 function view(sql, context) {
-  const text = h("pre", { tabindex: "0", "aria-label": "SQL of the view" }, sql);
+  const text = h("pre", { tabindex: "0", role: "group", "aria-label": "SQL of the view" }, sql);
   return h(
     "details",
     null,
@@ -115,19 +115,21 @@ function withTemplate(toml, template) {
 
 // --------------------------------------------------------------------------------------------------------- the preview
 
+/** `proposed`: null where there is no proposal; a template of one's own makes texts all the same. */
 function preview(proposed, place, context, shown) {
+  const usual = proposed?.template ?? "";
   const result = h("div", { class: "preview" });
-  const template = h("textarea", { id: "template", rows: 3, spellcheck: "false", "aria-describedby": "template-how", value: proposed.template });
+  const template = h("textarea", { id: "template", rows: 3, spellcheck: "false", "aria-describedby": "template-how", value: usual });
   const samples = h("input", { type: "number", id: "samples", min: 1, max: 50, value: SAMPLES, required: true });
   const work = async () => {
     if (!form.reportValidity()) return;
     const written = template.value;
     fill(result, loading("Reading rows and counting their tokens …"));
     try {
-      const body = { template: written === proposed.template ? null : written, samples: Number(samples.value) };
+      const body = { template: written === usual ? null : written, samples: Number(samples.value) };
       const made = await post(`${place}/preview`, body, context);
       template.removeAttribute("aria-invalid");
-      shown(written);
+      shown.dispatchEvent(new CustomEvent("template", { detail: made.template }));
       fill(result, rendered(made));
       context.announce(`${many(made.samples.length, "text")} shown`);
     } catch (error) {
@@ -137,7 +139,7 @@ function preview(proposed, place, context, shown) {
     }
   };
   const button = slowButton("Preview", work, () => {}, { class: "primary" });
-  const back = h("button", { type: "button", onclick: () => ((template.value = proposed.template), template.focus()) }, "Back to the proposal");
+  const back = h("button", { type: "button", hidden: usual === "", onclick: () => ((template.value = usual), template.focus()) }, "Back to the proposal");
   const submit = (event) => {
     event.preventDefault();
     button.click();
@@ -165,12 +167,20 @@ function rendered(made) {
     h("li", null, h("p", { class: "rendered", dir: "auto" }, each.text || "(empty)"), badge(many(each.tokens, "token"))),
   );
   const bars = Object.entries(made.histogram).map(([name, value]) => ({ name, value }));
-  const share = made.sampled ? made.truncated / made.sampled : 0;
   return [
+    h("p", { class: "muted" }, `Of ${many(made.sampled, "row")} of ${made.source}, from all over it:`),
     made.samples.length === 0 ? note("warning", "No row gave a text.") : h("ol", { class: "samples" }, texts),
-    made.truncated > 0
-      ? note("warning", `${number(made.truncated)} of ${many(made.sampled, "row")} looked at (${percent(share)}) are longer than the model takes: their ends would be lost.`)
-      : note("good", `No text of the ${many(made.sampled, "row")} looked at is longer than the model takes.`),
-    barChart({ title: `Length of the texts of ${many(made.sampled, "row")}`, unit: "Tokens", bars }),
+    lengths(made),
+    made.unreadable > 0 && note("warning", `${many(made.unreadable, "row")} cannot be rendered, and would be set aside.`),
+    made.empty > 0 && note("info", `${many(made.empty, "row")} without text would not be embedded.`),
+    barChart({ title: "How long the texts are", unit: "Tokens", bars }),
   ];
+}
+
+function lengths({ sampled, chunked, truncated, max_tokens: most }) {
+  if (truncated > 0) {
+    return note("warning", `${many(truncated, "row")} (${percent(truncated / sampled)}) would lose the end of the text: the model takes ${number(most)} tokens.`);
+  }
+  const cut = chunked > 0 ? `${many(chunked, "row")} would be cut into several chunks, and nothing is lost` : "each is embedded as a whole";
+  return sampled > 0 && note("good", `The model takes ${number(most)} tokens: ${cut}.`);
 }
