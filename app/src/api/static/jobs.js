@@ -10,7 +10,7 @@ import { facts } from "./widgets.js";
 const OVER = ["succeeded", "failed", "cancelled"];
 const WINDOW_MS = 15_000;
 const LEAST_MS = 400;
-const BURST_MS = 250;
+const BURST_MS = 100; // the service looks for events every 200 ms
 const TICK_MS = 1000;
 const KINDS = { sync: "Sync", verify: "Verify", retry: "Retry", build: "Build" };
 const COLOURS = { waiting: "warning", succeeded: "good", failed: "error", cancelled: "warning" };
