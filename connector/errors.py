@@ -12,6 +12,7 @@ ConnectorError
 │   ├── ModelMismatch           the collection holds vectors of another model or dimension
 │   ├── UnknownCollection
 │   ├── UnknownKey              no row in quarantine has it
+│   ├── UnknownRow              the collection has none of that id, or none that the asker may see
 │   ├── UnknownGeneration       the collection has none of that number
 │   └── NoProposal              nothing in a table that a collection could be proposed from
 ├── DatabaseError               HANA or the store said no; carries `code`: exit 3
@@ -76,6 +77,10 @@ class UnknownKey(ConfigurationError):
 
 
 class UnknownCollection(ConfigurationError):
+    pass
+
+
+class UnknownRow(ConfigurationError):
     pass
 
 

@@ -22,7 +22,7 @@ from app.src.access.rights import Rights
 from app.src.access.rows import Nothing
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
-from app.src.browsing import Browsing, Fields, ReadRow
+from app.src.browsing import POINTS, Browsing, Fields, PointMap, ReadRow
 from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
@@ -31,7 +31,7 @@ from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness, choices, told
-from app.src.searching import Found, Narrowed, Searching, SearchOptions
+from app.src.searching import Asked, Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from app.src.watching import Watch, behind
 from connector.errors import (
@@ -463,18 +463,18 @@ class Service:
     def search(
         self,
         name: str,
-        query: str | Sequence[float],
+        query: Asked,
         k: int = 10,
         where: Filter | None = None,
         options: SearchOptions = _AS_USUAL,
         *,
         principal: Principal,
     ) -> Found:
-        """The `k` best source rows for a text or a vector, of those that `principal` may see: others take no part.
-        Mode keyword needs no model and loads none.
+        """The `k` best source rows for a text or a vector, or like a row, of those that `principal` may see: others
+        take no part. Mode keyword needs no model and loads none.
 
-        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text,
-        for a vector that is no finite direction and for one where words are looked for.
+        Raises UnknownCollection (also when it was never synced), UnknownRow, ModelMismatch, BadFilter, ValueError for a
+        blank text, for a vector that is no finite direction and for a vector or a row where words are looked for.
         """
         found = self._searching.search(
             self.spec(name), query, k, Narrowed(where, self._visible(name, principal)), options
@@ -489,6 +489,11 @@ class Service:
     def fields(self, name: str, *, principal: Principal) -> Fields:
         """The metadata that filters can be made of, of the rows that `principal` may see. Raises UnknownCollection."""
         return self._browsing.fields(self.spec(name), self._visible(name, principal))
+
+    def map(self, name: str, color: str | None = None, limit: int = POINTS, *, principal: Principal) -> PointMap:
+        """Rows as points, those alike near each other, with the value of the field `color`. Raises UnknownCollection,
+        and ValueError for a field that there is not."""
+        return self._browsing.map(self.spec(name), color, limit, self._visible(name, principal))
 
     def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
         return self.rights.visible(name, principal)

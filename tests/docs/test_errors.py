@@ -35,6 +35,7 @@ ADVICE = {
     "ModelMismatch": "bring the model back, or build a generation with the new one ([generations.md](generations.md))",
     "UnknownCollection": "check the name: `owl-sap status`",
     "UnknownKey": "`owl-sap quarantine list NAME` shows the keys there are",
+    "UnknownRow": "take the id from a hit of this collection; with row rights, ask as somebody who may see the row",
     "UnknownGeneration": "`owl-sap generations NAME` shows those there are",
     "NoProposal": "write the `[[collections]]` block by hand: the message says what the table lacks",
     "ConnectionLost": "nothing, if it passes; else network and HANA: `owl-sap doctor`",

@@ -119,6 +119,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (StateUnusable, UNAVAILABLE),
     (errors.UnknownCollection, 404),
     (errors.UnknownKey, 404),
+    (errors.UnknownRow, 404),
     (errors.UnknownGeneration, 404),
     (errors.ModelMismatch, 409),
     (errors.BadFilter, 422),

@@ -46,6 +46,7 @@ NEEDS: Mapping[str, Need] = {
     "POST /v1/collections/{name}/search": _SEARCH,
     "POST /v1/collections/{name}/rows": _SEARCH,
     "GET /v1/collections/{name}/fields": _SEARCH,
+    "GET /v1/collections/{name}/map": _SEARCH,
     "GET /v1/info": ANYBODY,
     "GET /v1/gpu": _METRICS,
     "GET /v1/collections": _SEARCH | _SYNC | _METRICS,
