@@ -161,7 +161,10 @@ class OwlVectorStore(VectorStore):
         ValueError for any other, because nothing else would ever be asked for vectors."""
         if collection is None or kwargs:
             raise TypeError("from_texts takes collection=..., which is where the texts go, and no other keywords")
-        if not isinstance(embedding, OwlEmbeddings) or embedding.embedder.fingerprint != collection.embedder.fingerprint:
+        if (
+            not isinstance(embedding, OwlEmbeddings)
+            or embedding.embedder.fingerprint != collection.embedder.fingerprint
+        ):
             raise ValueError(
                 f'the collection "{collection.name}" embeds by itself, with {collection.embedder.model}: give its own '
                 "embeddings, or choose another model in [embedding] or in the collection's block"

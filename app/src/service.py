@@ -22,7 +22,7 @@ from app.src.access.rights import Rights
 from app.src.access.rows import Nothing
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
-from app.src.browsing import Browsing, Fields, ReadRow
+from app.src.browsing import POINTS, Browsing, Fields, PointMap, ReadRow
 from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
@@ -32,7 +32,7 @@ from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness, choices, told
-from app.src.searching import MODES, Found, Narrowed, Searching, SearchOptions
+from app.src.searching import MODES, Asked, Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from app.src.watching import Watch, behind
 from connector.documents import nothing_to_sync
@@ -479,18 +479,18 @@ class Service:
     def search(
         self,
         name: str,
-        query: str | Sequence[float],
+        query: Asked,
         k: int = 10,
         where: Filter | None = None,
         options: SearchOptions = _AS_USUAL,
         *,
         principal: Principal,
     ) -> Found:
-        """The `k` best source rows for a text or a vector, of those that `principal` may see: others take no part.
-        Mode keyword needs no model and loads none.
+        """The `k` best source rows for a text or a vector, or like a row, of those that `principal` may see: others
+        take no part. Mode keyword needs no model and loads none.
 
-        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text,
-        for a vector that is no finite direction and for one where words are looked for.
+        Raises UnknownCollection (also when it was never synced), UnknownRow, ModelMismatch, BadFilter, ValueError for a
+        blank text, for a vector that is no finite direction and for a vector or a row where words are looked for.
         """
         found = self._searching.search(
             self.spec(name), query, k, Narrowed(where, self._visible(name, principal)), options
@@ -506,8 +506,14 @@ class Service:
         """The metadata that filters can be made of, of the rows that `principal` may see. Raises UnknownCollection."""
         return self._browsing.fields(self.spec(name), self._visible(name, principal))
 
+    def map(self, name: str, color: str | None = None, limit: int = POINTS, *, principal: Principal) -> PointMap:
+        """Rows as points, those alike near each other, with the value of the field `color`. Raises UnknownCollection,
+        and ValueError for a field that there is not."""
+        return self._browsing.map(self.spec(name), color, limit, self._visible(name, principal))
+
     def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
         return self.rights.visible(name, principal)
+
     def evaluate(
         self, name: str, wanted: Labelled, progress: Callable[[int, int], None] = lambda *_: None
     ) -> Evaluation:
@@ -523,6 +529,7 @@ class Service:
 
         self.spec(name)
         return evaluation(wanted, self._searching.serving(name), self.store, ask, progress)
+
     def embedder_of(self, name: str) -> EngineEmbedder:
         """The model of what serves. Raises ModelMismatch when it cannot be had."""
         return self._generations.maker(self.spec(name)).embedder

@@ -21,8 +21,8 @@ from starlette.routing import Match, Route
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.core import backends, batcher
-from app.src.explaining import code_of, explained
 from app.src.discovery import NotPreviewable
+from app.src.explaining import code_of, explained
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service import Service
 from connector import errors
@@ -120,6 +120,7 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (StateUnusable, UNAVAILABLE),
     (errors.UnknownCollection, 404),
     (errors.UnknownKey, 404),
+    (errors.UnknownRow, 404),
     (errors.UnknownGeneration, 404),
     (errors.ModelMismatch, 409),
     (errors.BadFilter, 422),

@@ -48,6 +48,7 @@ NEEDS: Mapping[str, Need] = {
     "GET /v1/collections/{name}/fields": _SEARCH,
     # Tools that need more look for it themselves.
     "POST /mcp": _SEARCH,
+    "GET /v1/collections/{name}/map": _SEARCH,
     "GET /v1/info": ANYBODY,
     "GET /v1/gpu": _METRICS,
     "GET /v1/collections": _SEARCH | _SYNC | _METRICS,

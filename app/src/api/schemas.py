@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.src.browsing import MOST_IDS
-from app.src.searching import Mode, SearchOptions
+from app.src.searching import Asked, Like, Mode, SearchOptions
 
 _LAST_NUMBER = 2**31 - 1
 """Of a generation: both stores keep it as an integer of 32 bits."""
@@ -85,6 +85,7 @@ class OpenAIError(BaseModel):
 _GIVEN: dict[str, dict[str, Any]] = {
     "query": {"type": "string"},
     "vector": {"type": "array"},
+    "like": {"type": "string"},
     "keys": {"type": "array"},
     "all": {"const": True},
 }
@@ -95,18 +96,21 @@ def _says(given: str) -> dict[str, Any]:
     return {"required": [given], "properties": {given: _GIVEN[given]}}
 
 
-def _either(one: str, other: str) -> ConfigDict:
+def _either(*given: str) -> ConfigDict:
     """For the description of the API: what the validator below checks."""
-    return ConfigDict(json_schema_extra={"oneOf": [_says(one), _says(other)]})
+    return ConfigDict(json_schema_extra={"oneOf": [_says(each) for each in given]})
 
 
 class SearchRequest(_Body):
-    """Either `query` (a text) or `vector` (mode vector only)."""
+    """One of `query` (a text), `vector` and `like` (these two in mode vector only)."""
 
-    model_config = _either("query", "vector")
+    model_config = _either("query", "vector", "like")
 
     query: str | None = Field(default=None, examples=["noise from the gearbox"])
     vector: list[float] | None = None
+    like: str | None = Field(
+        default=None, description="the id of a row: rows like it, by the mean of its chunks' vectors, and not itself"
+    )
     k: int = Field(default=10, ge=1)
     filter: dict[str, Any] | None = Field(default=None, examples=[{"MTART": "FERT"}])
     mode: Mode = Field(
@@ -127,9 +131,15 @@ class SearchRequest(_Body):
 
     @model_validator(mode="after")
     def _one_of(self) -> SearchRequest:
-        if (self.query is None) == (self.vector is None):
-            raise ValueError("give either query or vector")
+        if [self.query, self.vector, self.like].count(None) != 2:
+            raise ValueError("give one of query, vector and like")
         return self
+
+    @property
+    def asked(self) -> Asked:
+        if self.query is not None:
+            return self.query
+        return (self.vector or []) if self.like is None else Like(self.like)
 
     @property
     def options(self) -> SearchOptions:
@@ -287,6 +297,23 @@ class FieldBody(BaseModel):
 class FieldsResponse(BaseModel):
     fields: list[FieldBody] = Field(description="declared metadata first")
     sampled: int = Field(description="how many rows were looked at")
+    rows: int = Field(description="how many rows there are")
+
+
+class PointBody(BaseModel):
+    id: str = Field(examples=[_ROW_ID])
+    x: float
+    y: float
+    color: str | int | float | bool | None = Field(description="the row's value of the field", examples=["FERT"])
+    title: str = Field(description="its first words")
+
+
+class MapResponse(BaseModel):
+    points: list[PointBody]
+    explained: list[float] = Field(
+        description="of all differences between the vectors the share that x shows, and y", examples=[[0.21, 0.08]]
+    )
+    sampled: int = Field(description="how many rows the picture is made of")
     rows: int = Field(description="how many rows there are")
 
 

@@ -15,6 +15,10 @@ import { failure, loading } from "./parts.js";
  */
 const VIEWS = {
   search: { page: "Search", load: () => import("./views/search.js") },
+  collections: { page: "Collections", load: () => import("./views/collections.js") },
+  map: { page: "Map", load: () => import("./views/map.js") },
+  tables: { page: "Tables", load: () => import("./views/tables.js") },
+  gpu: { page: "GPU", load: () => import("./views/gpu.js") },
 };
 const FIRST = "#/search";
 const THEMES = ["auto", "light", "dark"];
