@@ -47,8 +47,8 @@ class ScoredRow(FoundRow, Protocol):
 @dataclass(frozen=True, slots=True)
 class SearchWith:
     """How to search. `filter`: the filter language of search; `min_score`: by the score of the modes vector and
-    keyword, by the cosine in hybrid; `mmr_lambda` from 0 (different) to 1 (relevant): hits unlike each other, chosen from the
-    best `depth`."""
+    keyword, by the cosine in hybrid; `mmr_lambda` from 0 (different) to 1 (relevant): hits unlike each other, chosen from
+    the best `depth`."""
 
     filter: Filter | None = None
     mode: Mode = "vector"

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.src import doctor
+from app.src import doctor, statuses
 from app.src.access.authentication import Authentication
 from app.src.access.principal import OPERATOR, Principal
 from app.src.access.rights import Rights
@@ -31,7 +31,7 @@ from app.src.generations import QUERIES, BuildReport, Generations, Switched, Wor
 from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
-from app.src.probes import Probes, Readiness, choices, told
+from app.src.probes import Probes, Readiness, told
 from app.src.searching import MODES, Asked, Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from app.src.watching import Watch, behind
@@ -429,7 +429,9 @@ class Service:
     def _status(self, name: str) -> dict[str, Any]:
         self.spec(name)
         status = self._stored(name)
-        shown = _status_dict(status) if status is not None else self._never_synced(name)
+        shown = (
+            statuses.never_synced(name, self.settings) if status is None else statuses.shown(status, behind(status).lag)
+        )
         return shown | self.background.shown(name, status)
 
     def _stored(self, name: str) -> CollectionStatus | None:
@@ -438,12 +440,6 @@ class Service:
         if status is None:
             self.parts.check_schema()
         return status
-
-    def _never_synced(self, name: str) -> dict[str, Any]:
-        store = self.settings.store
-        empty = dict.fromkeys(_STATUS_KEYS) | dict.fromkeys(_NEVER_SYNCED, 0)
-        schema = self.settings.store_schema if store.kind == "hana" else None
-        return empty | {"collection": name, "store": store.kind, "schema": schema}
 
     # --------------------------------------------------------------------------------------------------- search
 
@@ -543,31 +539,7 @@ class Service:
 
     def info(self) -> dict[str, Any]:
         """What `/v1/info` says. Loads the engine."""
-        engine, api = self.engine, self.settings.api
-        return {
-            "version": version(),
-            "model": engine.model,
-            "dimension": engine.dimension,
-            "max_tokens": engine.max_tokens,
-            "fingerprint": engine.fingerprint,
-            "device": {
-                "kind": engine.profile.kind,
-                "name": engine.profile.name,
-                "precision": engine.precision,
-                "precision_reason": engine.precision_reason,
-                "path": engine.path,
-                "path_reason": engine.path_reason,
-            },
-            "settings": [asdict(each) for each in choices(engine)],
-            "store": self.settings.store.kind,
-            "collections": self.names(),
-            "limits": {
-                "max_body_bytes": api.max_body_bytes,
-                "max_inputs": api.max_inputs,
-                "max_text_chars": api.max_text_chars,
-                "max_k": api.max_k,
-            },
-        }
+        return statuses.of_service(version(), self.engine, self.settings)
 
     def gpu(self) -> dict[str, Any]:
         """What NVIDIA's driver says now; loads no engine, and takes no longer than GPU_WITHIN."""
@@ -599,32 +571,6 @@ class Service:
 
     def doctor(self) -> list[doctor.Check]:
         return doctor.examine(self.probes)
-
-
-_NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
-"""Counts that are 0 before the first sync; everything else is not known yet."""
-_INNER = "checkpoint"
-"""Of a status, for sync alone."""
-_STATUS_KEYS = (
-    *(item.name for item in fields(CollectionStatus) if item.name != _INNER),
-    "lag_seconds",
-    "method",
-    "last_full",
-)
-
-
-def _status_dict(status: CollectionStatus) -> dict[str, Any]:
-    from connector.stores.records import in_utc
-
-    last, checkpoint, lag = in_utc(status.last_sync), status.checkpoint, behind(status).lag
-    full = in_utc(checkpoint.last_full)
-    shown = {name: value for name, value in asdict(status).items() if name != _INNER}
-    return shown | {
-        "last_sync": None if last is None else last.isoformat(),
-        "lag_seconds": None if lag is None else round(lag, 1),
-        "method": (checkpoint.mark or {}).get("method", "full"),
-        "last_full": None if full is None else full.isoformat(),
-    }
 
 
 def _choices(name: str, names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from app.src.api import (
     embeddings,
     forms,
     generations,
+    gpu_schemas,
     guard,
     jobs,
     quarantine,
@@ -149,7 +150,7 @@ def _add_engine(routes: APIRouter, desk: Desk) -> None:
         """Version, model, dimension, limits, device, and what is chosen on it."""
         return Json(await desk.run(desk.service.info))
 
-    @routes.get("/v1/gpu", response_model=schemas.GpuBody)
+    @routes.get("/v1/gpu", response_model=gpu_schemas.GpuBody)
     async def gpu() -> Response:
         """What NVIDIA's driver says of its cards now; without one an empty list and the reason."""
         return Json(await desk.run(desk.service.gpu))
