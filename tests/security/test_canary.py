@@ -8,6 +8,9 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +55,9 @@ model = "hash:16"
 [access]
 audit = "audit.log"
 keys = "keys.json"
+[mcp]
+http = true
+write = true
 [sync]
 lease_wait = 1
 [[collections]]
@@ -156,6 +162,7 @@ def outputs(ground: Ground) -> dict[str, bytes]:
     on_the_command_line(ground)
     hana_that_repeats_what_it_was_sent(ground)
     over_http(ground)
+    over_pipes(ground)
     as_objects(ground)
     return ground.outputs.all
 
@@ -314,6 +321,7 @@ def _ask(ground: Ground, client: httpx.Client) -> None:
     ):
         assert answer.status_code == 200, answer.text
         said("answer", answer.content, answer.headers)
+    _ask_as_an_agent(ground, client)
     for path in (
         "/v1/info",
         "/v1/gpu",
@@ -328,6 +336,91 @@ def _ask(ground: Ground, client: httpx.Client) -> None:
         "/v1/collections/materials/generations",
     ):
         said("rest", path, client.get(path).content)
+
+
+def _ask_as_an_agent(ground: Ground, client: httpx.Client) -> None:
+    """Through the tools: what they answer shows rows, what they refuse shows nothing."""
+    for mode in ("vector", "hybrid"):
+        for where in (None, {"MTART": VALUE.text}):
+            arguments = {"collection": "materials", "query": QUERY.text, "mode": mode, "filter": where}
+            ground.outputs.add("answer", _tool(client, "search", arguments).content)
+    for tool in ("list_collections", "sync_status"):
+        ground.outputs.add("rest", tool, _tool(client, tool, {}).content)
+    ground.outputs.add("answer", _tool(client, "describe_collection", {"collection": "materials"}).content)
+    search = {"collection": "materials", "query": QUERY.text}
+    for tool, arguments in (
+        ("search", search | {"collection": "absent"}),
+        ("search", search | {"collection": VALUE.text[:5]}),
+        ("search", search | {"k": 10_000}),
+        ("search", search | {"k": VALUE.text}),
+        ("search", search | {"filter": {"MTART": {"$eqq": VALUE.text}}}),
+        ("search", {"query": [QUERY.text]}),
+        ("get_row", {"collection": "materials", "id": QUERY.text}),
+        ("describe_collection", {"collection": "absent"}),
+        ("no_tool", search),
+    ):
+        answer = _tool(client, tool, arguments)
+        assert answer.json()["result"]["isError"], answer.text
+        ground.outputs.add("refusal", answer.content)
+    for body in (f'{{"jsonrpc": "2.0", "id": 1, "method": "{QUERY.text}', json.dumps([{"method": VALUE.text}])):
+        refused(ground, client.post("/mcp", content=body.encode(), headers=_AGENT), 400)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Service, "search", _crash)
+        ground.outputs.add("refusal", _tool(client, "search", search).content)
+
+
+_AGENT = {"Accept": "application/json", "Content-Type": "application/json"}
+
+
+def _call(tool: str, arguments: dict[str, Any], number: int = 1) -> dict[str, Any]:
+    return {
+        "jsonrpc": "2.0",
+        "id": number,
+        "method": "tools/call",
+        "params": {"name": tool, "arguments": arguments},
+    }
+
+
+def _tool(client: httpx.Client, tool: str, arguments: dict[str, Any]) -> httpx.Response:
+    answer = client.post("/mcp", json=_call(tool, arguments), headers=_AGENT)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def over_pipes(ground: Ground) -> None:
+    """`owl-sap mcp` with a key, and lines that are no messages."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OWL_SAP_MCP__KEY": bearer("aaaa")}
+    command = [sys.executable, "-m", "app", "mcp"]
+    opening = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": opening}
+    search = {"collection": "materials", "query": QUERY.text}
+    messages = [
+        {"jsonrpc": "2.0", "method": QUERY.text},
+        hello,
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        _call("search", search, 1),
+        _call("search", search | {"filter": {"MTART": {"$eqq": VALUE.text}}}, 2),
+        _call("sync_status", {VALUE.text[:5]: QUERY.text}, 3),
+    ]
+    with (
+        (ground.folder / "agent.log").open("wb") as log,
+        subprocess.Popen(
+            command, cwd=ground.folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"".join(json.dumps(each).encode() + b"\n" for each in messages))
+        process.stdin.write(f"{QUERY.text} {PASSWORD.text}\n".encode())
+        process.stdin.flush()
+        answers = [process.stdout.readline() for _ in range(4)]
+        process.stdin.close()
+        assert process.wait(20) == 0
+    ids = {json.loads(answer)["id"]: answer for answer in answers}
+    assert set(ids) == {0, 1, 2, 3}
+    ground.outputs.add("answer", ids[1])
+    ground.outputs.add("refusal", ids[2], ids[0])
+    ground.outputs.add("log", b"stderr of owl-sap mcp", (ground.folder / "agent.log").read_bytes())
 
 
 def as_objects(ground: Ground) -> None:
@@ -351,6 +444,8 @@ def as_objects(ground: Ground) -> None:
 @pytest.mark.covers("doctor", "config show", "sync", "verify", "quarantine list", "status", "jobs list", "embed")
 @pytest.mark.covers("search", "sync", "status", errors=True)
 @pytest.mark.covers("POST /v1/collections/{name}/search", "POST /embed", "POST /v1/embeddings", errors=True)
+@pytest.mark.covers("mcp", "POST /mcp")
+@pytest.mark.covers("mcp", "POST /mcp", errors=True)
 @pytest.mark.parametrize("canary", CANARIES, ids=lambda canary: canary.name)
 def test_nothing_that_is_planted_comes_out(outputs: dict[str, bytes], canary: Canary) -> None:
     leaks = {
