@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -20,6 +23,7 @@ from app.src.service import Service
 from connector.errors import ConfigurationError
 from tests.agents.conftest import HOSTILE, Ground, said, serving_with
 from tests.api.conftest import serving, settings_in
+from tests.surface.conftest import environment
 
 SEARCH = {"collection": "materials", "query": "bearing"}
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
@@ -50,6 +54,7 @@ async def hits_of(client: Client, **arguments: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_tools_with_both_generations_of_the_protocol(ground: Ground, mode: str) -> None:
     async with ground.client("all", mode=mode) as client:
+        assert client.server_info is not None
         assert client.server_info.name == "owl-sap-connector"
         assert "untrusted" in (client.instructions or "")
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -430,6 +435,7 @@ def test_the_audit_log_knows_the_tool_and_no_query(ground: Ground) -> None:
         "roh",
     )
     post(ground, called("start_sync", {"collection": "secret"}), "roh")
+    text, mine = "", []
     for _ in range(100):
         text = (ground.folder / "audit.log").read_text()
         entries = [json.loads(line) for line in text.splitlines()]
@@ -460,8 +466,6 @@ def test_it_is_off_unless_switched_on(tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_start_says_what_to_install(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     from app.src.api import agents
     from app.src.api.desk import Desk
 
@@ -473,3 +477,33 @@ def test_without_the_package_the_start_says_what_to_install(ground: Ground, monk
     with pytest.raises(ConfigurationError, match=r"pip install 'owl-sap-connector\[mcp\]'"):
         agents.offered(desk)
     desk.close()
+
+
+@pytest.mark.slow
+def test_a_service_with_tools_ends_with_0(tmp_path: Path) -> None:
+    """Without authentication on loopback; what a page on the reader's machine could send is refused."""
+    variables = {
+        "OWL_SAP_STORE__KIND": "local",
+        "OWL_SAP_STORE__PATH": "vectors",
+        "OWL_SAP_EMBEDDING__MODEL": "hash:64",
+    }
+    block = '[mcp]\nhttp = true\n[[collections]]\nname = "a"\nsource = "S.T"\ntemplate = "{X}"\n'
+    (tmp_path / "owl-sap.toml").write_text(block)
+    command = [sys.executable, "-m", "app", "serve", "--port", "0"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(**variables), stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            with httpx.Client(base_url=url, headers=BOTH, trust_env=False) as client:
+                listed = client.post("/mcp", json=called("list_collections", {})).json()["result"]
+                assert listed["structuredContent"]["collections"][0]["collection"] == "a"
+                assert client.post("/mcp", json=LIST, headers={"Host": "evil.example"}).status_code == 421
+                assert client.post("/mcp", json=LIST, headers={"Origin": "http://evil.example"}).status_code == 403
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=10)
+            assert (process.returncode, "Traceback" in errors) == (0, False), errors
+        finally:
+            process.kill()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,12 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
+from typer.testing import CliRunner
 
 from app.src.access.keys import Grant, create, revoke
+from app.src.cli import app
 from app.src.service import Service
+from tests.adversity.scene import NAME, Scene
 from tests.agents.conftest import offering, rows, said
 from tests.api.conftest import TableSource
 from tests.surface.conftest import ROOT, Cli, environment
@@ -102,10 +105,12 @@ def read(process: subprocess.Popen[bytes], id_: int) -> dict[str, Any]:
 
 
 @pytest.mark.covers("mcp")
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_tools_for_the_program_that_starts_it(folder: Path, mode: str) -> None:
-    """Who starts it has the operator's rights: he sees every row, and nothing writes."""
-    async with Client(command(folder), mode=mode, cache=None) as client:
+async def test_tools_for_the_program_that_starts_it(folder: Path) -> None:
+    """Who starts it has the operator's rights: he sees every row, and nothing writes. A request that is cancelled
+    leaves the others alone."""
+    async with Client(command(folder), cache=None) as client:
+        with anyio.move_on_after(0):
+            await client.call_tool("search", SEARCH)
         tools = {tool.name for tool in (await client.list_tools()).tools}
         assert tools == {"search", "get_row", "list_collections", "describe_collection", "sync_status"}
         found = await client.call_tool("search", SEARCH)
@@ -144,26 +149,45 @@ async def test_with_a_key_its_rows_alone_until_it_is_revoked(folder: Path) -> No
 
 
 @pytest.mark.covers("mcp", errors=True)
-def test_what_ends_the_start(folder: Path, cli: Cli, tmp_path: Path) -> None:
+def test_a_key_that_is_no_good_ends_the_start(folder: Path, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "owl-sap.toml").write_text(TOML)
+    create(tmp_path / "keys.json", Grant("embeds", ("embed",)))
+    (tmp_path / "wrong").write_text("owl_0000_secret7QX")
+    run = cli("mcp", "--key-file", "wrong", OWL_SAP_ACCESS__KEYS="keys.json")
+    assert (run.code, run.out) == (2, ""), run.err
+    assert "is refused" in run.err
+    assert "7QX" not in run.err
+
+
+def test_what_else_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (name for name in os.environ if name.startswith(("OWL_SAP_", "HANA_"))):
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "owl-sap.toml").write_text(TOML)
     _, embeds = create(tmp_path / "keys.json", Grant("embeds", ("embed",)))
     (tmp_path / "embeds").write_text(embeds)
     (tmp_path / "wrong").write_text("owl_0000_secret7QX")
     keyed = {"OWL_SAP_ACCESS__KEYS": "keys.json"}
-    for arguments, variables, why in (
-        (("--key-file", "absent"), keyed, "--key-file: the file cannot be read"),
-        (("--key-file", "wrong"), keyed, "is refused"),
-        (("--key-file", "wrong"), {}, "neither access.keys nor access.jwt"),
-        (("--key-file", "embeds"), keyed, "needs the scope search"),
-        ((), keyed | {"OWL_SAP_MCP__KEY_FILE": "wrong"}, "is refused"),
-        (("--port", "1"), {}, "No such option"),
-    ):
-        run = cli("mcp", *arguments, **variables)
-        assert (run.code, run.out) == (2, ""), run.err
-        assert why in run.err
-        assert "7QX" not in run.err
+
+    def why(*arguments: str, **variables: str) -> str:
+        run = CliRunner().invoke(app, ["mcp", *arguments], env=variables)
+        assert run.exit_code == 2, run.output
+        assert (run.stdout, "7QX" in run.stderr) == ("", False)
+        return run.stderr
+
+    assert "--key-file: the file cannot be read" in why("--key-file", "absent", **keyed)
+    assert "neither access.keys nor access.jwt" in why("--key-file", "wrong")
+    assert "needs the scope search" in why("--key-file", "embeds", **keyed)
+    assert "is refused" in why(OWL_SAP_MCP__KEY_FILE="wrong", **keyed)
+    assert "No such option" in why("--port", "1")
+    with monkeypatch.context() as patch:
+        for name in list(sys.modules):
+            if name == "mcp" or name.startswith(("mcp.", "app.src.mcp.")):
+                patch.delitem(sys.modules, name)
+        patch.setitem(sys.modules, "mcp", None)
+        assert "pip install 'owl-sap-connector[mcp]'" in why()
     (tmp_path / "owl-sap.toml").write_text("")
-    assert "no [[collections]]" in cli("mcp").err
+    assert "no [[collections]]" in why()
 
 
 def test_nothing_but_the_protocol_on_stdout_and_0_at_the_end(folder: Path) -> None:
@@ -183,18 +207,22 @@ def test_nothing_but_the_protocol_on_stdout_and_0_at_the_end(folder: Path) -> No
         assert b"7QX" not in process.stderr.read()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_it_is_told_to(folder: Path, number: signal.Signals) -> None:
-    """Also while it waits for the next line."""
+def ends(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
+    """The exit code, also while it waits for the next line."""
+    start = time.monotonic()
+    process.send_signal(number)
+    code = process.wait(10)
+    assert time.monotonic() - start < 2
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+    return code
+
+
+def test_it_ends_when_it_is_told_to(folder: Path) -> None:
     with piped(folder) as process:
         write(process, HELLO, READY, LIST)
         assert read(process, 2)["result"]["isError"] is False
-        start = time.monotonic()
-        process.send_signal(number)
-        assert process.wait(10) == (0 if number == signal.SIGTERM else 130)
-        assert time.monotonic() - start < 2
-        assert process.stderr is not None
-        assert b"Traceback" not in process.stderr.read()
+        assert ends(process, signal.SIGTERM) == 0
 
 
 def test_collections_are_listed_where_torch_cannot_be_imported(folder: Path) -> None:
@@ -210,11 +238,25 @@ def test_collections_are_listed_where_torch_cannot_be_imported(folder: Path) -> 
         search = {"name": "search", "arguments": SEARCH | {"mode": "keyword"}}
         write(process, LIST | {"id": 4, "params": search})
         assert read(process, 4)["result"]["isError"] is False
+        assert ends(process, signal.SIGINT) == 130
 
 
-async def test_a_cancelled_request_leaves_the_others_alone(folder: Path) -> None:
-    async with Client(command(folder), mode="legacy", cache=None) as client:
-        with anyio.move_on_after(0):
-            await client.call_tool("search", SEARCH)
-        found = await client.call_tool("search", SEARCH)
-        assert not found.is_error
+async def test_a_sync_that_was_asked_for_is_done_here(make_scene: Callable[..., Scene]) -> None:
+    """With --write and nobody else to do it."""
+    scene = make_scene("local", rows=12)
+    arguments = ["-m", "app", "mcp", "--write"]
+    server = StdioServerParameters(command=sys.executable, args=arguments, cwd=scene.folder, env=scene.variables())
+    async with Client(server, cache=None) as client:
+        (before,) = (await client.call_tool("sync_status", {})).structured_content["collections"]
+        assert (before["state"], before["rows"]) == ("never synced", 0)
+        started = await client.call_tool("start_sync", {"collection": NAME})
+        assert not started.is_error, said(started)
+        with anyio.fail_after(30):
+            while True:
+                (status,) = (await client.call_tool("sync_status", {"collection": NAME})).structured_content[
+                    "collections"
+                ]
+                if status["job"] is None and status["state"] == "synced":
+                    break
+                await anyio.sleep(0.1)
+        assert status["rows"] == 11, "one is empty"

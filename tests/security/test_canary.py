@@ -347,8 +347,8 @@ def _ask_as_an_agent(ground: Ground, client: httpx.Client) -> None:
     for tool in ("list_collections", "sync_status"):
         ground.outputs.add("rest", tool, _tool(client, tool, {}).content)
     ground.outputs.add("answer", _tool(client, "describe_collection", {"collection": "materials"}).content)
-    search = {"collection": "materials", "query": QUERY.text}
-    for tool, arguments in (
+    search: dict[str, Any] = {"collection": "materials", "query": QUERY.text}
+    calls: tuple[tuple[str, dict[str, Any]], ...] = (
         ("search", search | {"collection": "absent"}),
         ("search", search | {"collection": VALUE.text[:5]}),
         ("search", search | {"k": 10_000}),
@@ -358,7 +358,8 @@ def _ask_as_an_agent(ground: Ground, client: httpx.Client) -> None:
         ("get_row", {"collection": "materials", "id": QUERY.text}),
         ("describe_collection", {"collection": "absent"}),
         ("no_tool", search),
-    ):
+    )
+    for tool, arguments in calls:
         answer = _tool(client, tool, arguments)
         assert answer.json()["result"]["isError"], answer.text
         ground.outputs.add("refusal", answer.content)
@@ -393,7 +394,7 @@ def over_pipes(ground: Ground) -> None:
     command = [sys.executable, "-m", "app", "mcp"]
     opening = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     hello = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": opening}
-    search = {"collection": "materials", "query": QUERY.text}
+    search: dict[str, Any] = {"collection": "materials", "query": QUERY.text}
     messages = [
         {"jsonrpc": "2.0", "method": QUERY.text},
         hello,
