@@ -17,6 +17,7 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
+from mcp.shared.exceptions import MCPError
 from typer.testing import CliRunner
 
 from app.src.access.keys import Grant, create, revoke
@@ -146,6 +147,8 @@ async def test_with_a_key_its_rows_alone_until_it_is_revoked(folder: Path) -> No
         assert refused.is_error
         assert "is refused" in said(refused)
         assert secret not in said(refused)
+        with pytest.raises(MCPError, match="is refused"):
+            await client.list_tools()
 
 
 @pytest.mark.covers("mcp", errors=True)

@@ -38,7 +38,10 @@ CHECKS = {
     *("missing_required_header", "ignored_auth", "use_after_free", "ensure_resource_availability"),
 }
 """That must have looked at answers; `ignored_auth` has something to say where the document names a security scheme."""
-NEVER = {"POST /v1/collections/{name}/generations": "nothing can be built, switched or dropped without another model"}
+NEVER = {
+    "POST /v1/collections/{name}/generations": "nothing can be built, switched or dropped without another model",
+    "POST /mcp": "off here: what its messages hold is MCP's to describe, and tests/agents asks by MCP's own client",
+}
 """Operations that need not succeed here, and why."""
 OF_JOBS = {"GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events", "POST /v1/jobs/{job_id}/cancel"}
 """Reached by links alone, which a short walk may happen not to follow."""

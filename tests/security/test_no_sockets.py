@@ -109,6 +109,7 @@ class Watched:
         own = scene.variables()
         self._environment = own | trap.variables() | {"PYTHONPATH": f"{path}{os.pathsep}{own['PYTHONPATH']}"}
         self._environment |= {"SOCKETS_TOLD": str(self.told), "OWL_SAP_EMBEDDING__MODEL": model}
+        self._environment |= {"OWL_SAP_MCP__HTTP": "true"}
         self._folder = scene.folder
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -156,7 +157,7 @@ def _shown(address: str) -> str:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks a process's connections up in /proc")
 @pytest.mark.covers("sync", "search", "embed", "doctor", "serve")
-@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/search", "GET /v1/info", "GET /metrics")
+@pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/search", "GET /v1/info", "GET /metrics", "POST /mcp")
 @pytest.mark.parametrize("model", ["hash:64", pytest.param("all-MiniLM-L6-v2", marks=pytest.mark.slow)])
 def test_nothing_is_spoken_to_but_what_is_configured(
     make_scene: Callable[..., Scene], trap: Trap, tmp_path: Path, model: str
@@ -174,6 +175,10 @@ def test_nothing_is_spoken_to_but_what_is_configured(
                 assert client.post("/embed", json={"inputs": ["pump", "seal"]}).status_code == 200
                 found = client.post(f"/v1/collections/{NAME}/search", json={"query": "pump", "mode": "hybrid"})
                 assert found.json()["hits"]
+                call = {"name": "search", "arguments": {"collection": NAME, "query": "pump"}}
+                message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+                answer = client.post("/mcp", json=message, headers={"Accept": "application/json"}).json()
+                assert answer["result"]["structuredContent"]["hits"]
                 for path in ("/v1/info", "/metrics", "/v1/gpu", "/health/ready", "/docs", "/v1/tables"):
                     assert client.get(path).status_code == 200
                 assert client.post(f"/v1/collections/{NAME}/sync").status_code == 202

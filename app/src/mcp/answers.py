@@ -115,7 +115,7 @@ class Freshness(BaseModel):
 
 class Collection(Freshness):
     description: str | None = Field(description="What it holds, in the operator's words.")
-    source: str | None = Field(description="The table or view in SAP HANA that it is made of.")
+    source: str | None = Field(description="The table or view in SAP HANA that it is made of; null: clients write it.")
     key: list[str] = Field(description="Key columns of that.")
     fields: list[str] = Field(description="Metadata that a filter can name.")
 

@@ -87,7 +87,11 @@ class Agents:
     async def _list_tools(
         self, ctx: ServerRequestContext[dict[str, Any]], params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        principal = await self._front.principal(ctx.request)
+        """Raises MCPError: a list has no place for a refusal."""
+        try:
+            principal = await self._front.principal(ctx.request)
+        except Refused as error:
+            raise MCPError(types.INVALID_REQUEST, str(error)) from None
         return types.ListToolsResult(tools=[_declared(tool) for tool in self._tools.of(principal)])
 
     async def _call_tool(

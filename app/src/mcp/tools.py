@@ -260,7 +260,7 @@ class Tools:
                 answers.Collection(
                     **self._freshness(status, principal),
                     description=block.description,
-                    source=block.source,
+                    source=block.source or None,
                     key=list(status["key"] or block.key),
                     fields=list(metadata_names(block.metadata).values()),
                 )
