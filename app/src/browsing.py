@@ -4,7 +4,9 @@ Knows the parts and who may see which rows; no HTTP and no terminal.
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +28,10 @@ SAMPLE = 5000
 MOST_IDS = 100
 VALUES = 50
 """Of a field, the most frequent ones."""
+REMEMBERED = 5.0
+"""Seconds."""
+REMEMBERED_FIELDS = 64
+"""Of collections and of what may be seen of them."""
 LONGEST_VALUE = 200
 """Characters of a value that somebody may choose from a list; longer ones only count as more."""
 _TRIES = 3
@@ -132,6 +138,12 @@ class Browsing:
     def __init__(self, parts: Parts, serving: Serving) -> None:
         self._parts = parts
         self._serving = serving
+        self._remembered: dict[tuple[str, int, str], tuple[float, Fields]] = {}
+
+    def forget(self, name: str) -> None:
+        """It was written to."""
+        for key in [key for key in list(self._remembered) if key[0] == name]:
+            self._remembered.pop(key, None)
 
     def rows(self, spec: CollectionSpec, ids: Sequence[str], within: Filter | Nothing | None) -> list[ReadRow]:
         """In the order of `ids`, each once. What is not there and what may not be seen is left out alike. Raises
@@ -153,7 +165,8 @@ class Browsing:
         return self._in_one_generation(spec.name, read)
 
     def fields(self, spec: CollectionSpec, within: Filter | Nothing | None) -> Fields:
-        """Raises UnknownCollection."""
+        """Of a large collection REMEMBERED seconds old at most: it takes a look at every row. Raises
+        UnknownCollection."""
         from connector.document import metadata_names
 
         declared = list(metadata_names(spec.metadata).values())
@@ -161,6 +174,15 @@ class Browsing:
         def read(stored: CollectionStatus) -> Fields:
             if isinstance(within, Nothing):
                 return Fields([_field(name, Counter()) for name in declared], 0, 0)
+            # By what may be seen, so that nobody is told what another may see.
+            key = (spec.name, stored.generation, json.dumps(within, sort_keys=True))
+            at, known = self._remembered.get(key, (-REMEMBERED, None))
+            if known is None or time.monotonic() - at >= REMEMBERED:
+                known = looked_at(stored, within)
+                self._remember(key, known)
+            return known
+
+        def looked_at(stored: CollectionStatus, within: Filter | None) -> Fields:
             sample = self._parts.store.sample(spec.name, SAMPLE, stored.generation, within, texts=False)
             chosen = seen(sample.chosen, within)
             found = _values(declared, (text.metadata for text in chosen))
@@ -168,6 +190,14 @@ class Browsing:
             return Fields([_field(name, values) for name, values in found.items()], len(chosen), rows)
 
         return self._in_one_generation(spec.name, read)
+
+    def _remember(self, key: tuple[str, int, str], known: Fields) -> None:
+        """A small collection is looked at in no time, and always anew."""
+        if known.sampled < known.rows:
+            self._remembered.pop(key, None)
+            self._remembered[key] = time.monotonic(), known
+            for oldest in list(self._remembered)[:-REMEMBERED_FIELDS]:
+                self._remembered.pop(oldest, None)
 
     def map(self, spec: CollectionSpec, color: str | None, limit: int, within: Filter | Nothing | None) -> PointMap:
         """Up to `limit` rows as points: their first chunks' vectors, seen from where SAMPLE of them differ most. Raises
