@@ -1,4 +1,5 @@
-"""`owl-sap rows` and `owl-sap search --like` in a child process: what is stored, by the ids of hits."""
+"""`owl-sap rows` and `owl-sap search --like` in a child process: what is stored, by the ids of hits; one test
+over each kind of store."""
 
 from __future__ import annotations
 
@@ -20,9 +21,8 @@ def run(scene: Scene, *arguments: str, code: int = 0) -> Any:
 
 
 @pytest.mark.covers("rows", "search")
-@pytest.mark.parametrize("kind", ["hana", "local"])
-def test_from_a_hit_to_its_row_and_to_others_like_it(make_scene: Callable[..., Scene], kind: str) -> None:
-    scene = make_scene(kind, rows=40)
+def test_from_a_hit_to_its_row_and_to_others_like_it(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene("hana", rows=40)
     scene.sync()
     name = scene.spec.name
     (first,) = json.loads(run(scene, "search", name, "pump 8 of plant 1", "-k", "1", "--json")[0])
