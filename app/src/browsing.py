@@ -4,7 +4,10 @@ Knows the parts and who may see which rows; no HTTP and no terminal.
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +29,10 @@ SAMPLE = 5000
 MOST_IDS = 100
 VALUES = 50
 """Of a field, the most frequent ones."""
+REMEMBERED = 5.0
+"""Seconds."""
+REMEMBERED_FIELDS = 64
+"""Of collections and of what may be seen of them."""
 LONGEST_VALUE = 200
 """Characters of a value that somebody may choose from a list; longer ones only count as more."""
 _TRIES = 3
@@ -121,6 +128,10 @@ class Serving(Protocol):
         """A few seconds old at most. Raises UnknownCollection when it was never synced."""
         ...
 
+    def never_written(self, spec: CollectionSpec) -> bool:
+        """Of a collection that clients write; of one that was never synced False."""
+        ...
+
     def forget(self, name: str) -> None: ...
 
     def key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]: ...
@@ -132,6 +143,12 @@ class Browsing:
     def __init__(self, parts: Parts, serving: Serving) -> None:
         self._parts = parts
         self._serving = serving
+        self._remembered: dict[tuple[str, int, str], tuple[float, Fields]] = {}
+
+    def forget(self, name: str) -> None:
+        """It was written to."""
+        for key in [key for key in list(self._remembered) if key[0] == name]:
+            self._remembered.pop(key, None)
 
     def rows(self, spec: CollectionSpec, ids: Sequence[str], within: Filter | Nothing | None) -> list[ReadRow]:
         """In the order of `ids`, each once. What is not there and what may not be seen is left out alike. Raises
@@ -139,28 +156,44 @@ class Browsing:
         if len(ids) > MOST_IDS:
             raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
 
+        from connector.documents import stored_ids
+
+        wanted = stored_ids(spec, ids)
+
         def read(stored: CollectionStatus) -> list[ReadRow]:
             if isinstance(within, Nothing):
                 return []
-            found = seen(self._parts.store.texts_of(spec.name, ids, stored.generation, within), within)
+            found = seen(self._parts.store.texts_of(spec.name, wanted, stored.generation, within), within)
             columns = self._serving.key_columns(spec, stored) if found else ()
             overlapping = spec.chunk.overlap > 0
             return [
-                _row(list(chunks), columns, overlapping=overlapping)
+                _row(spec, list(chunks), columns, overlapping=overlapping)
                 for _, chunks in groupby(found, key=lambda text: text.id)
             ]
 
-        return self._in_one_generation(spec.name, read)
+        return [] if self._serving.never_written(spec) else self._in_one_generation(spec.name, read)
 
     def fields(self, spec: CollectionSpec, within: Filter | Nothing | None) -> Fields:
-        """Raises UnknownCollection."""
+        """Of a large collection REMEMBERED seconds old at most: it takes a look at every row. Raises
+        UnknownCollection."""
         from connector.document import metadata_names
 
         declared = list(metadata_names(spec.metadata).values())
+        if self._serving.never_written(spec):
+            return Fields([_field(name, Counter()) for name in declared], 0, 0)
 
         def read(stored: CollectionStatus) -> Fields:
             if isinstance(within, Nothing):
                 return Fields([_field(name, Counter()) for name in declared], 0, 0)
+            # By what may be seen, so that nobody is told what another may see.
+            key = (spec.name, stored.generation, json.dumps(within, sort_keys=True))
+            at, known = self._remembered.get(key, (-REMEMBERED, None))
+            if known is None or time.monotonic() - at >= REMEMBERED:
+                known = looked_at(stored, within)
+                self._remember(key, known)
+            return known
+
+        def looked_at(stored: CollectionStatus, within: Filter | None) -> Fields:
             sample = self._parts.store.sample(spec.name, SAMPLE, stored.generation, within, texts=False)
             chosen = seen(sample.chosen, within)
             found = _values(declared, (text.metadata for text in chosen))
@@ -169,6 +202,14 @@ class Browsing:
 
         return self._in_one_generation(spec.name, read)
 
+    def _remember(self, key: tuple[str, int, str], known: Fields) -> None:
+        """A small collection is looked at in no time, and always anew."""
+        if known.sampled < known.rows:
+            self._remembered.pop(key, None)
+            self._remembered[key] = time.monotonic(), known
+            for oldest in list(self._remembered)[:-REMEMBERED_FIELDS]:
+                self._remembered.pop(oldest, None)
+
     def map(self, spec: CollectionSpec, color: str | None, limit: int, within: Filter | Nothing | None) -> PointMap:
         """Up to `limit` rows as points: their first chunks' vectors, seen from where SAMPLE of them differ most. Raises
         UnknownCollection, and ValueError for a field `color` that neither is declared nor stands in a row that may be
@@ -176,11 +217,12 @@ class Browsing:
         from connector.document import metadata_names
 
         names = metadata_names(spec.metadata)
+        if isinstance(within, Nothing) or self._serving.never_written(spec):
+            if not spec.written_by_clients:  # whose fields nobody has declared
+                _known_field(color, names, ())
+            return PointMap([], (0.0, 0.0), 0, 0)
 
         def read(stored: CollectionStatus) -> PointMap:
-            if isinstance(within, Nothing):
-                _known_field(color, names, ())
-                return PointMap([], (0.0, 0.0), 0, 0)
             store = self._parts.store
             sample = store.sample(spec.name, SAMPLE, stored.generation, within)
             rows = seen(sample.chosen, within)
@@ -189,7 +231,9 @@ class Browsing:
             lengths = np.linalg.norm(vectors, axis=1)
             placed = np.flatnonzero(np.isfinite(lengths) & (lengths > 0))
             xy, explained = principal_plane(vectors[placed] / lengths[placed, None])
-            points = [_point(rows[place], at, field) for place, at in zip(placed[:limit], xy.tolist(), strict=False)]
+            points = [
+                _point(spec, rows[place], at, field) for place, at in zip(placed[:limit], xy.tolist(), strict=False)
+            ]
             return PointMap(points, explained, len(placed), _rows(sample, rows))
 
         return self._in_one_generation(spec.name, read)
@@ -209,14 +253,15 @@ def _rows(sample: Sample, seen_of_it: Sequence[StoredText]) -> int:
     return sample.rows if len(seen_of_it) == len(sample.chosen) else len(seen_of_it)
 
 
-def _row(chunks: Sequence[StoredText], columns: Sequence[str], *, overlapping: bool) -> ReadRow:
+def _row(spec: CollectionSpec, chunks: Sequence[StoredText], columns: Sequence[str], *, overlapping: bool) -> ReadRow:
     from connector.document import parse_id
+    from connector.documents import shown_id
     from connector.quarantine import named_key
     from connector.stores.records import FOREIGN
 
     first, texts = chunks[0], [chunk.text for chunk in chunks]
     key = {} if first.id.startswith(FOREIGN) else named_key(parse_id(first.id), columns)
-    return ReadRow(first.id, key, joined(texts, overlapping=overlapping), first.metadata, texts)
+    return ReadRow(shown_id(spec, first.id), key, joined(texts, overlapping=overlapping), first.metadata, texts)
 
 
 def joined(texts: Sequence[str], *, overlapping: bool) -> str:
@@ -247,15 +292,18 @@ Values = Counter[tuple[_Kind, Any]]
 
 
 def _values(declared: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
-    """By field: the declared ones first, others by how many rows have them. What no filter compares (null, an object,
-    a list) is no value."""
+    """By field: the declared ones first, others by how many rows have them. What no filter compares is no value (null,
+    an object, a list) and no field (a name that is no word)."""
     found: dict[str, Values] = {name: Counter() for name in declared}
     for metadata in rows:
         for name, value in metadata.items():
             kind = _kind(value)
             if kind is not None:
                 found.setdefault(name, Counter())[kind, value] += 1
-    others = sorted((name for name in found if name not in declared), key=lambda name: (-found[name].total(), name))
+    others = sorted(
+        (name for name in found if name not in declared and _is_word(name)),
+        key=lambda name: (-found[name].total(), name),
+    )
     return {name: found[name] for name in (*dict.fromkeys(declared), *others)}
 
 
@@ -263,8 +311,19 @@ def _kind(value: object) -> _Kind | None:
     if isinstance(value, bool):
         return bool
     if isinstance(value, int | float):
-        return float
+        return float if math.isfinite(value) else None
     return str if isinstance(value, str) else None
+
+
+def _is_word(name: str) -> bool:
+    from connector.errors import BadFilter
+    from connector.stores.filters import parse
+
+    try:
+        parse({name: 1})
+    except BadFilter:
+        return False
+    return True
 
 
 def _field(name: str, values: Values) -> Field:
@@ -347,10 +406,12 @@ def _names(rows: Iterable[StoredText]) -> set[str]:
     return {name for row in rows for name in row.metadata}
 
 
-def _point(row: StoredText, at: Sequence[float], field: str | None) -> Point:
+def _point(spec: CollectionSpec, row: StoredText, at: Sequence[float], field: str | None) -> Point:
+    from connector.documents import shown_id
+
     value = None if field is None else row.metadata.get(field)
     color = value if _kind(value) is not None else None
-    return Point(row.id, round(at[0], _DIGITS), round(at[1], _DIGITS), color, _first_words(row.text))
+    return Point(shown_id(spec, row.id), round(at[0], _DIGITS), round(at[1], _DIGITS), color, _first_words(row.text))
 
 
 def _first_words(text: str) -> str:

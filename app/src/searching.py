@@ -162,13 +162,17 @@ class Searching:
         if not isinstance(query, str) and options.mode != "vector":
             given = "the id of a row" if isinstance(query, Like) else "a vector"
             raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not {given}")
-        if spec.written_by_clients and self._never_written(spec.name):
+        if self.never_written(spec):
+            if isinstance(query, Like):
+                raise _no_row(spec.name)
             return Found([], {}, ["nothing has been written to this collection yet"])
         if isinstance(narrowed.within, Nothing):
             if isinstance(query, Like):
                 raise _no_row(spec.name)
             notes = _notes(spec, narrowed.where, query, options.mode, True)  # a wrong filter is wrong for everybody
             return Found([], {}, [narrowed.within.why, *notes], rows="none")
+        if isinstance(query, Like):
+            query = _stored(spec, query)
         for _ in range(_TRIES - 1):
             try:
                 return self._searched(spec, query, k, narrowed, options)
@@ -256,17 +260,19 @@ class Searching:
 
     # ----------------------------------------------------------------------------------------------- what is stored
 
-    def serving(self, name: str) -> CollectionStatus:
-        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
-        return self._known_status(name)
-
-    def _never_written(self, name: str) -> bool:
-        """Which is no error where clients write: they may ask first."""
+    def never_written(self, spec: CollectionSpec) -> bool:
+        """Has nobody written to it yet? Which is no error where clients do: they may ask first."""
+        if not spec.written_by_clients:
+            return False
         try:
-            self._known_status(name)
+            self._known_status(spec.name)
         except UnknownCollection:
             return True
         return False
+
+    def serving(self, name: str) -> CollectionStatus:
+        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
+        return self._known_status(name)
 
     def _known_status(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
@@ -335,6 +341,16 @@ def _no_row(name: str) -> UnknownRow:
     return UnknownRow(f'"{name}" has no row with this id, or none that you may see')
 
 
+def _stored(spec: CollectionSpec, like: Like) -> Like:
+    """By the id that the store has of it. Raises UnknownRow for what cannot be one."""
+    from connector.documents import stored_ids
+
+    found = stored_ids(spec, [like.id])
+    if not found:
+        raise _no_row(spec.name)
+    return Like(found[0])
+
+
 def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode, found: bool) -> list[str]:
     """A field that no row of ours can have is no error, because rows that others wrote may have it."""
     from connector.document import metadata_names
@@ -358,14 +374,13 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode,
 
 def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec) -> FoundHit:
     from connector.document import parse_id
-    from connector.documents import given_id
+    from connector.documents import shown_id
     from connector.quarantine import named_key
 
     if hit.id.startswith("record:"):
         return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
     key = named_key(parse_id(hit.id), columns)
-    shown = given_id(hit.id) if spec.written_by_clients else hit.id
-    return FoundHit(shown, key, hit.score, hit.text, hit.metadata)
+    return FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata)
 
 
 def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:

@@ -8,6 +8,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from connector.model import Sample, StoredText
 from connector.stores import filter_sql, filters, records
 from connector.stores.local_records import IN_LIMIT
@@ -32,12 +34,13 @@ class Reading:
         return records.in_order_of(ids, self._read("document", asked, texts=True))
 
     def sample(self, count: int, *, texts: bool) -> Sample:
-        first = f"FROM records WHERE number = 0 AND {self._where}"
-        (rows,) = self._db.execute(f"SELECT count(*) {first}", self._parameters).fetchone()
-        spread = f"id % {SPREAD_MODULUS} * {SPREAD_FACTOR} % {SPREAD_MODULUS}, id"
-        chosen = self._db.execute(f"SELECT id {first} ORDER BY {spread} LIMIT ?", (*self._parameters, count)).fetchall()
-        found = {text.record: text for text in self._read("id", [id_ for (id_,) in chosen], texts=texts)}
-        return Sample([found[id_] for (id_,) in chosen], rows)
+        """In one pass, because a condition costs about 3 µs a row; 8 bytes a row meanwhile."""
+        first = self._db.execute(f"SELECT id FROM records WHERE number = 0 AND {self._where}", self._parameters)
+        ids = np.fromiter((id_ for (id_,) in first), np.int64)
+        spread = ids % SPREAD_MODULUS * SPREAD_FACTOR % SPREAD_MODULUS
+        chosen = ids[np.lexsort((ids, spread))[:count]].tolist()
+        found = {text.record: text for text in self._read("id", chosen, texts=texts)}
+        return Sample([found[id_] for id_ in chosen], len(ids))
 
     def _read(self, column: str, ids: Sequence[Any], *, texts: bool) -> list[StoredText]:
         text = "text" if texts else "''"

@@ -4,13 +4,19 @@ and rows like one.
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.src.access.principal import OPERATOR
 from app.src.service import Service
-from tests.api.conftest import TEXTS, TableSource
+from connector.documents import NewDocument
+from tests.api.conftest import TEXTS, TableSource, serving
+from tests.api.test_document_routes import with_notes
 
 SEARCH = "/v1/collections/materials/search"
 MAP = "/v1/collections/materials/map"
@@ -199,3 +205,82 @@ def test_rows_like_none_are_refused(client: httpx.Client, synced: Service) -> No
         answer = client.post(SEARCH, json=body)
         assert answer.status_code == 422, answer.text
         assert words in answer.json()["detail"]
+
+
+# ----------------------------------------------------------------------------------- of a collection that clients write
+
+NOTES = "/v1/collections/notes"
+
+
+@pytest.fixture
+def notes(tmp_path: Path, source: TableSource) -> Iterator[tuple[Service, httpx.Client]]:
+    service = Service(with_notes(tmp_path), source=source)
+    with serving(service) as client:
+        yield service, client
+    service.close()
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/rows", "GET /v1/collections/{name}/fields")
+@pytest.mark.covers("GET /v1/collections/{name}/map", "POST /v1/collections/{name}/search")
+def test_documents_are_read_by_the_ids_that_clients_gave(notes: tuple[Service, httpx.Client]) -> None:
+    service, client = notes
+    written = [NewDocument(f'note "{n}"', f"pump {n} of steel", {"topic": "x" * n, "odd.name": n}) for n in range(1, 5)]
+    service.documents.put("notes", written, principal=OPERATOR)
+    ids = [each.id for each in written]
+    rows = client.post(f"{NOTES}/rows", json={"ids": [ids[2], "nobody", ids[0], *HOSTILE]}).json()["rows"]
+    assert [(row["id"], row["key"], row["text"]) for row in rows] == [
+        (ids[2], {"id": ids[2]}, "pump 3 of steel"),
+        (ids[0], {"id": ids[0]}, "pump 1 of steel"),
+    ]
+    fields = client.get(f"{NOTES}/fields").json()
+    assert [(field["name"], len(field["values"])) for field in fields["fields"]] == [("topic", 4)]
+    shown = client.get(f"{NOTES}/map", params={"color": "topic"}).json()
+    assert {point["id"]: point["color"] for point in shown["points"]} == {
+        each.id: each.metadata["topic"] for each in written
+    }
+    hits = client.post(f"{NOTES}/search", json={"like": ids[1]}).json()["hits"]
+    assert {hit["id"] for hit in hits} == {ids[0], ids[2], ids[3]}
+    service.documents.delete("notes", ids[:1], principal=OPERATOR)
+    assert client.get(f"{NOTES}/fields").json()["rows"] == 3
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
+def test_documents_that_nobody_has_written_yet(notes: tuple[Service, httpx.Client]) -> None:
+    service, client = notes
+    for _ in range(2):
+        assert client.post(f"{NOTES}/search", json={"like": "x"}).status_code == 404
+        service.documents.put("notes", [NewDocument("another", "text")], principal=OPERATOR)
+    for id_ in HOSTILE:
+        assert client.post(f"{NOTES}/search", json={"like": id_}).status_code == 404
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/rows", "GET /v1/collections/{name}/fields")
+@pytest.mark.covers("GET /v1/collections/{name}/map")
+def test_a_collection_that_nobody_has_written_to_is_empty(notes: tuple[Service, httpx.Client]) -> None:
+    _, client = notes
+    assert client.post(f"{NOTES}/rows", json={"ids": ["x"]}).json() == {"rows": []}
+    assert client.get(f"{NOTES}/fields").json() == {"fields": [], "sampled": 0, "rows": 0}
+    assert client.get(f"{NOTES}/map").json()["points"] == []
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/rows", "GET /v1/collections/{name}/fields")
+@pytest.mark.covers("GET /v1/collections/{name}/map", "POST /v1/collections/{name}/search")
+def test_odd_metadata_of_one_row_keeps_nobody_from_the_others(
+    client: httpx.Client, synced: Service, tmp_path: Path
+) -> None:
+    """As others may write it into HANA's table: half a character, an integer beyond 64 bits, no number."""
+    odd = '{"MTART": "\\ud83d", "big": 1180591620717411303424, "nan": NaN}'
+    with sqlite3.connect(tmp_path / "vectors" / "vectors.sqlite") as db:
+        db.create_function("owl_real_text", 1, repr, deterministic=True)
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        db.execute("UPDATE records SET meta = ? WHERE document = ?", (odd, id_of("2")))
+    db.close()
+    rows = client.post(ROWS, json={"ids": [id_of("2"), id_of("1")]})
+    assert rows.status_code == 200, rows.text
+    assert rows.json()["rows"][0]["metadata"] == {"MTART": "\ud83d", "big": 2**70, "nan": None}
+    fields = {field["name"]: field for field in client.get(FIELDS).json()["fields"]}
+    assert (fields["big"]["min"], fields["MTART"]["type"]) == (2**70, "text")
+    assert "nan" not in fields
+    assert len(client.get(MAP, params={"color": "MTART"}).json()["points"]) == 4
+    assert len(client.post(SEARCH, json={"query": "hose"}).json()["hits"]) == 4
+    assert len(client.post(SEARCH, json={"like": id_of("1")}).json()["hits"]) == 3

@@ -24,11 +24,10 @@ def test_types_values_and_ranges() -> None:
         {"T": "b", "N": 3, "F": True, "M": 1, "D": "2024-01-31", "S": "2024-01-31T10:00:00", "L": [1], "O": {"a": 1}},
         {"T": "a", "N": 3.0, "F": False, "M": "1", "D": "2023-12-01", "S": "2023-02-30", "Z": None},
         {"T": "a", "N": -2, "F": True, "M": True, "D": "2024-02-01", "S": ""},
+        {"odd.name": 1, "$or": 2, "": 3, "N": float("nan"), "M": float("inf")},
     ]
     found = fields_of(rows, "T", "GONE")
-    assert list(found) == ["T", "GONE", "D", "F", "M", "N", "S"], (
-        "declared first; null, lists and objects are no values"
-    )
+    assert list(found) == ["T", "GONE", "D", "F", "M", "N", "S"], "null, lists, objects are no values"
     assert {name: field.type for name, field in found.items()} == {
         "T": "text", "GONE": "text", "D": "text", "F": "boolean", "M": "mixed", "N": "number", "S": "text",
     }  # fmt: skip
@@ -95,7 +94,7 @@ def test_the_largest_sample_takes_less_than_a_second() -> None:
     vectors = np.random.default_rng(1).standard_normal((browsing.SAMPLE, 384)).astype(np.float32)
     principal_plane(vectors[:500])
     taken = []
-    for _ in range(3):
+    for _ in range(2):
         start = time.thread_time()
         principal_plane(vectors)
         taken.append(time.thread_time() - start)

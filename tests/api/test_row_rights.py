@@ -15,6 +15,7 @@ import pytest
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.src import browsing
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.api import server
 from app.src.api.guard import PRINCIPAL
@@ -304,6 +305,32 @@ def test_fields_are_of_the_rows_that_may_be_seen(asking: Asking, owner: str) -> 
     (field,) = answer["fields"]
     assert field["values"] == [{"value": owner, "count": 20}]
     assert asking.get(OPERATOR, FIELDS).json()["rows"] == 60
+
+
+def test_fields_that_are_remembered_are_those_of_who_asks(
+    alone: Asking, synced: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a collection so large that a sample of it stands for a while."""
+    monkeypatch.setattr(browsing, "SAMPLE", 5)
+    monkeypatch.setattr(browsing, "REMEMBERED_FIELDS", 3)
+    looks: list[Any] = []
+    real = synced.store.sample
+    monkeypatch.setattr(synced.store, "sample", lambda *given, **more: (looks.append(given), real(*given, **more))[1])
+    for _ in range(3):
+        for who, owner in ((claiming("FERT"), "FERT"), (claiming("ROH"), "ROH")):
+            answer = alone.get(who, FIELDS).json()
+            assert answer["fields"][0]["values"] == [{"value": owner, "count": 5}]
+            assert (answer["sampled"], answer["rows"]) == (5, 20)
+        assert alone.get(OPERATOR, FIELDS).json()["rows"] == 60
+    assert len(looks) == 3, "each of the three is looked at once"
+    del source.rows_by_key["000"]
+    synced.sync("materials")
+    assert alone.get(claiming("FERT"), FIELDS).json()["rows"] == 19, "what was written since is known at once"
+    monkeypatch.setattr(browsing, "REMEMBERED", 0.0)
+    before = len(looks)
+    for _ in range(2):
+        alone.get(claiming("HALB"), FIELDS)
+    assert len(looks) == before + 2
 
 
 @pytest.mark.covers("GET /v1/collections/{name}/map")

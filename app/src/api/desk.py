@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, is_dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -31,7 +33,21 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+        try:
+            return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+        except orjson.JSONEncodeError:
+            return _odd(content)
+
+
+def _odd(content: Any) -> bytes:
+    """What orjson refuses: halves of characters, which are escaped, and integers beyond 64 bits. Others may have
+    written them into the metadata of a row, and one row must not keep all others from who asks."""
+    text = json.dumps(content, default=_plain)
+    return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
+
+
+def _plain(part: Any) -> Any:
+    return asdict(part) if is_dataclass(part) and not isinstance(part, type) else part.tolist()
 
 
 def _is_text(text: str) -> bool:

@@ -1,0 +1,58 @@
+"""`owl-sap rows` and `owl-sap search --like` in a child process: what is stored, by the ids of hits; one test
+over each kind of store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from app.src.cli import app as owl_sap
+from tests.adversity.scene import Scene, text_of
+
+
+def run(scene: Scene, *arguments: str, code: int = 0) -> Any:
+    done, out, errors = scene.cli(*arguments)
+    assert done == code, errors
+    return out, errors
+
+
+@pytest.mark.covers("rows", "search")
+def test_from_a_hit_to_its_row_and_to_others_like_it(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene("hana", rows=40)
+    scene.sync()
+    name = scene.spec.name
+    (first,) = json.loads(run(scene, "search", name, "pump 8 of plant 1", "-k", "1", "--json")[0])
+    out, errors = run(scene, "rows", name, "[13]", first["id"], '["nobody"]', "--json")
+    long, found = json.loads(out)
+    assert found | {"chunks": 0} == {each: first[each] for each in ("id", "key", "text", "metadata")} | {"chunks": 0}
+    assert found["chunks"] == [first["text"]]
+    assert (long["id"], long["key"], long["text"]) == ("[13]", {"K": 13}, text_of(13))
+    assert len(long["chunks"]) > 1
+    assert f"1 of the ids is not in {name}" in errors
+    alike = json.loads(run(scene, "search", name, "--like", first["id"], "-k", "5", "--json")[0])
+    assert len(alike) == 5
+    assert first["id"] not in {hit["id"] for hit in alike}
+
+
+@pytest.mark.covers("rows", "search", errors=True)
+def test_what_is_refused(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene("local", rows=10)
+    scene.sync()
+    name = scene.spec.name
+    for arguments, words in (
+        (("search", name, "--like", '["nobody"]'), "has no row with this id"),
+        (("search", name, "--like", "[1]", "--mode", "hybrid"), "looks for words"),
+        (("rows", "nobody", "x"), 'no collection is named "nobody"'),
+    ):
+        assert words in run(scene, *arguments, code=2)[1]
+
+
+def test_either_a_text_or_a_row() -> None:
+    for more in ((), ("pump", "--like", "x")):
+        refused = CliRunner().invoke(owl_sap, ["search", "materials", *more])
+        assert refused.exit_code == 2
+        assert "either TEXT or --like ID" in refused.stderr
