@@ -23,7 +23,7 @@ from connector.errors import BadDocument, RowRejected, RowsRejected, WrongOrigin
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
 from connector.protocols import Embedder, VectorStore
 from connector.schema import WRITTEN
-from connector.stores.records import metadata_text
+from connector.stores.records import FOREIGN, metadata_text
 
 KEY = ("id",)
 """The key of such a collection, for hits."""
@@ -63,6 +63,16 @@ def given_id(stored: str) -> str:
     if len(values) != 1 or not isinstance(values[0], str):
         raise ValueError("this id is not of a collection that clients write")
     return values[0]
+
+
+def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
+    """The ids in the store of those that people are shown; what cannot be the id of a document is left out."""
+    return [stored_id(id_) for id_ in shown if _may_be_id(id_)] if spec.written_by_clients else list(shown)
+
+
+def shown_id(spec: CollectionSpec, stored: str) -> str:
+    """The id that people are shown; of a row that others wrote the store's own."""
+    return given_id(stored) if spec.written_by_clients and not stored.startswith(FOREIGN) else stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -409,6 +409,25 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredText:
+    """A chunk to be read, as it is stored. `id`, `number` and `record` as those of a `Hit`."""
+
+    id: str
+    number: int
+    text: str
+    metadata: Mapping[str, Any]
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some rows of a collection, each by its first chunk, of the `rows` that there are."""
+
+    chosen: list[StoredText]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """The right to write to a collection. A write with an older `epoch` than the store's is refused (LeaseLost)."""
 

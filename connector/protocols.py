@@ -30,9 +30,11 @@ from connector.model import (
     Recipe,
     Row,
     RowIds,
+    Sample,
     Span,
     StoredChunk,
     StoredRecord,
+    StoredText,
     Table,
     TableRef,
     Token,
@@ -216,8 +218,30 @@ class VectorStore(Protocol):
         ConfigurationError where the store cannot do it."""
         ...
 
-    def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:
+    def vectors(self, collection: str, hits: Sequence[Hit | StoredText], generation: int | None = None) -> Vectors:
         """The stored vectors of the chunks that were found, in order; zeros for one that is gone meanwhile."""
+        ...
+
+    def texts_of(
+        self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None
+    ) -> list[StoredText]:
+        """Every chunk of the rows with these ids, as a `Hit` has them, by row in the order of `ids` (each once) and by
+        number; of those outside `within` (as for `search`) and of those that are not there nothing. Any text may be
+        asked for. Raises as `search`."""
+        ...
+
+    def sample(
+        self,
+        collection: str,
+        count: int,
+        generation: int | None = None,
+        within: Filter | None = None,
+        *,
+        texts: bool = True,
+    ) -> Sample:
+        """Up to `count` of the rows, foreign ones too, from all over the collection: the same ones in the same order as
+        long as nothing is written, and the first n of them are what a sample of n is. Without `texts` each text is
+        "". Costs a look at every row's number, and at its metadata where there is a `within`. Raises as `search`."""
         ...
 
     def quarantine(self, collection: str) -> list[QuarantinedRow]: ...

@@ -19,12 +19,12 @@ from connector.langchain import OwlEmbeddings, OwlRetriever, OwlVectorStore, Sea
 
 
 class Owl:
-    """What owl-sap.toml describes, for LangChain. Nothing is connected or loaded before it is needed; `close` it, or use
-    it as a context manager. Thread-safe; one for a process is enough."""
+    """What owl-sap.toml describes, for LangChain. Nothing is connected or loaded before it is needed; `close` it, or
+    use it as a context manager. Thread-safe; one for a process is enough."""
 
     def __init__(self, config: str | Path | None = None, *, service: Service | None = None) -> None:
-        """`config`: the settings file; None: as for the commands, from the environment and owl-sap.toml here. `service`:
-        one that is there already, which is closed all the same. Raises SettingsError."""
+        """`config`: the settings file; None: as for the commands, from the environment and owl-sap.toml here.
+        `service`: one that is there already, which is closed all the same. Raises SettingsError."""
         if service is None:
             loaded = load(None if config is None else Path(config))
             service = Service(loaded.settings, file=loaded.file)

@@ -4,7 +4,6 @@ Knows the parts, no HTTP and no terminal.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.rows import Nothing
+from app.src.access.rows import seen as _seen
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
@@ -27,7 +27,6 @@ DEEP, DEEPEST = 50, 4000
 """Hits of each ranking that fusion and MMR choose from: four times `k`, within these bounds."""
 _TRIES = 3
 """So often a search is made anew because another generation took over in its midst."""
-_log = logging.getLogger(__name__)
 _STATUS_SECONDS = 5.0
 """How long search remembers which model a collection was made with: asking counts its rows."""
 
@@ -148,7 +147,7 @@ class Searching:
             raise ValueError("the search text is empty")
         if not isinstance(query, str) and options.mode != "vector":
             raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not a vector")
-        if spec.written_by_clients and self._never_written(spec.name):
+        if self.never_written(spec):
             return Found([], {}, ["nothing has been written to this collection yet"])
         if isinstance(narrowed.within, Nothing):
             notes = _notes(spec, narrowed.where, query, options.mode, True)  # a wrong filter is wrong for everybody
@@ -238,13 +237,19 @@ class Searching:
 
     # ----------------------------------------------------------------------------------------------- what is stored
 
-    def _never_written(self, name: str) -> bool:
-        """Which is no error where clients write: they may ask first."""
+    def never_written(self, spec: CollectionSpec) -> bool:
+        """Has nobody written to it yet? Which is no error where clients do: they may ask first."""
+        if not spec.written_by_clients:
+            return False
         try:
-            self._known_status(name)
+            self._known_status(spec.name)
         except UnknownCollection:
             return True
         return False
+
+    def serving(self, name: str) -> CollectionStatus:
+        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
+        return self._known_status(name)
 
     def _known_status(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
@@ -291,21 +296,6 @@ class Searching:
             return ()
 
 
-def _seen(hits: list[Hit], within: Filter | None) -> list[Hit]:
-    """Those that may be seen: all of them, for the store was told. A store that errs must not show what it found."""
-    from connector.stores.filters import matches, parse
-
-    condition = parse(within)
-    if condition is None:
-        return hits
-    seen = [hit for hit in hits if matches(condition, hit.metadata)]
-    if len(seen) < len(hits):
-        _log.error(
-            "the store found %d rows outside the row rights of who asked; they are not shown", len(hits) - len(seen)
-        )
-    return seen
-
-
 def _notes(
     spec: CollectionSpec, where: Filter | None, query: str | Sequence[float], mode: Mode, found: bool
 ) -> list[str]:
@@ -331,14 +321,13 @@ def _notes(
 
 def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec) -> FoundHit:
     from connector.document import parse_id
-    from connector.documents import given_id
+    from connector.documents import shown_id
     from connector.quarantine import named_key
 
     if hit.id.startswith("record:"):
         return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
     key = named_key(parse_id(hit.id), columns)
-    shown = given_id(hit.id) if spec.written_by_clients else hit.id
-    return FoundHit(shown, key, hit.score, hit.text, hit.metadata)
+    return FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata)
 
 
 def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:

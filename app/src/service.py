@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ from app.src import doctor
 from app.src.access.authentication import Authentication
 from app.src.access.principal import Principal
 from app.src.access.rights import Rights
+from app.src.access.rows import Nothing
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
+from app.src.browsing import Browsing, Fields, ReadRow
 from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
@@ -32,7 +34,7 @@ from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness, choices, told
 from app.src.searching import Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
-from app.src.watching import Watch, behind
+from app.src.watching import Watch, never_synced, standing
 from connector.documents import nothing_to_sync
 from connector.errors import DatabaseError, UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter, ModelSource, Vectors
@@ -103,6 +105,7 @@ class Service:
             Writing(self.parts, self.metrics, self._generations, self.rights), self.spec, self._written
         )
         self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
+        self._browsing = Browsing(self.parts, self._searching)
 
     @property
     def expected_errors(self) -> tuple[type[Exception], ...]:
@@ -423,7 +426,7 @@ class Service:
     def _status(self, name: str) -> dict[str, Any]:
         self.spec(name)
         status = self._stored(name)
-        shown = _status_dict(status) if status is not None else self._never_synced(name)
+        shown = never_synced(name, self.settings) if status is None else standing(status)
         return shown | self.background.shown(name, status)
 
     def _stored(self, name: str) -> CollectionStatus | None:
@@ -432,12 +435,6 @@ class Service:
         if status is None:
             self.parts.check_schema()
         return status
-
-    def _never_synced(self, name: str) -> dict[str, Any]:
-        store = self.settings.store
-        empty = dict.fromkeys(_STATUS_KEYS) | dict.fromkeys(_NEVER_SYNCED, 0)
-        schema = self.settings.store_schema if store.kind == "hana" else None
-        return empty | {"collection": name, "store": store.kind, "schema": schema}
 
     # --------------------------------------------------------------------------------------------------- search
 
@@ -487,13 +484,25 @@ class Service:
         for a vector that is no finite direction and for one where words are looked for.
         """
         found = self._searching.search(
-            self.spec(name), query, k, Narrowed(where, self.rights.visible(name, principal)), options
+            self.spec(name), query, k, Narrowed(where, self._visible(name, principal)), options
         )
         return replace(found, stale_since=self.background.stale_since(name, self._stored))
 
     def embedder_of(self, name: str) -> EngineEmbedder:
         """The model of what serves. Raises ModelMismatch when it cannot be had."""
         return self._generations.maker(self.spec(name)).embedder
+
+    def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
+        """The rows with these ids, as search gives them, in that order; those that are not there or that `principal`
+        may not see are left out. Raises UnknownCollection, and ValueError for more than 100 ids."""
+        return self._browsing.rows(self.spec(name), ids, self._visible(name, principal))
+
+    def fields(self, name: str, *, principal: Principal) -> Fields:
+        """The metadata that filters can be made of, of the rows that `principal` may see. Raises UnknownCollection."""
+        return self._browsing.fields(self.spec(name), self._visible(name, principal))
+
+    def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
+        return self.rights.visible(name, principal)
 
     def key_columns(self, name: str) -> tuple[str, ...]:
         """Names of the key columns; () while nobody can tell."""
@@ -560,32 +569,6 @@ class Service:
 
     def doctor(self) -> list[doctor.Check]:
         return doctor.examine(self.probes)
-
-
-_NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
-"""Counts that are 0 before the first sync; everything else is not known yet."""
-_INNER = "checkpoint"
-"""Of a status, for sync alone."""
-_STATUS_KEYS = (
-    *(item.name for item in fields(CollectionStatus) if item.name != _INNER),
-    "lag_seconds",
-    "method",
-    "last_full",
-)
-
-
-def _status_dict(status: CollectionStatus) -> dict[str, Any]:
-    from connector.stores.records import in_utc
-
-    last, checkpoint, lag = in_utc(status.last_sync), status.checkpoint, behind(status).lag
-    full = in_utc(checkpoint.last_full)
-    shown = {name: value for name, value in asdict(status).items() if name != _INNER}
-    return shown | {
-        "last_sync": None if last is None else last.isoformat(),
-        "lag_seconds": None if lag is None else round(lag, 1),
-        "method": (checkpoint.mark or {}).get("method", "full"),
-        "last_full": None if full is None else full.isoformat(),
-    }
 
 
 def _choices(name: str, names: Sequence[str]) -> str:

@@ -35,8 +35,10 @@ from connector.model import (
     Lease,
     QuarantinedRow,
     Recipe,
+    Sample,
     StoredChunk,
     StoredRecord,
+    StoredText,
     Vectors,
     is_generation,
 )
@@ -44,6 +46,7 @@ from connector.protocols import Embedder
 from connector.stores import filters, hana_keywords, hana_tables, records
 from connector.stores.generation_rules import changed
 from connector.stores.hana_generations import HanaGenerations
+from connector.stores.hana_reading import HanaReading, portions
 from connector.stores.hana_search import HanaSearch
 from connector.stores.hana_tables import StateSql, VectorSql, table_name, table_taken
 from connector.stores.hana_upgrade import HanaUpgrade
@@ -52,8 +55,6 @@ from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
 
 STORED_PAGE = 10_000
-LOOKUP_SIZES = (1, 8, 64, 512)
-"""Ids per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
 RECORDS_PAGE = 1_000
 INDEX_FROM = 10_000
 """Records above which an HNSW index is made; below it HANA's exact search is fast enough, and exact."""
@@ -337,14 +338,9 @@ class HanaStore:
     def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
         table = self._known(collection).table
         found: list[StoredChunk] = []
-        start = 0
-        while start < len(ids):
-            size = next((n for n in LOOKUP_SIZES if n >= len(ids) - start), LOOKUP_SIZES[-1])
-            some = [*ids[start : start + size]]
-            some += [some[-1]] * (size - len(some))
-            rows = self._pool.read(table.stored_of(size), some, doing=f"reading collection {collection!r}")
+        for some in portions(ids):
+            rows = self._pool.read(table.stored_of(len(some)), some, doing=f"reading collection {collection!r}")
             found += [_stored(row) for row in rows]
-            start += size
         return found
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
@@ -457,13 +453,35 @@ class HanaStore:
 
         return self._serving(collection, generation, search)
 
-    def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:
+    def vectors(self, collection: str, hits: Sequence[Hit | StoredText], generation: int | None = None) -> Vectors:
         ids = [hit.record for hit in hits]
         return self._serving(
             collection,
             generation,
             lambda found: HanaSearch(self._pool, found.table).vectors(ids, found.stamp.dimension),
         )
+
+    def texts_of(
+        self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None
+    ) -> list[StoredText]:
+        return self._serving(collection, generation, lambda found: self._reading(found, within).texts_of(ids))
+
+    def sample(
+        self,
+        collection: str,
+        count: int,
+        generation: int | None = None,
+        within: Filter | None = None,
+        *,
+        texts: bool = True,
+    ) -> Sample:
+        return self._serving(
+            collection, generation, lambda found: self._reading(found, within).sample(count, texts=texts)
+        )
+
+    def _reading(self, found: _Collection, within: Filter | None) -> HanaReading:
+        condition = filters.narrowed(None, within, self._names_of(found))
+        return HanaReading(self._pool, found.table, condition)
 
     def _names_of(self, found: _Collection) -> Mapping[str, str]:
         """Source column to metadata name, for filters."""

@@ -105,7 +105,7 @@ def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
 def _hit(row: Sequence[Any]) -> Hit:
     id_, key, number, text, meta, score = row
     return Hit(
-        id=f"record:{id_}" if key is None else key,
+        id=f"{records.FOREIGN}{id_}" if key is None else key,
         score=float(score),
         text=text or "",
         metadata=records.metadata_of(meta),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from connector.errors import ConfigurationError
 from connector.hana import quote
-from connector.stores.records import CHECKPOINT_LENGTH
+from connector.stores.records import CHECKPOINT_LENGTH, SPREAD_FACTOR, SPREAD_MODULUS
 
 STATE = "OWL_STATE"
 QUARANTINE = "OWL_QUARANTINE"
@@ -228,6 +228,14 @@ class UpgradeSql(StateSql):
         return f'ALTER TABLE {self.quarantine} ADD ("ROW_DIGEST" VARBINARY(8))'
 
 
+_FIRST = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'
+"""One record of each row: the first chunk of a document, and whatever others wrote."""
+
+
+def _and(condition: str) -> str:
+    return f" AND ({condition})" if condition else ""
+
+
 @dataclass(frozen=True, slots=True)
 class VectorSql:
     """Statements about one vector table."""
@@ -298,6 +306,26 @@ class VectorSql:
 
     def vectors(self, count: int) -> str:
         return f'SELECT "ID", "VEC_VECTOR" FROM {self.table} WHERE "ID" IN ({", ".join("?" * count)})'
+
+    def texts_of(self, column: str, count: int, condition: str = "") -> str:
+        """By "SRC_KEY" those of ours, by "ID" those of others. Parameters: the ids, then those of the condition."""
+        foreign = ' AND "SRC_KEY" IS NULL' if column == "ID" else ""
+        return (
+            f'SELECT "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META" FROM {self.table} '
+            f"WHERE {quote(column)} IN ({', '.join('?' * count)}){foreign}{_and(condition)}"
+        )
+
+    def count_rows(self, condition: str = "") -> str:
+        """Documents of ours, by their first chunks, and records of others."""
+        return f"SELECT COUNT(*) FROM {self.table} WHERE {_FIRST}{_and(condition)}"
+
+    def sample(self, count: int, condition: str = "", *, texts: bool) -> str:
+        text = '"VEC_TEXT"' if texts else "''"
+        return (
+            f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", {text} AS "VEC_TEXT", "VEC_META" FROM {self.table} '
+            f'WHERE {_FIRST}{_and(condition)} ORDER BY MOD(MOD("ID", {SPREAD_MODULUS}) * {SPREAD_FACTOR}, '
+            f'{SPREAD_MODULUS}), "ID"'
+        )
 
     def count(self) -> str:
         """Records, records of ours, documents of ours."""

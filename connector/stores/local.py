@@ -29,8 +29,10 @@ from connector.model import (
     Lease,
     QuarantinedRow,
     Recipe,
+    Sample,
     StoredChunk,
     StoredRecord,
+    StoredText,
     Vectors,
     is_generation,
 )
@@ -40,6 +42,7 @@ from connector.stores.generation_rules import changed
 from connector.stores.int8_scan import best_scan
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.local_generations import LocalGenerations, next_number
+from connector.stores.local_reading import Reading
 from connector.stores.local_records import IN_LIMIT, Records
 from connector.stores.local_schema import SCHEMA
 from connector.stores.local_search import CollectionIndex, Search
@@ -350,10 +353,34 @@ class LocalStore:
             with _filter_errors(condition):
                 return local_keywords.KeywordSearch(db, found.id, self._word_counts)(text, k, condition)
 
-    def vectors(self, collection: str, hits: Sequence[Hit], generation: int | None = None) -> Vectors:
+    def vectors(self, collection: str, hits: Sequence[Hit | StoredText], generation: int | None = None) -> Vectors:
         with self._file.read() as db:
             dimension = _serving(db, collection, generation).stamp.dimension
             return Records(db).vectors([hit.record for hit in hits], dimension)
+
+    def texts_of(
+        self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None
+    ) -> list[StoredText]:
+        with self._file.read() as db:
+            found = _serving(db, collection, generation)
+            return self._reading(db, found, within).texts_of(ids)
+
+    def sample(
+        self,
+        collection: str,
+        count: int,
+        generation: int | None = None,
+        within: Filter | None = None,
+        *,
+        texts: bool = True,
+    ) -> Sample:
+        with self._file.read() as db:
+            found = _serving(db, collection, generation)
+            return self._reading(db, found, within).sample(count, texts=texts)
+
+    def _reading(self, db: sqlite3.Connection, found: _Collection, within: Filter | None) -> Reading:
+        condition = filters.narrowed(None, within, self._names.get(found.name, found.names))
+        return Reading(db, found.id, condition)
 
     def _index(self, found: _Collection) -> CollectionIndex:
         """After a switch the index of the generation that served goes with the next search."""

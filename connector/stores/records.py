@@ -5,7 +5,8 @@ refuses. Knows no SQL.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,11 +28,17 @@ from connector.model import (
     QuarantinedRow,
     Recipe,
     Scalar,
+    StoredText,
     TableRef,
     Vectors,
 )
 from connector.protocols import Embedder
 
+FOREIGN = "record:"
+"""Before the number of a record that others wrote, which has no key, in the id that a hit has of it."""
+LONGEST_ID = 2000
+"""Of a document, in UTF-16 units: SRC_KEY is NVARCHAR(2000)."""
+_FOREIGN_ID = re.compile(f"{FOREIGN}(0|[1-9][0-9]{{0,17}})")
 UNIT_TOLERANCE = 1e-3
 """A stored vector's length may differ from 1 by this much (half precision stays within it)."""
 MAX_MODEL = 200
@@ -262,3 +269,40 @@ def best_per_document(hits: Iterable[Hit], count: int) -> list[Hit]:
         if len(best) == count:
             break
     return list(best.values())
+
+
+# A sample is those rows whose numbers, multiplied by the golden ratio, have the smallest fractions: Fibonacci hashing
+# (Knuth, The Art of Computer Programming, volume 3, section 6.4), in integers of 64 bits that every database has. Any
+# share of them lies evenly over all numbers, and in step with no period that rows may come in.
+SPREAD_MODULUS = 2**31 - 1
+SPREAD_FACTOR = 1_327_217_885
+"""SPREAD_MODULUS divided by the golden ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedIds:
+    """What ids name: documents of ours and, by number, records that others wrote. What can be neither is left out."""
+
+    documents: list[str]
+    foreign: list[int]
+
+    @classmethod
+    def of(cls, ids: Sequence[str]) -> AskedIds:
+        distinct = [id_ for id_ in dict.fromkeys(ids) if _may_be_id(id_)]
+        foreign = [int(found[1]) for id_ in distinct if (found := _FOREIGN_ID.fullmatch(id_))]
+        return cls([id_ for id_ in distinct if not id_.startswith(FOREIGN)], foreign)
+
+
+def _may_be_id(id_: str) -> bool:
+    """What no column takes is not bound either: a database may refuse the whole question for it."""
+    try:
+        units = len(id_.encode("utf-16-le")) // 2
+    except UnicodeEncodeError:
+        return False
+    return 0 < units <= LONGEST_ID and "\0" not in id_
+
+
+def in_order_of(ids: Sequence[str], found: Iterable[StoredText]) -> list[StoredText]:
+    """By row as `ids` have them, then by number."""
+    places = {id_: place for place, id_ in reversed(list(enumerate(ids)))}
+    return sorted(found, key=lambda text: (places[text.id], text.number))

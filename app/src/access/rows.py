@@ -4,9 +4,10 @@ the asker sends can widen. Knows claims and the filter language; no store, no HT
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from app.src.access.principal import Principal
 from connector.errors import BadFilter
@@ -16,6 +17,7 @@ MOST_VALUES = 200
 """Of all claims together that one search is narrowed by. A user's filter has up to 100 conditions, each of which may
 repeat them in HANA, and a statement takes 32,767 parameters."""
 _LARGEST = 2**63
+_log = logging.getLogger(__name__)
 
 ClaimPath = tuple[str, ...]
 """Where a claim stands: its name, behind the names of the objects that it lies in."""
@@ -53,6 +55,29 @@ def visible(rights: Mapping[str, ClaimPath], names: Mapping[str, str], principal
             return Nothing(f"no row may be seen: the claims have more than {MOST_VALUES} values")
         within[names[column]] = {"$in": values}
     return within
+
+
+class _Described(Protocol):
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+Row = TypeVar("Row", bound=_Described)
+
+
+def seen(rows: Iterable[Row], within: Filter | None) -> list[Row]:
+    """Those that may be seen: all of them, for the store was told. A store that errs must not show what it found."""
+    from connector.stores.filters import matches, parse
+
+    condition, given = parse(within), list(rows)
+    if condition is None:
+        return given
+    kept = [row for row in given if matches(condition, row.metadata)]
+    if len(kept) < len(given):
+        _log.error(
+            "the store gave %d rows outside the row rights of who asked; they are not shown", len(given) - len(kept)
+        )
+    return kept
 
 
 def check_every_row(collection: str, rights: Mapping[str, ClaimPath], principal: Principal) -> None:

@@ -44,6 +44,8 @@ NEEDS: Mapping[str, Need] = {
     "GET /v1/models": _EMBED | _SEARCH,
     "GET /v1/models/{model:path}": _EMBED | _SEARCH,
     "POST /v1/collections/{name}/search": _SEARCH,
+    "POST /v1/collections/{name}/rows": _SEARCH,
+    "GET /v1/collections/{name}/fields": _SEARCH,
     "GET /v1/info": ANYBODY,
     "GET /v1/gpu": _METRICS,
     "GET /v1/collections": _SEARCH | _SYNC | _METRICS,

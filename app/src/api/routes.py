@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.src.access.principal import Principal
-from app.src.api import documents, embeddings, forms, generations, guard, jobs, quarantine, schemas, tables
+from app.src.api import browsing, documents, embeddings, forms, generations, guard, jobs, quarantine, schemas, tables
 from app.src.api.asker import asker
 from app.src.api.audited import AUDITED, tell
 from app.src.api.desk import Desk, Json
@@ -41,7 +41,17 @@ _RAW_TOO: dict[int | str, dict[str, Any]] = {
 def add(routes: APIRouter, desk: Desk) -> None:
     """Every route of this version. A request is compared with them in this order, so those that are asked for most
     often stand first."""
-    adds = (_add_embed, embeddings.add, _add_search, _add_health, _add_engine, _add_collections, tables.add, jobs.add)
+    adds = (
+        _add_embed,
+        embeddings.add,
+        _add_search,
+        _add_health,
+        _add_engine,
+        _add_collections,
+        browsing.add,
+        tables.add,
+        jobs.add,
+    )
     for each in (*adds, quarantine.add, generations.add, documents.add):
         each(routes, desk)
 

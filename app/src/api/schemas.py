@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.src.browsing import MOST_IDS
 from app.src.searching import Mode, SearchOptions
 
 _LAST_NUMBER = 2**31 - 1
@@ -248,6 +249,45 @@ class SearchResponse(BaseModel):
     stale_since: str | None = Field(
         description="set while HANA is away: the UTC time of the last complete sync, since when rows may have changed"
     )
+
+
+_ROW_ID = '["000000000000001201"]'
+
+
+class RowsRequest(_Body):
+    ids: list[str] = Field(min_length=1, max_length=MOST_IDS, description="as search gives them", examples=[[_ROW_ID]])
+
+
+class RowBody(BaseModel):
+    id: str = Field(examples=[_ROW_ID])
+    key: dict[str, Any] = Field(examples=[{"MATNR": "000000000000001201"}])
+    text: str = Field(description="the whole text: its chunks put together where they overlap")
+    metadata: dict[str, Any] = Field(examples=[{"MTART": "FERT"}])
+    chunks: list[str] = Field(description="as they are stored, in order")
+
+
+class RowsResponse(BaseModel):
+    rows: list[RowBody]
+
+
+class FieldValueBody(BaseModel):
+    value: str | int | float | bool = Field(examples=["FERT"])
+    count: int = Field(description="rows of the sample that have it", examples=[412])
+
+
+class FieldBody(BaseModel):
+    name: str = Field(examples=["MTART"])
+    type: Literal["text", "number", "boolean", "mixed"]
+    values: list[FieldValueBody] = Field(description="the most frequent first, at most 50")
+    more: bool = Field(description="there are other values than these")
+    min: str | int | float | None = Field(description="of numbers and of ISO dates; null for others")
+    max: str | int | float | None
+
+
+class FieldsResponse(BaseModel):
+    fields: list[FieldBody] = Field(description="declared metadata first")
+    sampled: int = Field(description="how many rows were looked at")
+    rows: int = Field(description="how many rows there are")
 
 
 class JobStarted(BaseModel):

@@ -1,0 +1,242 @@
+"""What is stored, to be read: rows by their ids, the metadata that filters can be made of, and rows as points on a map.
+Knows the parts and who may see which rows; no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from itertools import groupby
+from typing import Any, Literal, Protocol, TypeVar
+
+from app.src.access.rows import Nothing, seen
+from app.src.parts import Parts
+from connector.errors import GenerationChanged
+from connector.model import CollectionSpec, CollectionStatus, Filter, Scalar, StoredText
+
+SAMPLE = 5000
+"""Rows that fields are told of at most, and a map is made of."""
+MOST_IDS = 100
+VALUES = 50
+"""Of a field, the most frequent ones."""
+LONGEST_VALUE = 200
+"""Characters of a value that somebody may choose from a list; longer ones only count as more."""
+_TRIES = 3
+_PROBE = 24
+"""Characters of a beginning that are looked for before all of it is compared."""
+_DAY = re.compile(r"(\d{4}-\d{2}-\d{2})([ T].*)?", re.ASCII)
+
+FieldType = Literal["text", "number", "boolean", "mixed"]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRow:
+    """A row as it is stored. `text`: its chunks put together where they overlap; `key` as a `FoundHit` has it."""
+
+    id: str
+    key: Mapping[str, Any]
+    text: str
+    metadata: Mapping[str, Any]
+    chunks: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValue:
+    value: Scalar
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A metadata field. `values`: up to VALUES, the most frequent first; `more`: there are others. `min`, `max`: of
+    numbers, and of texts that all are ISO dates or times; else None."""
+
+    name: str
+    type: FieldType
+    values: list[FieldValue]
+    more: bool
+    min: str | float | int | None = None
+    max: str | float | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Of `sampled` rows of the `rows` that the asker may see: declared metadata in its order, then what else there
+    is."""
+
+    fields: list[Field]
+    sampled: int
+    rows: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Serving(Protocol):
+    """What search knows of a collection."""
+
+    def serving(self, name: str) -> CollectionStatus:
+        """A few seconds old at most. Raises UnknownCollection when it was never synced."""
+        ...
+
+    def never_written(self, spec: CollectionSpec) -> bool:
+        """Of a collection that clients write; of one that was never synced False."""
+        ...
+
+    def forget(self, name: str) -> None: ...
+
+    def key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]: ...
+
+
+class Browsing:
+    """Thread-safe. `within` is what `access.rows.visible` says of who asks."""
+
+    def __init__(self, parts: Parts, serving: Serving) -> None:
+        self._parts = parts
+        self._serving = serving
+
+    def rows(self, spec: CollectionSpec, ids: Sequence[str], within: Filter | Nothing | None) -> list[ReadRow]:
+        """In the order of `ids`, each once. What is not there and what may not be seen is left out alike. Raises
+        UnknownCollection, and ValueError for more than MOST_IDS."""
+        if len(ids) > MOST_IDS:
+            raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
+
+        from connector.documents import stored_ids
+
+        wanted = stored_ids(spec, ids)
+
+        def read(stored: CollectionStatus) -> list[ReadRow]:
+            if isinstance(within, Nothing):
+                return []
+            found = seen(self._parts.store.texts_of(spec.name, wanted, stored.generation, within), within)
+            columns = self._serving.key_columns(spec, stored) if found else ()
+            overlapping = spec.chunk.overlap > 0
+            return [
+                _row(spec, list(chunks), columns, overlapping=overlapping)
+                for _, chunks in groupby(found, key=lambda text: text.id)
+            ]
+
+        return [] if self._serving.never_written(spec) else self._in_one_generation(spec.name, read)
+
+    def fields(self, spec: CollectionSpec, within: Filter | Nothing | None) -> Fields:
+        """Raises UnknownCollection."""
+        from connector.document import metadata_names
+
+        declared = list(metadata_names(spec.metadata).values())
+        if self._serving.never_written(spec):
+            return Fields([_field(name, Counter()) for name in declared], 0, 0)
+
+        def read(stored: CollectionStatus) -> Fields:
+            if isinstance(within, Nothing):
+                return Fields([_field(name, Counter()) for name in declared], 0, 0)
+            sample = self._parts.store.sample(spec.name, SAMPLE, stored.generation, within, texts=False)
+            chosen = seen(sample.chosen, within)
+            found = _values(declared, (text.metadata for text in chosen))
+            return Fields([_field(name, values) for name, values in found.items()], len(chosen), sample.rows)
+
+        return self._in_one_generation(spec.name, read)
+
+    def _in_one_generation(self, name: str, read: Callable[[CollectionStatus], Result]) -> Result:
+        """`read` anew when another generation takes over in its midst."""
+        for _ in range(_TRIES - 1):
+            try:
+                return read(self._serving.serving(name))
+            except GenerationChanged:
+                self._serving.forget(name)
+        return read(self._serving.serving(name))
+
+
+def _row(spec: CollectionSpec, chunks: Sequence[StoredText], columns: Sequence[str], *, overlapping: bool) -> ReadRow:
+    from connector.document import parse_id
+    from connector.documents import shown_id
+    from connector.quarantine import named_key
+    from connector.stores.records import FOREIGN
+
+    first, texts = chunks[0], [chunk.text for chunk in chunks]
+    key = {} if first.id.startswith(FOREIGN) else named_key(parse_id(first.id), columns)
+    return ReadRow(shown_id(spec, first.id), key, joined(texts, overlapping=overlapping), first.metadata, texts)
+
+
+def joined(texts: Sequence[str], *, overlapping: bool) -> str:
+    """Pieces of a text, put together again. `overlapping`: each but the first begins before the end of the one before
+    (`Embedder.split`), so where the end of what there is and the beginning of the next are alike, it stands there once.
+    Texts that repeat themselves just there may lose a repetition."""
+    whole = texts[0] if texts else ""
+    for text in texts[1:]:
+        whole += text[_alike(whole, text) :] if overlapping else text
+    return whole
+
+
+def _alike(whole: str, text: str) -> int:
+    """How many characters the longest end of `whole` has that `text` begins with."""
+    start = max(0, len(whole) - len(text)) - 1
+    while (start := whole.find(text[:_PROBE], start + 1)) >= 0:
+        if text.startswith(whole[start:]):
+            return len(whole) - start
+    return next((n for n in range(min(_PROBE, len(whole), len(text)), 0, -1) if whole.endswith(text[:n])), 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- fields
+
+_Kind = type[bool] | type[float] | type[str]
+_TYPES: Mapping[_Kind, FieldType] = {bool: "boolean", float: "number", str: "text"}
+Values = Counter[tuple[_Kind, Any]]
+"""How often each value is there. With its kind, because True and 1 are one key otherwise."""
+
+
+def _values(declared: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
+    """By field: the declared ones first, others by how many rows have them. What no filter compares (null, an object,
+    a list) is no value."""
+    found: dict[str, Values] = {name: Counter() for name in declared}
+    for metadata in rows:
+        for name, value in metadata.items():
+            kind = _kind(value)
+            if kind is not None:
+                found.setdefault(name, Counter())[kind, value] += 1
+    others = sorted((name for name in found if name not in declared), key=lambda name: (-found[name].total(), name))
+    return {name: found[name] for name in (*dict.fromkeys(declared), *others)}
+
+
+def _kind(value: object) -> _Kind | None:
+    if isinstance(value, bool):
+        return bool
+    if isinstance(value, int | float):
+        return float
+    return str if isinstance(value, str) else None
+
+
+def _field(name: str, values: Values) -> Field:
+    kinds = {kind for kind, _ in values}
+    ranked = sorted(values.items(), key=lambda item: (-item[1], str(item[0][1])))
+    shown = [FieldValue(value, count) for (_, value), count in ranked if not _too_long(value)][:VALUES]
+    least, most = _range(kinds, [value for _, value in values])
+    kind: FieldType = "text" if not kinds else _TYPES[next(iter(kinds))] if len(kinds) == 1 else "mixed"
+    return Field(name, kind, shown, len(shown) < len(values), least, most)
+
+
+def _too_long(value: Scalar) -> bool:
+    return isinstance(value, str) and len(value) > LONGEST_VALUE
+
+
+def _range(kinds: set[_Kind], values: Sequence[Any]) -> tuple[Any, Any]:
+    if kinds == {float} or (kinds == {str} and all(map(_is_time, values))):
+        return min(values), max(values)
+    return None, None
+
+
+def _is_time(text: str) -> bool:
+    found = _DAY.fullmatch(text)
+    if found is None:
+        return False
+    try:
+        date.fromisoformat(found[1])
+    except ValueError:
+        return False
+    return True

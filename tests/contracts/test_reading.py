@@ -1,0 +1,230 @@
+"""What every store promises of rows that are read: by their ids, and as a sample of all; narrowed to what somebody may
+see or not. On `local` and on `hana` (the stand-in), there with rows that others wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from connector.errors import GenerationChanged, UnknownCollection
+from connector.hana import ConnectionOptions, HanaPool
+from connector.model import ChangeSet, Chunk, StoredText
+from connector.protocols import VectorStore
+from connector.stores import records
+from connector.stores.hana import HanaStore
+from connector.stores.local import LocalStore
+from tests.emulator.process import Emulator
+
+DIMENSION = 8
+NAME, OTHER = "reading", "other"
+COUNT = 600
+OWNERS = ("A", "B", "C")
+WITHIN = {"M": {"$in": ["A"]}}
+
+
+class Model:
+    model, fingerprint, dimension, max_tokens = "model-a", "fingerprint-a", DIMENSION, 10
+
+
+def id_of(number: int) -> str:
+    return f'["{number:04}","ä😀"]'
+
+
+def owner_of(number: int) -> str:
+    return OWNERS[number % 3]
+
+
+def chunks_of(number: int) -> list[Chunk]:
+    """Every fifth row has three chunks."""
+    metadata = {"M": owner_of(number), "N": number}
+    count = 3 if number % 5 == 0 else 1
+    return [Chunk(id_of(number), at, f"text {at} of {number}", metadata, bytes(32)) for at in range(count)]
+
+
+ALL = [chunk for number in range(COUNT) for chunk in chunks_of(number)]
+VECTORS = np.random.default_rng(5).standard_normal((len(ALL), DIMENSION))
+VECTORS = (VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)).astype(np.float32)
+
+
+def fill(store: VectorStore) -> VectorStore:
+    for name, count in ((OTHER, 1), (NAME, len(ALL))):
+        store.open(name, Model())  # type: ignore[arg-type]
+        with store.lease(name, "writer", 5) as lease:
+            secret = [Chunk('["secret"]', 0, "another collection's", {"M": "A"}, bytes(32))]
+            store.apply(lease, ChangeSet(ALL if name == NAME else secret, VECTORS[:count]))
+    return store
+
+
+@pytest.fixture(scope="module", params=["local", "hana"])
+def store(
+    request: pytest.FixtureRequest, emulator: Emulator, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VectorStore]:
+    """Filled once: nothing here writes."""
+    if request.param == "local":
+        local = LocalStore(tmp_path_factory.mktemp("reading") / "store")
+        yield fill(local)
+        local.close()
+        return
+    connection = emulator.connect(autocommit=True)
+    connection.cursor().execute('CREATE SCHEMA "READING"')
+    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+    with HanaPool(ConnectionOptions(**login, encrypt=False), size=2) as pool:
+        yield fill(HanaStore(pool, "READING"))
+    connection.cursor().execute('DROP SCHEMA "READING" CASCADE')
+    connection.close()
+
+
+def expected(number: int) -> list[tuple[str, int, str, dict[str, Any]]]:
+    return [(chunk.id, chunk.number, chunk.text, dict(chunk.metadata)) for chunk in chunks_of(number)]
+
+
+def plain(texts: list[StoredText]) -> list[tuple[str, int, str, dict[str, Any]]]:
+    return [(text.id, text.number, text.text, dict(text.metadata)) for text in texts]
+
+
+# ------------------------------------------------------------------------------------------------------------- by ids
+
+numbers = st.lists(st.integers(0, COUNT + 20), max_size=90)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(numbers=numbers, narrowed=st.booleans())
+def test_rows_in_the_order_of_their_ids(store: VectorStore, numbers: list[int], narrowed: bool) -> None:
+    found = store.texts_of(NAME, [id_of(number) for number in numbers], None, WITHIN if narrowed else None)
+    there = [n for n in dict.fromkeys(numbers) if n < COUNT and (not narrowed or owner_of(n) == "A")]
+    assert plain(found) == [each for number in there for each in expected(number)]
+
+
+def test_more_ids_than_one_statement_takes(store: VectorStore) -> None:
+    ids = [id_of(number) for number in reversed(range(COUNT))]
+    assert plain(store.texts_of(NAME, ids)) == [each for n in reversed(range(COUNT)) for each in expected(n)]
+    assert store.texts_of(NAME, []) == []
+
+
+@pytest.mark.parametrize(
+    "id_",
+    ["", "\0", "\ud800", "x" * 10_000, "😀" * 1001, "'", '["secret"]', "record:", "record:x", "record:" + "9" * 30],
+    ids=range(10),
+)
+def test_whatever_is_no_id_is_not_there(store: VectorStore, id_: str) -> None:
+    assert plain(store.texts_of(NAME, [id_, id_of(1), id_])) == expected(1)
+
+
+def test_its_vectors_are_those_of_its_chunks(store: VectorStore) -> None:
+    texts = store.texts_of(NAME, [id_of(5), id_of(0)])
+    wanted = [ALL.index(chunk) for number in (5, 0) for chunk in chunks_of(number)]
+    assert np.array_equal(store.vectors(NAME, texts), VECTORS[wanted])
+
+
+def test_what_was_never_there_and_what_is_not_served(store: VectorStore) -> None:
+    for read in (lambda *given: store.texts_of(given[0], [id_of(1)], *given[1:]), store_sample(store)):
+        with pytest.raises(UnknownCollection):
+            read("nobody")
+        with pytest.raises(GenerationChanged):
+            read(NAME, 7)
+        assert read(NAME, 1)
+
+
+def store_sample(store: VectorStore) -> Any:
+    return lambda name, *generation: store.sample(name, 3, *generation).chosen
+
+
+# ----------------------------------------------------------------------------------------------------------- a sample
+
+
+@pytest.mark.parametrize("within", [None, WITHIN], ids=["all", "some"])
+def test_a_sample_of_all_is_all_of_it_by_first_chunks(store: VectorStore, within: Any) -> None:
+    sample = store.sample(NAME, COUNT, None, within)
+    wanted = [n for n in range(COUNT) if within is None or owner_of(n) == "A"]
+    assert sorted(plain(sample.chosen), key=lambda one: one[0]) == [expected(number)[0] for number in wanted]
+    assert sample.rows == len(wanted)
+
+
+@pytest.mark.parametrize("within", [None, WITHIN], ids=["all", "some"])
+def test_a_smaller_sample_is_the_beginning_of_a_larger_one(store: VectorStore, within: Any) -> None:
+    whole, some = store.sample(NAME, 150, None, within), store.sample(NAME, 40, None, within, texts=False)
+    assert [one.record for one in some.chosen] == [one.record for one in whole.chosen[:40]]
+    assert some.rows == whole.rows
+    assert {one.text for one in some.chosen} == {""}
+    assert [one.metadata for one in some.chosen] == [one.metadata for one in whole.chosen[:40]]
+
+
+def test_a_sample_is_from_all_over(store: VectorStore) -> None:
+    """Neither the first rows nor every so-many-th: shares are what they are in the whole, for any period of rows."""
+    chosen = store.sample(NAME, 150).chosen
+    assert len({one.id for one in chosen}) == 150
+    at = sorted(one.metadata["N"] for one in chosen)
+    assert max(np.diff([0, *at, COUNT])) <= 20, "no long stretch is left out"
+    for period in (2, 3, 4, 5, 7, 10):
+        counts = Counter(number % period for number in at)
+        assert min(counts[n] for n in range(period)) > 0.5 * 150 / period, (period, counts)
+
+
+def test_the_spread_is_even_for_any_numbers() -> None:
+    """The formula that both stores have in SQL, over numbers as they come in large and old tables."""
+    for first, step in ((1, 1), (1, 3), (10**9, 1), (2**31, 7), (2**40, 44_488)):
+        numbers = np.arange(first, first + 20_000 * step, step, dtype=np.int64)
+        spread = numbers % records.SPREAD_MODULUS * records.SPREAD_FACTOR % records.SPREAD_MODULUS
+        chosen = np.sort(np.argsort(spread)[:1000])
+        tenths = np.histogram(chosen, bins=10, range=(0, 20_000))[0]
+        assert tenths.min() > 70, (first, step, tenths)
+
+
+# ------------------------------------------------------------------------------------------------- rows of others
+
+
+@pytest.fixture
+def beside(emulator: Emulator, hana_schema: str, hana: Any) -> Iterator[tuple[HanaStore, list[str]]]:
+    """One row of ours and three of others: of A, of B, and one without metadata."""
+    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+    with HanaPool(ConnectionOptions(**login, encrypt=False), size=2) as pool:
+        store = HanaStore(pool, hana_schema)
+        store.open("mixed", Model())  # type: ignore[arg-type]
+        with store.lease("mixed", "writer", 5) as lease:
+            store.apply(lease, ChangeSet(chunks_of(3), VECTORS[:1]))
+        cursor = hana.cursor()
+        for text, meta in (("by A", {"M": "A"}), ("by B", {"M": "B"}), ("by nobody", None)):
+            cursor.execute(
+                'INSERT INTO "OWL_MIXED_G1" ("VEC_TEXT", "VEC_META") VALUES (?, ?)',
+                (text, None if meta is None else json.dumps(meta)),
+            )
+        hana.commit()
+        cursor.execute('SELECT "ID" FROM "OWL_MIXED_G1" WHERE "SRC_KEY" IS NULL ORDER BY "ID"')
+        yield store, [f"record:{id_}" for (id_,) in cursor.fetchall()]
+
+
+def test_rows_of_others_are_read_as_ours(beside: tuple[HanaStore, list[str]]) -> None:
+    store, (by_a, by_b, bare) = beside
+    read = store.texts_of("mixed", [bare, id_of(3), by_b, by_a])
+    assert [(one.id, one.text, one.metadata) for one in read] == [
+        (bare, "by nobody", {}),
+        (id_of(3), "text 0 of 3", {"M": "A", "N": 3}),
+        (by_b, "by B", {"M": "B"}),
+        (by_a, "by A", {"M": "A"}),
+    ]
+    assert {one.id for one in store.sample("mixed", 9).chosen} == {bare, id_of(3), by_a, by_b}
+    assert store.sample("mixed", 9).rows == 4
+    assert not store.vectors("mixed", store.texts_of("mixed", [by_a])).any(), "it has none"
+
+
+def test_rows_of_others_are_narrowed_as_ours(beside: tuple[HanaStore, list[str]]) -> None:
+    store, (by_a, by_b, bare) = beside
+    assert [one.id for one in store.texts_of("mixed", [by_b, bare, by_a, id_of(3)], None, WITHIN)] == [by_a, id_of(3)]
+    sample = store.sample("mixed", 9, None, WITHIN)
+    assert {one.id for one in sample.chosen} == {by_a, id_of(3)}
+    assert sample.rows == 2
+
+
+def test_a_record_of_ours_is_not_read_by_its_number(beside: tuple[HanaStore, list[str]]) -> None:
+    """Else a row would have two ids, and one of several chunks would be torn apart."""
+    store, _ = beside
+    (ours,) = store.texts_of("mixed", [id_of(3)])
+    assert store.texts_of("mixed", [f"record:{ours.record}"]) == []
