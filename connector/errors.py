@@ -12,6 +12,7 @@ ConnectorError
 │   ├── ModelMismatch           the collection holds vectors of another model or dimension
 │   ├── UnknownCollection
 │   ├── UnknownKey              no row in quarantine has it
+│   ├── UnknownRow              the collection has none of that id, or none that the asker may see
 │   ├── UnknownGeneration       the collection has none of that number
 │   ├── WrongOrigin             what is asked for goes with a table, and clients write the collection; or the reverse
 │   ├── BadDocument             one that a client sent cannot be stored as it is
@@ -78,6 +79,10 @@ class UnknownKey(ConfigurationError):
 
 
 class UnknownCollection(ConfigurationError):
+    pass
+
+
+class UnknownRow(ConfigurationError):
     pass
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from connector import schema
+from connector import lengths, schema
 from connector.changes.choose import Wanted, check, choose
 from connector.clock import StageClock
 from connector.difference import Difference, StoredIndex
@@ -25,8 +25,6 @@ from connector.protocols import Embedder, Observer, Source, VectorStore
 from connector.reconcile import FREE_DELETES, types_in_use
 from connector.stores.records import ModelStamp
 
-BUCKETS = (16, 32, 64, 128, 256, 512)
-"""Upper ends of the token histogram; the last bucket is open."""
 _MEASURED_TEXTS = 256
 _FIRST_BATCH = 8
 _SEED = 7
@@ -236,7 +234,7 @@ class _Workload:
         self.truncated = 0
         self.some_texts: list[str] = []
         self._seen = 0
-        self._buckets = np.zeros(len(BUCKETS) + 1, dtype=np.int64)
+        self._buckets = lengths.counted([])
         self._chunks: list[NDArray[np.bytes_]] = []
         self._tokens: list[NDArray[np.int32]] = []
         self._rows: list[NDArray[np.bytes_]] = []
@@ -256,7 +254,7 @@ class _Workload:
         self.chunked += sum(count > 1 for count in chunks)
         self.truncated += int(np.count_nonzero(np.add.reduceat(counts > longest, first)))
         of_rows = np.add.reduceat(counts, first)
-        self._buckets += np.bincount(np.searchsorted(BUCKETS, of_rows), minlength=len(self._buckets))
+        self._buckets += lengths.counted(of_rows)
         for text in texts:
             self._keep(text)
 
@@ -279,9 +277,7 @@ class _Workload:
 
     def histogram(self) -> dict[str, int]:
         """Rows by tokens of their text ("17-32"); the overlap of chunks counts twice."""
-        lows = (0, *(end + 1 for end in BUCKETS))
-        names = [*(f"{low}-{end}" for low, end in zip(lows, BUCKETS, strict=False)), f"{lows[-1]}+"]
-        return dict(zip(names, self._buckets.tolist(), strict=True))
+        return lengths.named(self._buckets)
 
 
 def _row_digests(digests: Sequence[bytes], chunks: Sequence[int]) -> NDArray[np.bytes_]:

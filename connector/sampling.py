@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
+from connector import lengths
 from connector.document import Renderer
 from connector.errors import RowRejected
 from connector.model import CollectionSpec, Document, KeyRange, Row
@@ -38,6 +40,81 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
         found = _texts(renderer, source, part, share)
         texts |= dict.fromkeys(found if whole else _some(found, -(-count // len(ranges))))
     return _some(list(texts), count)
+
+
+PREVIEWED = 200
+"""Rows that a preview renders, about."""
+_PLACES = 8
+"""Of the key space that a preview looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledText:
+    """`tokens`: without special tokens."""
+
+    text: str
+    tokens: int
+
+
+@dataclass(slots=True)
+class Preview:
+    """What a template makes of some rows. `sampled`: rows that were rendered, of which `empty` have no text and
+    `unreadable` could not be. `histogram`: rows with text by tokens; `chunked`: those that would be cut into several
+    chunks; `truncated`: those that would lose text all the same."""
+
+    samples: list[SampledText] = field(default_factory=list)
+    histogram: dict[str, int] = field(default_factory=dict)
+    sampled: int = 0
+    empty: int = 0
+    unreadable: int = 0
+    chunked: int = 0
+    truncated: int = 0
+
+
+def preview(spec: CollectionSpec, source: Source, embedder: Embedder, samples: int) -> Preview:
+    """Render about PREVIEWED rows from all over the table, always the same for the same rows; a table of up to twice as
+    many is read whole. Costs HANA one count, and for a large table a page at each of a few places.
+
+    Raises what a sync would before it writes.
+    """
+    renderer = Renderer(spec, source.describe(spec.source), embedder)
+    rows = source.count(renderer.query)
+    whole = rows <= SPARE * PREVIEWED
+    ranges = [None] if whole else source.ranges(renderer.query, _PLACES, rows)
+    share = max(1, rows if whole else PREVIEWED // len(ranges))
+    found = Preview()
+    documents: list[Document] = []
+    for part in ranges:
+        pages = source.pages(renderer.query, min(1000, share), part)
+        for row in islice((row for page in pages for row in page), share):
+            found.sampled += 1
+            try:
+                documents.append(renderer.document(row))
+            except RowRejected:
+                found.unreadable += 1
+    filled = [document for document in documents if not document.empty]
+    found.empty = len(documents) - len(filled)
+    _measure(found, renderer, filled, embedder)
+    found.samples = _spread(found.samples, samples)
+    return found
+
+
+def _measure(found: Preview, renderer: Renderer, documents: Sequence[Document], embedder: Embedder) -> None:
+    texts = [document.text for document in documents]
+    tokens = embedder.count_tokens(texts) if texts else []
+    found.samples = [SampledText(text, count) for text, count in zip(texts, tokens, strict=True)]
+    found.histogram = lengths.named(lengths.counted(tokens))
+    for chunks in renderer.chunks_of(documents):
+        found.chunked += len(chunks) > 1
+        found.truncated += max(embedder.count_tokens([chunk.text for chunk in chunks])) > embedder.max_tokens
+
+
+def _spread(texts: Sequence[SampledText], count: int) -> list[SampledText]:
+    """Different ones, from the first to the last."""
+    distinct = list({each.text: each for each in texts}.values())
+    if len(distinct) <= count:
+        return distinct
+    return [distinct[len(distinct) * number // count] for number in range(count)]
 
 
 def _texts(renderer: Renderer, source: Source, part: KeyRange | None, rows: int) -> list[str]:

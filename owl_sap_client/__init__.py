@@ -1,1 +1,44 @@
 """A typed client of owl-sap-connector's REST API, on httpx. Stands alone: imports nothing else of this project."""
+
+from owl_sap_client.client import AsyncClient, Client
+from owl_sap_client.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    JobFailed,
+    NotFound,
+    NotReached,
+    OwlSapError,
+    ProblemError,
+    ServerError,
+    TooLarge,
+    TooMany,
+    Unauthorized,
+    Unavailable,
+    UnexpectedAnswer,
+    Unprocessable,
+    WaitTimeout,
+)
+from owl_sap_client.sending import Retries
+
+__all__ = [
+    "AsyncClient",
+    "BadRequest",
+    "Client",
+    "Conflict",
+    "Forbidden",
+    "JobFailed",
+    "NotFound",
+    "NotReached",
+    "OwlSapError",
+    "ProblemError",
+    "Retries",
+    "ServerError",
+    "TooLarge",
+    "TooMany",
+    "Unauthorized",
+    "Unavailable",
+    "UnexpectedAnswer",
+    "Unprocessable",
+    "WaitTimeout",
+]

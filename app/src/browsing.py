@@ -9,13 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
+from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from app.src.access.rows import Nothing, seen
 from app.src.parts import Parts
 from connector.errors import GenerationChanged
-from connector.model import CollectionSpec, CollectionStatus, Filter, Scalar, StoredText
+from connector.model import CollectionSpec, CollectionStatus, Filter, Sample, Scalar, StoredText
 
 SAMPLE = 5000
 """Rows that fields are told of at most, and a map is made of."""
@@ -25,6 +29,12 @@ VALUES = 50
 LONGEST_VALUE = 200
 """Characters of a value that somebody may choose from a list; longer ones only count as more."""
 _TRIES = 3
+POINTS = 1000
+_ALL_THE_SAME = 1e-10
+"""Variance of unit vectors that differ by the noise of float32 alone."""
+_DIGITS = 6
+_TITLE = 80
+"""Characters."""
 _PROBE = 24
 """Characters of a beginning that are looked for before all of it is compared."""
 _DAY = re.compile(r"(\d{4}-\d{2}-\d{2})([ T].*)?", re.ASCII)
@@ -72,6 +82,31 @@ class Fields:
     is."""
 
     fields: list[Field]
+    sampled: int
+    rows: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A row on the map. `color`: its value of the field that was asked for; `title`: its first words."""
+
+    id: str
+    x: float
+    y: float
+    color: Scalar
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class PointMap:
+    """`explained`: the shares of all differences between the `sampled` vectors that x and y show, of `rows` rows that
+    the asker may see."""
+
+    points: list[Point]
+    explained: tuple[float, float]
     sampled: int
     rows: int
 
@@ -139,7 +174,38 @@ class Browsing:
             sample = self._parts.store.sample(spec.name, SAMPLE, stored.generation, within, texts=False)
             chosen = seen(sample.chosen, within)
             found = _values(declared, (text.metadata for text in chosen))
-            return Fields([_field(name, values) for name, values in found.items()], len(chosen), sample.rows)
+            rows = _rows(sample, chosen)
+            return Fields([_field(name, values) for name, values in found.items()], len(chosen), rows)
+
+        return self._in_one_generation(spec.name, read)
+
+    def map(self, spec: CollectionSpec, color: str | None, limit: int, within: Filter | Nothing | None) -> PointMap:
+        """Up to `limit` rows as points: their first chunks' vectors, seen from where SAMPLE of them differ most. Raises
+        UnknownCollection, and ValueError for a field `color` that neither is declared nor stands in a row that may be
+        seen."""
+        from connector.document import metadata_names
+
+        names = metadata_names(spec.metadata)
+        if self._serving.never_written(spec):
+            _known_field(color, names, ())
+            return PointMap([], (0.0, 0.0), 0, 0)
+
+        def read(stored: CollectionStatus) -> PointMap:
+            if isinstance(within, Nothing):
+                _known_field(color, names, ())
+                return PointMap([], (0.0, 0.0), 0, 0)
+            store = self._parts.store
+            sample = store.sample(spec.name, SAMPLE, stored.generation, within)
+            rows = seen(sample.chosen, within)
+            field = _known_field(color, names, rows)
+            vectors = store.vectors(spec.name, rows, stored.generation)
+            lengths = np.linalg.norm(vectors, axis=1)
+            placed = np.flatnonzero(np.isfinite(lengths) & (lengths > 0))
+            xy, explained = principal_plane(vectors[placed] / lengths[placed, None])
+            points = [
+                _point(spec, rows[place], at, field) for place, at in zip(placed[:limit], xy.tolist(), strict=False)
+            ]
+            return PointMap(points, explained, len(placed), _rows(sample, rows))
 
         return self._in_one_generation(spec.name, read)
 
@@ -151,6 +217,11 @@ class Browsing:
             except GenerationChanged:
                 self._serving.forget(name)
         return read(self._serving.serving(name))
+
+
+def _rows(sample: Sample, seen_of_it: Sequence[StoredText]) -> int:
+    """A store that gave what may not be seen has counted it too."""
+    return sample.rows if len(seen_of_it) == len(sample.chosen) else len(seen_of_it)
 
 
 def _row(spec: CollectionSpec, chunks: Sequence[StoredText], columns: Sequence[str], *, overlapping: bool) -> ReadRow:
@@ -240,3 +311,66 @@ def _is_time(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# ---------------------------------------------------------------------------------------------------------------- map
+
+
+def principal_plane(vectors: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], tuple[float, float]]:
+    """The two principal components of `vectors` (n, d): coordinates (n, 2) and the share of the variance that each
+    explains. Nothing where there are fewer than two vectors; zeros where all are the same.
+
+    With X the centred vectors and X = U S V', the coordinates are X V = U S and the shares are s_i^2 / sum(s_j^2)
+    (Jolliffe, Principal Component Analysis, 2nd edition, sections 1.1 and 3.5). V, or for few vectors U, comes from the
+    eigenvectors of the smaller of X'X and XX': 5000 x 384 in a quarter of a second on two cores, a tenth of what the
+    decomposition of X takes, and the two largest are exact to float32. Each axis is turned so that the point farthest
+    out on it is positive (scikit-learn's svd_flip): the same vectors always give the same picture.
+    """
+    count, dimension = vectors.shape
+    if count < 2:
+        return np.zeros((0, 2)), (0.0, 0.0)
+    centred = vectors.astype(np.float64)
+    centred -= centred.mean(axis=0)
+    if dimension <= count:
+        values, axes = np.linalg.eigh(centred.T @ centred)
+        found = centred @ axes[:, ::-1][:, :2]
+    else:
+        values, axes = np.linalg.eigh(centred @ centred.T)
+        found = axes[:, ::-1][:, :2] * np.sqrt(np.maximum(values[::-1][:2], 0.0))
+    whole = float(np.square(centred).sum())
+    if whole < _ALL_THE_SAME * count:
+        return np.zeros((count, 2)), (0.0, 0.0)
+    xy = np.zeros((count, 2))
+    xy[:, : found.shape[1]] = found
+    farthest = xy[np.abs(xy).argmax(axis=0), (0, 1)]
+    shares = np.square(xy).sum(axis=0) / whole
+    return xy * np.where(farthest < 0, -1.0, 1.0), (float(shares[0]), float(shares[1]))
+
+
+def _known_field(color: str | None, names: Mapping[str, str], rows: Iterable[StoredText]) -> str | None:
+    """The name in the metadata of a field that is given by that name or its column's. Raises ValueError."""
+    if color is None:
+        return None
+    field, there = names.get(color, color), set(names.values())
+    if field in there or any(_kind(row.metadata.get(field)) is not None for row in rows):
+        return field
+    near = get_close_matches(color, sorted({*names, *there, *_names(rows)}), 1)
+    hint = f'; did you mean "{near[0]}"?' if near else f"; declared are: {', '.join(names) or 'none'}"
+    raise ValueError(f"color: no metadata field has this name{hint}")
+
+
+def _names(rows: Iterable[StoredText]) -> set[str]:
+    return {name for row in rows for name in row.metadata}
+
+
+def _point(spec: CollectionSpec, row: StoredText, at: Sequence[float], field: str | None) -> Point:
+    from connector.documents import shown_id
+
+    value = None if field is None else row.metadata.get(field)
+    color = value if _kind(value) is not None else None
+    return Point(shown_id(spec, row.id), round(at[0], _DIGITS), round(at[1], _DIGITS), color, _first_words(row.text))
+
+
+def _first_words(text: str) -> str:
+    flat = " ".join(text[: 4 * _TITLE].split())
+    return flat if len(flat) <= _TITLE else f"{flat[:_TITLE].rsplit(' ', 1)[0]} ..."

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from app.src.parts import Parts
 from app.src.settings import CollectionSettings
 from app.src.settings.writing import collection_block
-from connector.errors import ConfigurationError, NoProposal
+from connector.errors import ConfigurationError, NoKey, NoProposal, UnknownColumn
 from connector.model import CollectionSpec, TableRef
 from connector.protocols import Observer
 
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from connector.introspection import Introspection
     from connector.plan import Plan, PlanOptions
     from connector.proposal import Proposal
+    from connector.template import Template
+
+LONGEST_SAMPLE = 20_000
+"""Characters of a text in a preview; a row may hold a book."""
+
+
+class NotPreviewable(ConfigurationError):
+    """Nothing can be rendered: the template names what is not there, or none could be proposed."""
 
 
 class Discovery:
@@ -73,6 +81,33 @@ class Discovery:
             raise NoProposal(found.reason)
         return self._document(found.proposal, name)
 
+    def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
+        """Rows of a table or view as texts, by `template` or, if None, by the one that is proposed; `source`: the table
+        whose rows they are, which is a text table where the table itself has no text. Reads a few hundred rows.
+
+        Raises UnknownTable, NotPreviewable.
+        """
+        from connector.sampling import preview
+        from connector.source import HanaSource
+        from connector.template import Template
+
+        try:
+            parsed = None if template is None else Template.parse(template)
+        except ConfigurationError as error:
+            raise NotPreviewable(str(error)) from None
+        found = self._introspect(ref, look_at_rows=True)
+        embedder, source = self._parts.embedder, HanaSource(self._parts.pool("hana"))
+        try:
+            spec = _previewed(found, template, parsed)
+            shown = preview(spec, source, embedder, samples)
+        except (UnknownColumn, NoKey, NoProposal) as error:
+            raise NotPreviewable(str(error)) from None
+        document = asdict(shown)
+        for sample in document["samples"]:
+            if len(sample["text"]) > LONGEST_SAMPLE:
+                sample["text"] = sample["text"][: LONGEST_SAMPLE - 1] + "…"
+        return {"source": str(spec.source), "template": spec.template, "max_tokens": embedder.max_tokens} | document
+
     def _introspect(self, ref: TableRef, look_at_rows: bool) -> Introspection:
         from connector.introspection import introspect
 
@@ -117,3 +152,16 @@ class Discovery:
             planned = plan(filled, self._parts.source, store, embedder, options, observer)
         planned.collection = spec.name
         return planned
+
+
+def _previewed(found: Introspection, template: str | None, parsed: Template | None) -> CollectionSpec:
+    """The rows to render: those of the proposal, or of the table itself where that has none of its own and the template
+    names its columns."""
+    table, proposal = found.table, found.proposal
+    own = parsed is not None and all(table.column(name) for name in parsed.columns)
+    if template is not None and (proposal is None or (own and proposal.source != table.ref)):
+        return CollectionSpec("preview", table.ref, template)
+    if proposal is None:
+        raise NoProposal(found.reason)
+    wanted = template or proposal.template
+    return CollectionSpec("preview", proposal.source, wanted, key=proposal.key, where=proposal.where)

@@ -18,7 +18,7 @@ from app.src.access.rows import Nothing
 from app.src.access.rows import seen as _seen
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
-from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection
+from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection, UnknownRow
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Vectors
 
 Mode = Literal["vector", "keyword", "hybrid"]
@@ -27,6 +27,8 @@ DEEP, DEEPEST = 50, 4000
 """Hits of each ranking that fusion and MMR choose from: four times `k`, within these bounds."""
 _TRIES = 3
 """So often a search is made anew because another generation took over in its midst."""
+_CANCELLED = 1e-6
+"""Length of the mean of unit vectors that point to opposite sides: its direction is chance."""
 _STATUS_SECONDS = 5.0
 """How long search remembers which model a collection was made with: asking counts its rows."""
 
@@ -53,6 +55,18 @@ class SearchOptions:
             raise ValueError("min_score must be a finite number")
         if self.mmr_lambda is not None and not 0 <= self.mmr_lambda <= 1:
             raise ValueError(f"mmr_lambda is {self.mmr_lambda:g}; it goes from 0 (different) to 1 (relevant)")
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """Rows like the one with this id, which is no hit itself: by the mean of its chunks' vectors, made as long as one
+    again. For unit vectors that is the direction whose cosines with all of them have the largest sum."""
+
+    id: str
+
+
+Asked = str | Sequence[float] | Like
+"""What is looked for: a text, a vector, or what a row is like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +151,7 @@ class Searching:
     def search(
         self,
         spec: CollectionSpec,
-        query: str | Sequence[float],
+        query: Asked,
         k: int,
         narrowed: Narrowed,
         options: SearchOptions,
@@ -146,10 +160,17 @@ class Searching:
         if isinstance(query, str) and not query.strip():
             raise ValueError("the search text is empty")
         if not isinstance(query, str) and options.mode != "vector":
-            raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not a vector")
+            given = "the id of a row" if isinstance(query, Like) else "a vector"
+            raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not {given}")
+        if isinstance(query, Like):
+            query = _as_stored(spec, query)
         if self.never_written(spec):
+            if isinstance(query, Like):
+                raise _no_row(spec.name)
             return Found([], {}, ["nothing has been written to this collection yet"])
         if isinstance(narrowed.within, Nothing):
+            if isinstance(query, Like):
+                raise _no_row(spec.name)
             notes = _notes(spec, narrowed.where, query, options.mode, True)  # a wrong filter is wrong for everybody
             return Found([], {}, [narrowed.within.why, *notes], rows="none")
         for _ in range(_TRIES - 1):
@@ -160,18 +181,20 @@ class Searching:
         return self._searched(spec, query, k, narrowed, options)
 
     def _searched(
-        self, spec: CollectionSpec, query: str | Sequence[float], k: int, narrowed: Narrowed, options: SearchOptions
+        self, spec: CollectionSpec, query: Asked, k: int, narrowed: Narrowed, options: SearchOptions
     ) -> Found:
         """In one generation from the first step to the last. Raises GenerationChanged when another takes over."""
-        stored, stages = self._known_status(spec.name), _Stages()
+        stored, stages = self.serving(spec.name), _Stages()
         vector = None
         if options.mode != "keyword":
             with stages.timed("embed"):
-                vector = self._query_vector(query, stored)
+                vector = self._query_vector(query, stored, narrowed)
         spread = options.mmr_lambda is not None and options.mmr_lambda < 1
         depth = max(k, min(options.depth or max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
+        itself = query.id if isinstance(query, Like) else None
         with stages.timed("store"):
-            hits = self._ranked(stored, query, vector, depth, narrowed, options)
+            hits = self._ranked(stored, query, vector, depth + (itself is not None), narrowed, options)
+            hits = [hit for hit in hits if hit.id != itself]
         if spread:
             with stages.timed("rank"):
                 hits = self._spread(stored, hits, k, options)
@@ -190,7 +213,7 @@ class Searching:
     def _ranked(
         self,
         stored: CollectionStatus,
-        query: str | Sequence[float],
+        query: Asked,
         vector: NDArray[np.float32] | None,
         depth: int,
         narrowed: Narrowed,
@@ -237,6 +260,10 @@ class Searching:
 
     # ----------------------------------------------------------------------------------------------- what is stored
 
+    def serving(self, name: str) -> CollectionStatus:
+        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
+        return self._known_status(name)
+
     def never_written(self, spec: CollectionSpec) -> bool:
         """Has nobody written to it yet? Which is no error where clients do: they may ask first."""
         if not spec.written_by_clients:
@@ -246,10 +273,6 @@ class Searching:
         except UnknownCollection:
             return True
         return False
-
-    def serving(self, name: str) -> CollectionStatus:
-        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
-        return self._known_status(name)
 
     def _known_status(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
@@ -261,10 +284,28 @@ class Searching:
             self._known[name] = (time.monotonic(), status)
         return status
 
-    def _query_vector(self, query: str | Sequence[float], stored: CollectionStatus) -> NDArray[np.float32]:
+    def _query_vector(self, query: Asked, stored: CollectionStatus, narrowed: Narrowed) -> NDArray[np.float32]:
+        if isinstance(query, Like):
+            return self._like(query, stored, narrowed.rows)
         if not isinstance(query, str):
             return unit_vector(query, stored.dimension)
         return self._embedder(stored).embed_query(query)
+
+    def _like(self, like: Like, stored: CollectionStatus, within: Filter | None) -> NDArray[np.float32]:
+        """Raises UnknownRow for a row that is not there and, in the same words, for one that may not be seen; and
+        ValueError for one without a vector, which others may have written."""
+        name, store = stored.collection, self._parts.store
+        chunks = _seen(store.texts_of(name, [like.id], stored.generation, within), within)
+        if not chunks:
+            raise _no_row(name)
+        vectors = store.vectors(name, chunks, stored.generation).astype(np.float64)
+        lengths = np.linalg.norm(vectors, axis=1)
+        usable = np.isfinite(lengths) & (lengths > 0)
+        known = vectors[usable] / lengths[usable, None]
+        if not len(known):
+            raise ValueError("that row has no vector, so nothing can be like it")
+        mean = known.mean(axis=0)
+        return unit_vector(mean.tolist() if np.linalg.norm(mean) > _CANCELLED else known[0].tolist(), stored.dimension)
 
     def _embedder(self, stored: CollectionStatus) -> EngineEmbedder:
         """Looked up once: the model of a generation never changes."""
@@ -274,7 +315,7 @@ class Searching:
             known = self._embedders[stored.collection] = key, self._embedder_for(stored)
         return known[1]
 
-    def _cut(self, query: str | Sequence[float], stored: CollectionStatus, mode: Mode) -> list[str]:
+    def _cut(self, query: Asked, stored: CollectionStatus, mode: Mode) -> list[str]:
         """The model looks at the beginning of a long text only, and nobody should have to find that out."""
         if mode == "keyword" or not isinstance(query, str):
             return []
@@ -296,9 +337,19 @@ class Searching:
             return ()
 
 
-def _notes(
-    spec: CollectionSpec, where: Filter | None, query: str | Sequence[float], mode: Mode, found: bool
-) -> list[str]:
+def _no_row(name: str) -> UnknownRow:
+    return UnknownRow(f'"{name}" has no row with this id, or none that you may see')
+
+
+def _as_stored(spec: CollectionSpec, like: Like) -> Like:
+    from connector.documents import stored_ids
+
+    for id_ in stored_ids(spec, [like.id]):
+        return Like(id_)
+    raise _no_row(spec.name)
+
+
+def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode, found: bool) -> list[str]:
     """A field that no row of ours can have is no error, because rows that others wrote may have it."""
     from connector.document import metadata_names
     from connector.stores.filters import fields

@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.src import doctor
+from app.src import doctor, statuses
 from app.src.access.authentication import Authentication
-from app.src.access.principal import Principal
+from app.src.access.principal import OPERATOR, Principal
 from app.src.access.rights import Rights
 from app.src.access.rows import Nothing
 from app.src.background import Background
 from app.src.background import SyncRequest as SyncRequest
-from app.src.browsing import Browsing, Fields, ReadRow
+from app.src.browsing import POINTS, Browsing, Fields, PointMap, ReadRow
 from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
@@ -31,17 +31,20 @@ from app.src.generations import QUERIES, BuildReport, Generations, Switched, Wor
 from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
-from app.src.probes import Probes, Readiness, choices, told
-from app.src.searching import Found, Narrowed, Searching, SearchOptions
+from app.src.probes import Probes, Readiness, told
+from app.src.searching import MODES, Asked, Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
-from app.src.watching import Watch, never_synced, standing
-from connector.documents import nothing_to_sync
+from app.src.watching import Watch, behind
+from connector.documents import nothing_to_sync, stored_ids
 from connector.errors import DatabaseError, UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter, ModelSource, Vectors
 from connector.protocols import Observer, Source, VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
+    from app.src.evaluation.queries import LabelledQuery
+    from app.src.evaluation.report import Evaluation
+    from app.src.evaluation.report import Wanted as Labelled
     from app.src.training.run import Onlooker
     from app.src.training.run import Report as TrainingReport
     from app.src.training.run import Request as TrainingRequest
@@ -426,7 +429,9 @@ class Service:
     def _status(self, name: str) -> dict[str, Any]:
         self.spec(name)
         status = self._stored(name)
-        shown = never_synced(name, self.settings) if status is None else standing(status)
+        shown = (
+            statuses.never_synced(name, self.settings) if status is None else statuses.shown(status, behind(status).lag)
+        )
         return shown | self.background.shown(name, status)
 
     def _stored(self, name: str) -> CollectionStatus | None:
@@ -470,27 +475,23 @@ class Service:
     def search(
         self,
         name: str,
-        query: str | Sequence[float],
+        query: Asked,
         k: int = 10,
         where: Filter | None = None,
         options: SearchOptions = _AS_USUAL,
         *,
         principal: Principal,
     ) -> Found:
-        """The `k` best source rows for a text or a vector, of those that `principal` may see: others take no part.
-        Mode keyword needs no model and loads none.
+        """The `k` best source rows for a text or a vector, or like a row, of those that `principal` may see: others
+        take no part. Mode keyword needs no model and loads none.
 
-        Raises UnknownCollection (also when it was never synced), ModelMismatch, BadFilter, ValueError for a blank text,
-        for a vector that is no finite direction and for one where words are looked for.
+        Raises UnknownCollection (also when it was never synced), UnknownRow, ModelMismatch, BadFilter, ValueError for a
+        blank text, for a vector that is no finite direction and for a vector or a row where words are looked for.
         """
         found = self._searching.search(
             self.spec(name), query, k, Narrowed(where, self._visible(name, principal)), options
         )
         return replace(found, stale_since=self.background.stale_since(name, self._stored))
-
-    def embedder_of(self, name: str) -> EngineEmbedder:
-        """The model of what serves. Raises ModelMismatch when it cannot be had."""
-        return self._generations.maker(self.spec(name)).embedder
 
     def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
         """The rows with these ids, as search gives them, in that order; those that are not there or that `principal`
@@ -501,8 +502,32 @@ class Service:
         """The metadata that filters can be made of, of the rows that `principal` may see. Raises UnknownCollection."""
         return self._browsing.fields(self.spec(name), self._visible(name, principal))
 
+    def map(self, name: str, color: str | None = None, limit: int = POINTS, *, principal: Principal) -> PointMap:
+        """Rows as points, those alike near each other, with the value of the field `color`. Raises UnknownCollection,
+        and ValueError for a field that there is not."""
+        return self._browsing.map(self.spec(name), color, limit, self._visible(name, principal))
+
     def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
         return self.rights.visible(name, principal)
+
+    def evaluate(
+        self, name: str, wanted: Labelled, progress: Callable[[int, int], None] = lambda *_: None
+    ) -> Evaluation:
+        """How good the search of the collection is by labelled queries, in the modes wanted. Raises as `search`, and
+        ConfigurationError for what is wrong with the queries."""
+        from app.src.evaluation.report import evaluation
+
+        def ask(query: LabelledQuery, mode: str, count: int) -> list[str]:
+            options = SearchOptions(next(known for known in MODES if known == mode))
+            hits = self.search(name, query.text, count, query.where, options, principal=OPERATOR).hits
+            return stored_ids(spec, [hit.id for hit in hits])
+
+        spec = self.spec(name)
+        return evaluation(wanted, self._searching.serving(name), self.store, ask, progress)
+
+    def embedder_of(self, name: str) -> EngineEmbedder:
+        """The model of what serves. Raises ModelMismatch when it cannot be had."""
+        return self._generations.maker(self.spec(name)).embedder
 
     def key_columns(self, name: str) -> tuple[str, ...]:
         """Names of the key columns; () while nobody can tell."""
@@ -513,31 +538,7 @@ class Service:
 
     def info(self) -> dict[str, Any]:
         """What `/v1/info` says. Loads the engine."""
-        engine, api = self.engine, self.settings.api
-        return {
-            "version": version(),
-            "model": engine.model,
-            "dimension": engine.dimension,
-            "max_tokens": engine.max_tokens,
-            "fingerprint": engine.fingerprint,
-            "device": {
-                "kind": engine.profile.kind,
-                "name": engine.profile.name,
-                "precision": engine.precision,
-                "precision_reason": engine.precision_reason,
-                "path": engine.path,
-                "path_reason": engine.path_reason,
-            },
-            "settings": [asdict(each) for each in choices(engine)],
-            "store": self.settings.store.kind,
-            "collections": self.names(),
-            "limits": {
-                "max_body_bytes": api.max_body_bytes,
-                "max_inputs": api.max_inputs,
-                "max_text_chars": api.max_text_chars,
-                "max_k": api.max_k,
-            },
-        }
+        return statuses.of_service(version(), self.engine, self.settings)
 
     def gpu(self) -> dict[str, Any]:
         """What NVIDIA's driver says now; loads no engine, and takes no longer than GPU_WITHIN."""

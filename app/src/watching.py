@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,6 @@ from app.src.jobs import StateUnusable, Tally
 from app.src.metrics import Metrics
 from app.src.parts import Parts
 from app.src.scraped import Reading
-from app.src.settings import Settings
 from connector.model import CollectionStatus
 from connector.protocols import VectorStore
 
@@ -236,38 +235,3 @@ def _figures(status: CollectionStatus | None, now: datetime) -> dict[str, Any]:
     if status is None:
         return dict.fromkeys(counts, 0.0)
     return {name: float(getattr(status, name)) for name in counts} | asdict(behind(status, now))
-
-
-_NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
-"""Counts that are 0 before the first sync; everything else is not known yet."""
-_INNER = "checkpoint"
-"""Of a status, for sync alone."""
-_STATUS_KEYS = (
-    *(item.name for item in fields(CollectionStatus) if item.name != _INNER),
-    "lag_seconds",
-    "method",
-    "last_full",
-)
-
-
-def standing(status: CollectionStatus) -> dict[str, Any]:
-    """A status as the surfaces show it."""
-    from connector.stores.records import in_utc
-
-    last, checkpoint, lag = in_utc(status.last_sync), status.checkpoint, behind(status).lag
-    full = in_utc(checkpoint.last_full)
-    shown = {name: value for name, value in asdict(status).items() if name != _INNER}
-    return shown | {
-        "last_sync": None if last is None else last.isoformat(),
-        "lag_seconds": None if lag is None else round(lag, 1),
-        "method": (checkpoint.mark or {}).get("method", "full"),
-        "last_full": None if full is None else full.isoformat(),
-    }
-
-
-def never_synced(name: str, settings: Settings) -> dict[str, Any]:
-    """As `standing`, of a collection that was never synced."""
-    store = settings.store
-    empty = dict.fromkeys(_STATUS_KEYS) | dict.fromkeys(_NEVER_SYNCED, 0)
-    schema = settings.store_schema if store.kind == "hana" else None
-    return empty | {"collection": name, "store": store.kind, "schema": schema}

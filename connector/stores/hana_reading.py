@@ -4,7 +4,7 @@ and the table's statements, no collection and no state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from connector.hana import HanaPool
@@ -37,12 +37,15 @@ class HanaReading:
 
     def texts_of(self, ids: Sequence[str]) -> list[StoredText]:
         asked = records.AskedIds.of(ids)
-        found = [*self._by("SRC_KEY", asked.documents), *self._by("ID", asked.foreign)]
+        found = [
+            *self._read(self._table.texts_of, asked.documents),
+            *self._read(self._table.texts_of_foreign, asked.foreign),
+        ]
         return records.in_order_of(ids, found)
 
-    def _by(self, column: str, ids: Sequence[str] | Sequence[int]) -> Iterator[StoredText]:
+    def _read(self, statement: Callable[[int, str], str], ids: Sequence[str] | Sequence[int]) -> Iterator[StoredText]:
         for some in portions(ids):
-            sql = self._table.texts_of(column, len(some), self._only.sql)
+            sql = statement(len(some), self._only.sql)
             rows = self._pool.read(sql, (*some, *self._only.parameters), doing="reading rows")
             yield from map(_text, rows)
 

@@ -307,23 +307,29 @@ class VectorSql:
     def vectors(self, count: int) -> str:
         return f'SELECT "ID", "VEC_VECTOR" FROM {self.table} WHERE "ID" IN ({", ".join("?" * count)})'
 
-    def texts_of(self, column: str, count: int, condition: str = "") -> str:
-        """By "SRC_KEY" those of ours, by "ID" those of others. Parameters: the ids, then those of the condition."""
-        foreign = ' AND "SRC_KEY" IS NULL' if column == "ID" else ""
+    def texts_of(self, count: int, condition: str = "") -> str:
+        """By "SRC_KEY". Parameters: the ids, then those of the condition."""
+        return self._texts(f'"SRC_KEY" IN ({", ".join("?" * count)})', condition)
+
+    def texts_of_foreign(self, count: int, condition: str = "") -> str:
+        """By "ID"."""
+        return self._texts(f'"ID" IN ({", ".join("?" * count)}) AND "SRC_KEY" IS NULL', condition)
+
+    def _texts(self, which: str, condition: str) -> str:
         return (
             f'SELECT "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META" FROM {self.table} '
-            f"WHERE {quote(column)} IN ({', '.join('?' * count)}){foreign}{_and(condition)}"
+            f"WHERE {which}{_and(condition)}"
         )
 
     def count_rows(self, condition: str = "") -> str:
         """Documents of ours, by their first chunks, and records of others."""
         return f"SELECT COUNT(*) FROM {self.table} WHERE {_FIRST}{_and(condition)}"
 
-    def sample(self, count: int, condition: str = "", *, texts: bool) -> str:
+    def sample(self, count: int, condition: str = "", *, texts: bool = True) -> str:
         text = '"VEC_TEXT"' if texts else "''"
         return (
             f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", {text} AS "VEC_TEXT", "VEC_META" FROM {self.table} '
-            f'WHERE {_FIRST}{_and(condition)} ORDER BY MOD(MOD("ID", {SPREAD_MODULUS}) * {SPREAD_FACTOR}, '
+            f'WHERE {_FIRST}{_and(condition)} ORDER BY MOD(MOD("ID", {SPREAD_MODULUS}) * TO_BIGINT({SPREAD_FACTOR}), '
             f'{SPREAD_MODULUS}), "ID"'
         )
 

@@ -1,4 +1,6 @@
-"""What is stored, read over HTTP: rows by their ids, and the metadata that filters can be made of."""
+"""What is stored, read over HTTP: rows by their ids, the metadata that filters can be made of, rows as points on a map,
+and rows like one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ import pytest
 from app.src.service import Service
 from tests.api.conftest import TEXTS, TableSource
 
+SEARCH = "/v1/collections/materials/search"
+MAP = "/v1/collections/materials/map"
 ROWS = "/v1/collections/materials/rows"
 FIELDS = "/v1/collections/materials/fields"
 HOSTILE = [
@@ -37,7 +41,7 @@ def id_of(key: str) -> str:
 
 @pytest.mark.covers("POST /v1/collections/{name}/rows")
 def test_rows_come_whole_and_in_the_order_of_their_ids(client: httpx.Client, synced: Service) -> None:
-    hit = client.post("/v1/collections/materials/search", json={"query": "oil pump", "k": 1}).json()["hits"][0]
+    hit = client.post(SEARCH, json={"query": "oil pump", "k": 1}).json()["hits"][0]
     asked = [id_of("4"), "nobody", hit["id"], id_of("1"), id_of("4")]
     rows = client.post(ROWS, json={"ids": asked}).json()["rows"]
     assert [row["id"] for row in rows] == [id_of("4"), id_of("3"), id_of("1")]
@@ -80,3 +84,118 @@ def test_fields_tell_what_can_be_filtered_by(client: httpx.Client, synced: Servi
 def test_fields_of_nothing(client: httpx.Client, synced: Service) -> None:
     for name in ("never", "nobody"):
         assert client.get(f"/v1/collections/{name}/fields").status_code == 404
+
+
+# ---------------------------------------------------------------------------------------------------------------- map
+
+
+@pytest.mark.covers("GET /v1/collections/{name}/map")
+def test_a_map_of_points(client: httpx.Client, synced: Service) -> None:
+    answer = client.get(MAP, params={"color": "MTART"}).json()
+    assert (answer["sampled"], answer["rows"]) == (4, 4)
+    assert {point["id"]: (point["color"], point["title"]) for point in answer["points"]} == {
+        id_of(key): ("FERT" if key < "3" else "ROH", text) for key, text in TEXTS.items()
+    }
+    assert 0.3 < sum(answer["explained"]) <= 1
+    assert answer["explained"] == sorted(answer["explained"], reverse=True)
+    assert client.get(MAP, params={"color": "MTART"}).json() == answer, "the same picture each time"
+    some = client.get(MAP, params={"limit": 2}).json()
+    assert [point | {"color": 0} for point in some["points"]] == [
+        point | {"color": 0} for point in answer["points"][:2]
+    ]
+    assert {point["color"] for point in some["points"]} == {None}
+
+
+@pytest.mark.covers("GET /v1/collections/{name}/map")
+def test_rows_alike_lie_near_each_other(client: httpx.Client, service: Service, source: TableSource) -> None:
+    """Two topics with no word in common."""
+    for number in range(40):
+        words = ("steel bearing gearbox shaft" if number % 2 else "garden hose rubber water").split()
+        text = " ".join([*words, words[number % 4]])
+        source.rows_by_key[f"{number:02}"] = {"MATNR": f"{number:02}", "MAKTX": text, "MTART": words[0]}
+    for key in TEXTS:
+        del source.rows_by_key[key]
+    service.sync("materials")
+    points = client.get(MAP, params={"color": "MTART"}).json()["points"]
+    steel, garden = ({point["x"] > 0 for point in points if point["color"] == topic} for topic in ("steel", "garden"))
+    assert len(steel) == len(garden) == 1
+    assert steel != garden
+
+
+@pytest.mark.covers("GET /v1/collections/{name}/map")
+def test_too_few_rows_for_a_map(client: httpx.Client, service: Service, source: TableSource) -> None:
+    for key in ("2", "3", "4"):
+        del source.rows_by_key[key]
+    service.sync("materials")
+    answer = client.get(MAP).json()
+    assert answer == {"points": [], "explained": [0.0, 0.0], "sampled": 1, "rows": 1}
+
+
+@pytest.mark.covers("GET /v1/collections/{name}/map", errors=True)
+def test_maps_that_are_refused(client: httpx.Client, synced: Service) -> None:
+    for parameters, words in (
+        ({"color": "MTRAT"}, 'did you mean "MTART"?'),
+        ({"color": "\0"}, "declared are: MTART"),
+        ({"color": "x" * 131}, "query.color"),
+        ({"limit": 0}, "query.limit"),
+        ({"limit": 5001}, "query.limit"),
+    ):
+        answer = client.get(MAP, params=parameters)
+        assert answer.status_code == 422, answer.text
+        assert words in answer.json()["detail"]
+    for name in ("never", "nobody"):
+        assert client.get(f"/v1/collections/{name}/map").status_code == 404
+
+
+# --------------------------------------------------------------------------------------------------------------- like
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_rows_like_one(client: httpx.Client, service: Service, source: TableSource) -> None:
+    source.rows_by_key["5"] = {"MATNR": "5", "MAKTX": "steel bearing of a gearbox", "MTART": "ROH"}
+    service.sync("materials")
+    ranked = client.post(SEARCH, json={"query": TEXTS["1"], "k": 5}).json()["hits"]
+    assert ranked[0]["id"] == id_of("1")
+    hits = client.post(SEARCH, json={"like": id_of("1"), "k": 5}).json()["hits"]
+    assert [hit["id"] for hit in hits] == [hit["id"] for hit in ranked[1:]]
+    assert [hit["score"] for hit in hits] == pytest.approx([hit["score"] for hit in ranked[1:]], abs=1e-6)
+    best = client.post(SEARCH, json={"like": id_of("1"), "k": 1}).json()["hits"]
+    assert [hit["id"] for hit in best] == [id_of("5")], "itself takes no place"
+    for more in ({"filter": {"MTART": "FERT"}}, {"mmr_lambda": 0.2}, {"min_score": -1}):
+        found = client.post(SEARCH, json={"like": id_of("1"), **more}).json()["hits"]
+        assert found
+        assert id_of("1") not in {hit["id"] for hit in found}
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_a_row_of_several_chunks_is_like_all_of_them(
+    client: httpx.Client, service: Service, source: TableSource
+) -> None:
+    """By the mean: a row about the end of a long text is found as one about its beginning."""
+    long = "alpha " * 300 + "omega " * 300
+    for key, text in {"1": long, "2": "alpha", "3": "omega", "4": "chair"}.items():
+        source.rows_by_key[key] = {"MATNR": key, "MAKTX": text, "MTART": "FERT"}
+    service.sync("materials")
+    assert len(client.post(ROWS, json={"ids": [id_of("1")]}).json()["rows"][0]["chunks"]) > 1
+    hits = client.post(SEARCH, json={"like": id_of("1")}).json()["hits"]
+    assert {hit["id"] for hit in hits[:2]} == {id_of("2"), id_of("3")}
+    assert all(hit["score"] > 0.3 for hit in hits[:2])
+    assert hits[2]["score"] < 0.3
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
+def test_rows_like_none_are_refused(client: httpx.Client, synced: Service) -> None:
+    for id_ in HOSTILE:
+        answer = client.post(SEARCH, json={"like": id_})
+        assert answer.status_code == 404, answer.text
+        assert answer.json()["detail"] == '"materials" has no row with this id, or none that you may see'
+    for body, words in (
+        ({"like": id_of("1"), "mode": "keyword"}, "looks for words: give a text as the query, not the id of a row"),
+        ({"like": id_of("1"), "mode": "hybrid"}, "looks for words"),
+        ({"like": id_of("1"), "query": "x"}, "give one of query, vector and like"),
+        ({"like": 1}, "body.like"),
+        ({"like": id_of("1"), "filter": {"MTART": {"$eqq": 1}}}, "$eqq"),
+    ):
+        answer = client.post(SEARCH, json=body)
+        assert answer.status_code == 422, answer.text
+        assert words in answer.json()["detail"]

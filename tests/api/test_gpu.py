@@ -9,7 +9,7 @@ from httpx import Client
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.src import scraped, service
-from app.src.api import schemas
+from app.src.api import gpu_schemas
 from app.src.core import nvml
 
 STATE = nvml.GpuState(
@@ -50,7 +50,7 @@ def test_a_card(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = client.get("/openapi.json").json()["components"]["schemas"]
     assert set(shapes["GpuBody"]["properties"]) == set(answer)
     assert set(shapes["GpuDevice"]["properties"]) == set(device)
-    schemas.GpuBody.model_validate(answer, strict=True)
+    gpu_schemas.GpuBody.model_validate(answer, strict=True)
 
 
 def of_gpus(client: Client) -> dict[str, tuple[dict[str, str], float]]:

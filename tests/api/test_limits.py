@@ -14,6 +14,7 @@ from httpx import Client, Response
 from app.src.api.errors import Crowded, retry_after
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
 from app.src.core.batcher import EngineOverloaded, WorkerDied
+from app.src.explaining import by_code
 from app.src.service import Service
 from connector import errors
 from tests.api.conftest import TableSource, serving, settings_in
@@ -57,7 +58,8 @@ def problem(response: Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = response.json()
-    assert {"type", "title", "status", "detail", "instance", "request_id"} <= set(document)
+    assert {"type", "title", "status", "detail", "code", "instance", "request_id"} <= set(document)
+    assert by_code(document["code"]).code == document["code"] != "OWL-9000" or status == 500
     assert (document["type"], document["status"]) == ("about:blank", status)
     assert document["instance"] == response.request.url.path
     assert document["request_id"] == response.headers["x-request-id"]

@@ -29,6 +29,9 @@ from tests.api.conftest import TableSource, serving, settings_in
 from tests.emulator.process import Emulator
 
 SEARCH = "/v1/collections/materials/search"
+ROWS = "/v1/collections/materials/rows"
+FIELDS = "/v1/collections/materials/fields"
+MAP = "/v1/collections/materials/map?color=MTART&limit=50"
 TEXTS = ["pump of steel", "pump of rubber", "pump, pump and a seal", "gearbox", "bearing for a pump"]
 OWNERS = ("FERT", "ROH", "HALB")
 ANSWERED = {"query": "pump steel"}
@@ -272,6 +275,100 @@ def test_a_store_that_errs_shows_nothing(
     assert "belongs" not in caplog.text
 
 
+# ------------------------------------------------------------------------------------------- what is read or looked at
+
+ALL_IDS = [f'["{number:03}"]' for number in range(60)]
+NOBODYS = '["nobody"]'
+
+
+def own_ids(owner: str) -> list[str]:
+    return ALL_IDS[OWNERS.index(owner) :: 3]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/rows")
+@pytest.mark.parametrize("owner", OWNERS)
+def test_rows_that_may_not_be_seen_are_as_if_they_were_not_there(asking: Asking, owner: str) -> None:
+    mine = asking.post(claiming(owner), ROWS, ids=ALL_IDS).json()
+    assert [row["id"] for row in mine["rows"]] == own_ids(owner)
+    assert mine == asking.post(OPERATOR, ROWS, ids=own_ids(owner)).json()
+    others = [id_ for id_ in ALL_IDS if id_ not in own_ids(owner)]
+    answers = [asking.post(claiming(owner), ROWS, ids=ids) for ids in (others, [NOBODYS])]
+    assert answers[0].content == answers[1].content == b'{"rows":[]}'
+
+
+@pytest.mark.covers("GET /v1/collections/{name}/fields")
+@pytest.mark.parametrize("owner", OWNERS)
+def test_fields_are_of_the_rows_that_may_be_seen(asking: Asking, owner: str) -> None:
+    answer = asking.get(claiming(owner), FIELDS).json()
+    assert (answer["sampled"], answer["rows"]) == (20, 20)
+    (field,) = answer["fields"]
+    assert field["values"] == [{"value": owner, "count": 20}]
+    assert asking.get(OPERATOR, FIELDS).json()["rows"] == 60
+
+
+@pytest.mark.covers("GET /v1/collections/{name}/map")
+@pytest.mark.parametrize("owner", OWNERS)
+def test_a_map_is_of_the_rows_that_may_be_seen(asking: Asking, owner: str) -> None:
+    """Where a point stands is told by them alone too: others move nothing."""
+    answer = asking.get(claiming(owner), MAP).json()
+    assert sorted(point["id"] for point in answer["points"]) == own_ids(owner)
+    assert {point["color"] for point in answer["points"]} == {owner}
+    assert all(owner in point["title"] for point in answer["points"])
+    assert (answer["sampled"], answer["rows"]) == (20, 20)
+    assert asking.get(OPERATOR, MAP).json()["rows"] == 60
+
+
+@pytest.mark.parametrize("who", [LOOPBACK, claiming(), claiming("*"), claiming("nobody")], ids=range(4))
+def test_without_a_claim_there_is_nothing(asking: Asking, who: Principal) -> None:
+    assert asking.post(who, ROWS, ids=ALL_IDS).json() == {"rows": []}
+    fields = asking.get(who, FIELDS).json()
+    assert (fields["sampled"], fields["rows"], fields["fields"][0]["values"]) == (0, 0, [])
+    shown = asking.get(who, MAP).json()
+    assert (shown["points"], shown["sampled"], shown["rows"]) == ([], 0, 0)
+    assert asking.post(who, SEARCH, like=ALL_IDS[0]).status_code == 404
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+@pytest.mark.parametrize("owner", OWNERS)
+def test_rows_like_one_are_of_those_that_may_be_seen(asking: Asking, owner: str) -> None:
+    for way in ({}, {"mmr_lambda": 0.3}, {"filter": {"MTART": {"$ne": "nobody"}}}):
+        for k in (1, 5, 50):
+            mine = asking.search(claiming(owner), like=own_ids(owner)[2], k=k, **way)["hits"]
+            assert {hit["metadata"]["MTART"] for hit in mine} == {owner}
+            assert own_ids(owner)[2] not in {hit["id"] for hit in mine}
+            assert len(mine) == min(k, 19)
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
+def test_nothing_tells_a_row_of_others_from_none(asking: Asking) -> None:
+    """Whatever else is asked, both answers are the same: with filters that are right, wrong or fail at a value."""
+    bodies = [{}, {"filter": {"MTART": "ROH"}}, {"filter": {"MTART": {"$gt": 1}}}, {"filter": {"MTART": {"$eqq": 1}}}]
+    for body in (*bodies, {"mode": "hybrid"}, {"mmr_lambda": 0.5}, {"min_score": 0.1}, {"k": 50}):
+        answers = [asking.post(claiming("FERT"), SEARCH, like=id_, **body) for id_ in (own_ids("ROH")[0], NOBODYS)]
+        assert answers[0].status_code == answers[1].status_code == (422 if "mode" in body else 404), answers[0].text
+        told = [{**answer.json(), "request_id": ""} for answer in answers]
+        assert told[0] == told[1]
+    assert asking.post(claiming("FERT"), SEARCH, like=own_ids("FERT")[0]).status_code == 200
+
+
+def test_what_a_store_that_errs_reads_is_not_shown(
+    asking: Asking, shared: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = shared.store
+    for name in ("texts_of", "sample"):
+        real: Callable[..., Any] = getattr(store, name)
+        monkeypatch.setattr(store, name, lambda *given, real=real, **more: real(*given[:-1], None, **more))
+    who = claiming("FERT")
+    assert [row["id"] for row in asking.post(who, ROWS, ids=ALL_IDS).json()["rows"]] == own_ids("FERT")
+    assert asking.get(who, FIELDS).json()["fields"][0]["values"] == [{"value": "FERT", "count": 20}]
+    assert asking.get(who, FIELDS).json()["rows"] == 20
+    assert sorted(point["id"] for point in asking.get(who, MAP).json()["points"]) == own_ids("FERT")
+    assert asking.get(who, MAP).json()["rows"] == 20
+    assert asking.post(who, SEARCH, like=own_ids("ROH")[0]).status_code == 404
+    assert "row rights" in caplog.text
+    assert "belongs" not in caplog.text
+
+
 # ------------------------------------------------------------------------------------------------------ other routes
 
 SHOWING = [
@@ -314,7 +411,7 @@ def test_no_other_route_tells_of_rows(alone: Asking, synced: Service, source: Ta
             path = template.replace("{name}", "materials").replace("{job_id}", job).replace("{schema}/{table}", "S/X")
             text = alone.get(claiming("FERT"), path).text
             assert "secret" not in text, path
-            assert "belongs" not in text, path
+            assert not any(f"belongs to {other}" in text for other in ("ROH", "HALB")), path
             looked += 1
     assert looked >= 12
 
@@ -368,6 +465,24 @@ def test_rows_without_the_column_are_not_seen_until_a_sync_has_written_it(
 
 
 # ------------------------------------------------------------------------------------------------------------- audit
+
+
+def test_the_audit_log_tells_who_read_how_much(synced: Service, tmp_path: Path) -> None:
+    with asked(synced) as asking:
+        asking.post(claiming("FERT"), ROWS, ids=ALL_IDS[:4])
+        asking.get(OPERATOR, FIELDS)
+        asking.get(LOOPBACK, MAP)
+        asking.post(claiming("FERT"), SEARCH, like=ALL_IDS[1])
+    entries = audited(tmp_path)
+    told = [tuple(entry.get(name) for name in ("route", "status", "rows", "asked", "hits")) for entry in entries]
+    place = "/v1/collections/{name}"
+    assert told == [
+        (f"{place}/rows", 200, "some", 4, 2),
+        (f"{place}/fields", 200, "all", None, 60),
+        (f"{place}/map", 200, "none", None, 0),
+        (f"{place}/search", 404, None, None, None),
+    ]
+    assert "[" not in (tmp_path / "audit.log").read_text(encoding="utf-8"), "no id, which holds a key"
 
 
 def audited(tmp_path: Path) -> list[dict[str, Any]]:

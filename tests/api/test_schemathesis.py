@@ -164,6 +164,7 @@ def check_walk(served: Served, walked: Walked, spared: set[str]) -> None:
     "GET /v1/tables",
     "POST /v1/collections/{name}/search",
     "GET /v1/tables/{schema}/{table}",
+    "POST /v1/tables/{schema}/{table}/preview",
     "POST /v1/collections/{name}/sync",
     "POST /v1/collections/{name}/verify",
     "GET /v1/jobs/{job_id}",

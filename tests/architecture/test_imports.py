@@ -43,7 +43,11 @@ PLANTED = [
     ("app/src/jobs/runner.py", "from app.src import service", "layers of app.src"),
     ("app/src/service.py", "from app.src import cli", "layers of app.src"),
     ("app/src/settings.py", "from app.src import service", "layers of app.src"),
-    ("app/src/mcp.py", "from app.src import api", "layers of app.src"),
+    ("app/src/mcp/server.py", "from app.src import api", "layers of app.src"),
+    ("app/src/mcp/tools.py", "from app.src.mcp import server", "layers of the tools for agents"),
+    ("app/src/service.py", "from mcp.server.lowlevel import Server", "the MCP SDK stays in app.src.mcp"),
+    ("app/src/api/agents.py", "import mcp_types", "the MCP SDK stays in app.src.mcp"),
+    ("app/src/mcp/http.py", "from starlette.requests import Request", "fastapi stays in app.src.api"),
     ("app/src/access/keys.py", "from app.src.access import tokens", "layers of access"),
     ("app/src/misc.py", "ANSWER = 42", "layers of app.src"),
     ("app/src/benchmark/side_by_side.py", "from app.src.benchmark import report", "layers of the benchmarks"),
@@ -122,6 +126,7 @@ BY_NAME = {
     "transformers": "app/src/core/",
     "sentence_transformers": "app/src/core/",
     "fastapi": "app/src/api/",
+    "mcp": "app/src/mcp/",
     "hana_emulator": "hana_emulator/",
 }
 

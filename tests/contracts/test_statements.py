@@ -130,6 +130,7 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
     for condition in (None, {"A": "x"}, {"B": {"$gt": 1}}):
         store.search(spec.name, embedder.embed_query("text 3"), 3, condition, None, WITHIN)
     by_words(pool, store, schema, spec.name)
+    read(store, spec.name)
     store.status(spec.name)
     source.rows(Query(spec.source, ("A", "B"), ("TXT",)), [("0", 2), ("1", 3)])
     HanaFeatures.probe(pool)
@@ -193,6 +194,14 @@ def by_words(pool: HanaPool, store: HanaStore, schema: str, name: str) -> None:
     without = HanaStore(RefusesTextSearch(pool), schema)  # type: ignore[arg-type]
     for text in ("text", "text other"):
         without.keyword(name, text, 3, None)
+
+
+def read(store: HanaStore, name: str) -> None:
+    """By ids of both kinds, and a sample; of all rows, and of those that somebody may see."""
+    for within in (None, WITHIN):
+        assert store.texts_of(name, ['["0",2]', "record:1"], None, within)
+        for texts in (True, False):
+            assert store.sample(name, 3, None, within, texts=texts).rows
 
 
 class RefusesTextSearch:

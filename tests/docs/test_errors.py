@@ -5,7 +5,7 @@ OWL_WRITE_DOCS=1 ./scripts/test tests/docs/test_errors.py
 
 from __future__ import annotations
 
-import inspect
+import os
 import re
 from http import HTTPStatus
 
@@ -16,84 +16,50 @@ from app.src.cli import exits
 from app.src.core import backends
 from app.src.core.finetune import recipe
 from app.src.core.onnx_export import optimizer, serving
+from app.src.explaining import Explained, explained
 from connector import errors
-from tests.docs.sections import check_section
+from tests.docs.sections import ROOT, check_section
 
+WITHOUT_A_PAGE = ("RowsRejected",)
 ALSO_LOADED = (optimizer, recipe, serving)
 """Nothing else that is imported here imports them, and their errors count."""
-ADVICE = {
-    "UsageFault": "read the message: it says what to type instead",
-    "SettingsError": "correct the setting that the message names; `owl-sap config show --origin` says where it is from",
-    "ConnectorError": "one of those below",
-    "DatabaseError": "one of those below",
-    "ConfigurationError": "correct the setting that the message names",
-    "UnknownTable": "check the name (case counts) and SELECT on it: HANA hides what a user may not see",
-    "UnknownColumn": "check `template`, `metadata`, `key`; `owl-sap introspect` shows the columns",
-    "NoKey": "name `key`: columns that together are unique",
-    "LogMissing": "`owl-sap changes install NAME`; the next run compares everything",
-    "BadFilter": "correct the filter ([search.md](search.md))",
-    "ModelMismatch": "bring the model back, or build a generation with the new one ([generations.md](generations.md))",
-    "UnknownCollection": "check the name: `owl-sap status`",
-    "UnknownKey": "`owl-sap quarantine list NAME` shows the keys there are",
-    "UnknownGeneration": "`owl-sap generations NAME` shows those there are",
-    "WrongOrigin": "sync collections of tables, write documents to those with `documents = true` "
-    "([langchain.md](langchain.md#collections-that-clients-write))",
-    "BadDocument": "correct the document that the message names; none of the request was stored",
-    "NoProposal": "write the `[[collections]]` block by hand: the message says what the table lacks",
-    "ConnectionLost": "nothing, if it passes; else network and HANA: `owl-sap doctor`",
-    "Unavailable": "wait: maintenance, or the instance is starting; start a stopped HANA Cloud instance",
-    "ConnectionMisconfigured": "correct address, port, TLS or trust store: `owl-sap doctor` tells them apart",
-    "LoginRefused": "correct user or password **before** anything tries again, then restart the service "
-    "([HanaLoginRefused](operations.md#alert-hana-login-refused))",
-    "PermissionRefused": "run what `owl-sap grants` prints",
-    "TransactionRolledBack": "nothing: it was tried again; if it stays, somebody holds locks",
-    "Overloaded": "less at a time (`sync.window`, `sync.readers`), or a higher statement memory limit in HANA",
-    "SchemaChanged": "look what became of the table; `sync NAME --accept-schema` if it is meant",
-    "Cancelled": "nothing: it was asked for",
-    "StatementFailed": "the message has HANA's code; `SYS.M_ERROR_CODES` says what it means; please report it",
-    "RowRejected": "mend the row; see [quarantine.md](quarantine.md)",
-    "RowsRejected": "as RowRejected, for some rows of a batch",
-    "TextsNotEmbeddable": "look at the rows in quarantine; another `precision`, or another model",
-    "StoreCorrupt": "restore the backup, or delete the folder and sync ([disasters](operations.md#disasters))",
-    "LeaseLost": "nothing: another process writes the collection; run it again",
-    "GenerationRefused": "do first what the message says",
-    "GenerationChanged": "nothing: asked again by itself; if a client sees it, ask again",
-    "SyncPaused": "look at the source before you go on ([SyncPaused](operations.md#alert-sync-paused))",
-    "EngineError": "the message says what; please report it",
-    "ModelNotFound": "check the name; fetch it, or give a folder (`embedding.model`)",
-    "ModelUnsupported": "take another model: the message says what this one has or lacks",
-    "WeightsMismatch": "the files are not those that were pinned: fetch them anew, and ask why they differ",
-    "DeviceUnavailable": "`owl-sap doctor`: driver, torch and card",
-    "NotAsGraph": "`tensorrt.enabled = false`, or do what the message says",
-    "OutOfMemory": "less for others on the card, `embedding.memory_fraction`; batches have been made smaller already",
-    "EngineClosed": "nothing: the process is ending; ask another",
-    "EngineOverloaded": "wait as long as `Retry-After` says; more processes or a faster device",
-    "WorkerDied": "restart the process; the log has the reason; please report it",
-    "NonFinite": "another `precision`, or another model: this one gives no numbers for such texts",
-    "TooFewTexts": "calibrate with a collection that has more rows",
-    "TrainingFailed": "change what the message says",
-    "JobRunning": "wait for the job that the message names, or cancel it",
-    "JobOver": "nothing: it is over",
-    "QueueFull": "wait; or more workers, or `state.max_queued`",
-    "StateUnusable": "make the state folder writable for this user ([jobs.md](jobs.md))",
-    "UnknownJob": "`owl-sap jobs`; old records go after `state.keep_days`",
-    "Unprocessable": "correct the request: the answer says which part",
-    "TooMuch": "send less: the answer names the limit",
-    "BadRequest": "correct the request",
-    "UnknownModel": "leave `model` out, or name the one of `GET /v1/models`",
-    "NotFound": "check the path; where a collection or a table is named, the answer has the nearest names",
-    "TooManyStreams": "follow fewer jobs at once",
-    "Crowded": "wait as long as `Retry-After` says",
-    "ClientLeft": "nothing: nobody waits for the answer",
-}
+UNLESS_MEANT = "Exception"
+"""What stands for everything unexpected."""
 
 
 def errors_table() -> str:
-    lines = ["| error | exit | HTTP | tried again | what to do |", "|---|---|---|---|---|"]
-    for kind in _classes():
-        again = "yes" if getattr(kind, "retryable", False) else ""
-        lines.append(f"| `{kind.__name__}` | {_exit(kind)} | {_status(kind)} | {again} | {_advice(kind)} |")
+    kinds = {kind.__name__: kind for kind in _classes()}
+    lines = ["| code | error | exit | HTTP | tried again | what to do |", "|---|---|---|---|---|---|"]
+    for each in sorted(explained().values(), key=lambda each: each.code):
+        kind = kinds.get(each.error)
+        told = (_exit(kind), _status(kind), _again(kind)) if kind else _of_no_class(each.error)
+        cells = (f"[{each.code}](errors/{each.code}.md)", each.title, *told, "; ".join(each.do))
+        lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(lines)
+
+
+def _of_no_class(name: str) -> tuple[int | str, int | str, str]:
+    if name == UNLESS_MEANT:
+        return exits.UNEXPECTED, http_errors.CRASHED, ""
+    return "", next(status for status, known in http_errors._WITHOUT_ERROR.items() if known == name), ""
+
+
+def page(each: Explained) -> str:
+    """The whole file."""
+    kind = {kind.__name__: kind for kind in _classes()}.get(each.error)
+    code, status, again = (_exit(kind), _status(kind), _again(kind)) if kind else _of_no_class(each.error)
+    where = [f"exit code {code}"] if code != "" else []
+    where.append(f"HTTP {status}")
+    told = " · ".join(
+        [f"`{each.error}`" if kind else "an answer over REST", *where, *(["tried again by itself"] if again else [])]
+    )
+    parts = [f"# {each.code}: {each.title}", told, each.what]
+    for heading, lines in (("Usual causes", each.causes), ("What to do", each.do)):
+        if lines:
+            parts.append("\n".join((f"## {heading}", *(f"- {line}" for line in lines))))
+    links = ", ".join(f"[{place}](../{place})" for place in (*each.see, "errors.md"))
+    parts.append(f"More: {links}. On a terminal: `owl-sap explain {each.code}`.")
+    return "\n\n".join(parts) + "\n"
 
 
 def codes_table() -> str:
@@ -151,9 +117,8 @@ def _status(kind: type[Exception]) -> int:
     return next((status for known, status in http_errors.STATUS if issubclass(kind, known)), http_errors.CRASHED)
 
 
-def _advice(kind: type[Exception]) -> str:
-    own = inspect.cleandoc(kind.__doc__ or "") if "__doc__" in vars(kind) else ""
-    return ADVICE.get(kind.__name__) or re.split(r"\.\s", own.replace("\n", " "))[0].rstrip(".")
+def _again(kind: type[Exception]) -> str:
+    return "yes" if getattr(kind, "retryable", False) else ""
 
 
 TABLES = {"errors": errors_table, "hana codes": codes_table, "statuses": statuses_table}
@@ -166,9 +131,34 @@ def test_the_page_is_what_the_code_does(name: str) -> None:
     check_section("docs/errors.md", name, wanted, "tests/docs/test_errors.py")
 
 
-def test_every_error_says_what_to_do() -> None:
-    assert [kind.__name__ for kind in _classes() if not _advice(kind)] == []
+@pytest.mark.parametrize("each", explained().values(), ids=lambda each: each.code)
+def test_each_code_has_its_page(each: Explained) -> None:
+    path = ROOT / "docs" / "errors" / f"{each.code}.md"
+    if os.environ.get("OWL_WRITE_DOCS"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(page(each), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == page(each), "OWL_WRITE_DOCS=1 ./scripts/test tests/docs/test_errors.py"
+    for place in each.see:
+        assert (ROOT / "docs" / place.split("#")[0]).is_file(), place
 
 
-def test_no_advice_is_for_an_error_that_is_gone() -> None:
-    assert set(ADVICE) - {kind.__name__ for kind in _classes()} == set()
+def test_there_is_no_page_of_a_code_that_is_gone() -> None:
+    pages = {path.stem for path in (ROOT / "docs" / "errors").iterdir()}
+    assert pages == {each.code for each in explained().values()}
+
+
+def test_every_error_has_a_code_of_its_own_or_of_one_above_it() -> None:
+    """What only the general page explains is named here, so that nobody adds to it unawares."""
+    own = [kind.__name__ for kind in _classes() if kind.__name__ not in explained()]
+    assert sorted(own) == sorted(WITHOUT_A_PAGE)
+
+
+def test_no_code_is_given_twice() -> None:
+    codes = [each.code for each in explained().values()]
+    assert len(set(codes)) == len(codes)
+    assert all(re.fullmatch(r"OWL-[1-69]\d{3}", code) for code in codes)
+
+
+def test_every_entry_is_of_an_error_there_is() -> None:
+    named = {kind.__name__ for kind in _classes()} | set(http_errors._WITHOUT_ERROR.values()) | {UNLESS_MEANT}
+    assert set(explained()) - named == set()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from app.src.access.principal import OPERATOR, Principal
-from connector.errors import BadDocument, BadFilter, UnknownCollection, WrongOrigin
+from app.src.evaluation.report import Wanted as Labelled
+from app.src.searching import Like
+from connector.errors import BadDocument, BadFilter, UnknownCollection, UnknownRow, WrongOrigin
 from connector.langchain import BATCH, OwlVectorStore
 from tests.langchain.conftest import NOTES, Open
 
@@ -229,3 +232,39 @@ def test_a_collection_of_a_table_is_for_reading(open_owl: Open) -> None:
         store.add_texts(["x"])
     with pytest.raises(WrongOrigin, match=r"synced from S\.MARA"):
         store.delete(["x"])
+
+
+def test_every_way_to_read_knows_documents_by_the_ids_that_were_given(store: OwlVectorStore, open_owl: Open) -> None:
+    service = open_owl().service
+    asker = OPERATOR
+    (row,) = service.rows("notes", ["c"], principal=asker)
+    assert (row.id, row.key, row.text, row.metadata) == ("c", {"id": "c"}, TEXTS[2], METADATAS[2])
+    assert service.rows("notes", ["x" * 3000, '["c"]'], principal=asker) == []
+    liked = service.search("notes", Like("c"), k=9, principal=asker).hits
+    assert sorted(hit.id for hit in liked) == ["a", "b", "d"]
+    with pytest.raises(UnknownRow):
+        service.search("notes", Like('["c"]'), principal=asker)
+    fields = {
+        field.name: [value.value for value in field.values] for field in service.fields("notes", principal=asker).fields
+    }
+    assert fields["kind"] == ["FERT", "ROH"]
+    assert sorted(point.id for point in service.map("notes", "kind", principal=asker).points) == IDS
+
+
+def test_every_way_to_read_takes_a_collection_that_nobody_has_written_to(open_owl: Open) -> None:
+    service = open_owl().service
+    assert service.search("notes", "anything", principal=OPERATOR).hits == []
+    assert service.rows("notes", ["a"], principal=OPERATOR) == []
+    assert service.fields("notes", principal=OPERATOR).fields == []
+    assert service.map("notes", principal=OPERATOR).points == []
+    with pytest.raises(UnknownRow):
+        service.search("notes", Like("a"), principal=OPERATOR)
+
+
+def test_search_quality_is_measured_by_the_ids_that_were_given(store: OwlVectorStore, tmp_path: Path) -> None:
+    service = store.collection._service  # type: ignore[attr-defined]
+    file = tmp_path / "queries.jsonl"
+    file.write_text('{"query": "garden hose of rubber", "relevant": [["b"]]}\n')
+    measured = service.evaluate("notes", Labelled(file, ("vector",))).as_dict()
+    assert measured["missing"] == 0
+    assert measured["modes"]["vector"]["all"]["mrr"] == 1

@@ -23,7 +23,7 @@ from tests.langchain.conftest import Open
 
 class TestVectorStore(VectorStoreIntegrationTests):
     @pytest.fixture
-    def vectorstore(self, open_owl: Open) -> VectorStore:  # type: ignore[override]  # it asks for a generator
+    def vectorstore(self, open_owl: Open) -> VectorStore:
         return open_owl().vector_store("notes")
 
 

@@ -65,6 +65,7 @@ name = "absent"
 source = "CANARY.ABSENT"
 template = "{{TEXT}}"
 """
+ROWS = "/v1/collections/materials/rows"
 SEARCH = "/v1/collections/materials/search"
 
 
@@ -171,6 +172,9 @@ def on_the_command_line(ground: Ground) -> None:
     cli("cli", "verify", "materials", "--json")
     assert cli("quarantine", "quarantine", "list", "materials", "--json") == 0
     assert cli("answer", "search", "materials", QUERY.text, "--json") == 0
+    assert cli("answer", "rows", "materials", f'["{KEY.text}1"]', VALUE.text, "--json") == 0
+    assert cli("answer", "search", "materials", "--like", f'["{KEY.text}1"]', "--json") == 0
+    assert cli("cli", "search", "materials", "--like", f'["{KEY.text}77"]') == 2
     for where in (
         {"MTART": {"$eqq": VALUE.text}},
         {"MTART": [VALUE.text]},
@@ -287,6 +291,10 @@ def _ask(ground: Ground, client: httpx.Client) -> None:
         response = client.post(SEARCH, json=body)
         assert response.status_code == status, response.text
         said("answer" if VALUE.text in str(body.keys()) else "refusal", response.content)
+    refused(ground, client.post(SEARCH, json={"like": f'["{KEY.text}77"]'}), 404)
+    refused(ground, client.post(SEARCH, json={"like": VALUE.text, "mode": "hybrid"}), 422)
+    refused(ground, client.post(ROWS, json={"ids": [QUERY.text] * 101}), 422)
+    refused(ground, client.get("/v1/collections/materials/map", params={"color": VALUE.text}), 422)
     refused(ground, client.post(SEARCH, content=f'{{"query": "{QUERY.text}'.encode()), 422)
     refused(ground, client.post("/v1/collections/absent/search", json={"query": QUERY.text}), 404)
     refused(ground, client.post("/embed", json={"inputs": QUERY.text, "nonsense": 1}), 422)
@@ -298,6 +306,14 @@ def _ask(ground: Ground, client: httpx.Client) -> None:
         if client.get(f"/v1/jobs/{job}").json()["state"] in ("succeeded", "failed"):
             break
         time.sleep(0.02)
+    for answer in (
+        client.post(ROWS, json={"ids": [f'["{KEY.text}1"]', VALUE.text]}),
+        client.get("/v1/collections/materials/fields"),
+        client.get("/v1/collections/materials/map", params={"color": "MTART"}),
+        client.post(SEARCH, json={"like": f'["{KEY.text}1"]'}),
+    ):
+        assert answer.status_code == 200, answer.text
+        said("answer", answer.content, answer.headers)
     for path in (
         "/v1/info",
         "/v1/gpu",

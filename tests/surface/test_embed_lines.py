@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,7 +145,7 @@ def test_a_stdin_that_is_closed(tmp_path: Path) -> None:
     command = ["bash", "-c", 'exec "$0" -m app embed <&-', sys.executable]
     variables = {**os.environ, **HASH, "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert (run.returncode, run.stdout, run.stderr.strip()) == (2, "", "owl-sap: stdin: Bad file descriptor")
+    assert (run.returncode, run.stdout, run.stderr.strip()) == (2, "", "owl-sap: stdin: Bad file descriptor [OWL-1001]")
 
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])
@@ -234,4 +235,6 @@ def test_messages_word_for_word(
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     run = CliRunner().invoke(app, arguments)
     assert (run.exit_code, run.stdout) == (2, "")
-    assert " ".join(run.stderr.split()) == message
+    told, code = " ".join(run.stderr.split()).rsplit(" ", 1)
+    assert told == message
+    assert re.fullmatch(r"\[OWL-[14]\d{3}\]", code), "what was written, or the model"

@@ -36,6 +36,7 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "NoProposal": (2, 500, False),
     "LogMissing": (2, 500, False),
     "UnknownKey": (2, 404, False),
+    "UnknownRow": (2, 404, False),
     "UnknownGeneration": (2, 404, False),
     "DatabaseError": (3, 503, False),
     "ConnectionLost": (3, 503, True),

@@ -17,7 +17,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.src.api.deadlines import MOST_HEAD_BYTES
-from app.src.api.errors import BAD_REQUEST, HEAD_TOO_LARGE, PROBLEM, RETRY_AFTER, TOO_SLOW, UNAVAILABLE
+from app.src.api.errors import BAD_REQUEST, HEAD_TOO_LARGE, PROBLEM, RETRY_AFTER, TOO_SLOW, UNAVAILABLE, code_for
 
 LINGER_SECONDS = 5.0
 """For what is left of a request that has its answer, and for the other side to agree that the connection is closed."""
@@ -211,7 +211,7 @@ def bounded(bounds: Bounds) -> type[BoundedHttp]:
 
 def _answer(status: int, why: str) -> bytes:
     phrase = http.HTTPStatus(status).phrase
-    document = {"type": "about:blank", "title": phrase, "status": status, "detail": why}
+    document = {"type": "about:blank", "title": phrase, "status": status, "detail": why, "code": code_for(status)}
     body = orjson.dumps(document)
     retry = f"retry-after: {RETRY_AFTER}\r\n" if status == UNAVAILABLE else ""
     head = (

@@ -36,10 +36,10 @@ class DirectRoute(APIRoute):
         if scope["method"] not in (self.methods or ()):
             await super().handle(scope, receive, send)
             return
-        content = await _content(receive)
+        content = await content_of(receive)
         body = self._checked(scope, content)
         if body is None:
-            await super().handle(scope, _once_more(content, receive), send)
+            await super().handle(scope, once_more(content, receive), send)
             return
         response = await self._called(request=Request(scope, receive), body=body, **scope["path_params"])
         await response(scope, receive, send)
@@ -72,7 +72,7 @@ def _is_json(scope: Scope) -> bool:
     return False
 
 
-async def _content(receive: Receive) -> bytes:
+async def content_of(receive: Receive) -> bytes:
     """The whole body. Raises ClientLeft when the rest of it will never come."""
     parts = []
     while True:
@@ -84,7 +84,7 @@ async def _content(receive: Receive) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _once_more(content: bytes, receive: Receive) -> Receive:
+def once_more(content: bytes, receive: Receive) -> Receive:
     """What has been read, and then what comes."""
     unread = [content]
 

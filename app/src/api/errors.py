@@ -21,6 +21,8 @@ from starlette.routing import Match, Route
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.core import backends, batcher
+from app.src.discovery import NotPreviewable
+from app.src.explaining import code_of, explained
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service import Service
 from connector import errors
@@ -32,6 +34,7 @@ RETRY_AFTER = "5"
 OK = 200
 ACCEPTED = 202
 NO_CONTENT = 204
+NOT_MODIFIED = 304
 CRASHED = 500
 CLIENT_LEFT = 499
 """As nginx logs it; the standard has none, for nobody reads it."""
@@ -117,12 +120,14 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (StateUnusable, UNAVAILABLE),
     (errors.UnknownCollection, 404),
     (errors.UnknownKey, 404),
+    (errors.UnknownRow, 404),
     (errors.UnknownGeneration, 404),
     (errors.ModelMismatch, 409),
     (errors.BadFilter, 422),
     (errors.BadDocument, 422),
     (errors.WrongOrigin, 409),
     (errors.TextsNotEmbeddable, 422),
+    (NotPreviewable, 422),
     (errors.ConfigurationError, CRASHED),
     (errors.DatabaseError, UNAVAILABLE),
     (errors.LeaseLost, 409),
@@ -137,6 +142,22 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (backends.EngineClosed, UNAVAILABLE),
     (backends.EngineError, CRASHED),
 )
+_WITHOUT_ERROR = {
+    400: "BadRequest",
+    UNAUTHORIZED: "Unauthenticated",
+    FORBIDDEN: "Forbidden",
+    NOT_FOUND: "NotFound",
+    NOT_ALLOWED: "MethodNotAllowed",
+    TOO_SLOW: "TooSlow",
+    TOO_LARGE: "TooMuch",
+    MISDIRECTED: "Misdirected",
+    422: "Unprocessable",
+    TOO_MANY: "Crowded",
+    HEAD_TOO_LARGE: "HeadTooLarge",
+    CRASHED: "Exception",
+    UNAVAILABLE: "NotNow",
+}
+"""What a refusal is called that no exception stands for."""
 WHY_CRASHED = "unexpected error; the log of the service has it under this request id"
 
 
@@ -158,9 +179,11 @@ def problem(
     *,
     blame: Refused | None = None,
     headers: Mapping[str, str] | None = None,
+    error: Exception | None = None,
     **more: Any,
 ) -> JSONResponse:
-    """RFC 9457, with `more` as further members; under OPENAI_PATHS OpenAI's shape instead, with `blame` told."""
+    """RFC 9457, with `more` as further members; under OPENAI_PATHS OpenAI's shape instead, with `blame` told. The code
+    is that of `error`; without one that of the status."""
     headers = dict(headers or {})
     if status in (TOO_MANY, UNAVAILABLE):
         headers.setdefault("Retry-After", RETRY_AFTER)
@@ -172,16 +195,22 @@ def problem(
         "title": "Client Closed Request" if status == CLIENT_LEFT else http.HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
+        "code": code_for(status, error),
         "instance": request.url.path,
         "request_id": request_id,
     } | more
     return JSONResponse(document, status, headers, media_type=PROBLEM)
 
 
+def code_for(status: int, error: Exception | None = None) -> str:
+    """As `owl-sap explain` knows it."""
+    return code_of(error) if error is not None else explained()[_WITHOUT_ERROR.get(status, "BadRequest")].code
+
+
 def refusal(request: Request, error: Exception) -> JSONResponse:
     """The answer for an error of the table."""
     blame = error if isinstance(error, Refused) else None
-    answer = problem(request, status_of(error), str(error), blame=blame)
+    answer = problem(request, status_of(error), str(error), blame=blame, error=error)
     if (seconds := retry_after(error)) is not None:
         answer.headers["Retry-After"] = seconds
     return answer

@@ -46,6 +46,9 @@ NEEDS: Mapping[str, Need] = {
     "POST /v1/collections/{name}/search": _SEARCH,
     "POST /v1/collections/{name}/rows": _SEARCH,
     "GET /v1/collections/{name}/fields": _SEARCH,
+    # Tools that need more look for it themselves.
+    "POST /mcp": _SEARCH,
+    "GET /v1/collections/{name}/map": _SEARCH,
     "GET /v1/info": ANYBODY,
     "GET /v1/gpu": _METRICS,
     "GET /v1/collections": _SEARCH | _SYNC | _METRICS,
@@ -53,6 +56,7 @@ NEEDS: Mapping[str, Need] = {
     # The catalogue of HANA, as far as the technical user sees it.
     "GET /v1/tables": _ADMIN,
     "GET /v1/tables/{schema}/{table:path}": _ADMIN,
+    "POST /v1/tables/{schema}/{table:path}/preview": _ADMIN,
     "POST /v1/collections/{name}/sync": _SYNC,
     "POST /v1/collections/{name}/verify": _SYNC,
     "GET /v1/jobs": _SYNC,
@@ -70,6 +74,9 @@ NEEDS: Mapping[str, Need] = {
     "GET /docs": ANYBODY,
     "GET /docs/style.css": ANYBODY,
     "GET /openapi.json": ANYBODY,
+    # The console's own files. They hold no data; all that it shows comes over the routes above.
+    "GET /": OPEN,
+    "GET /console/{path:path}": OPEN,
 }
 """By method and route template. HEAD needs what GET does. The router says 405 to any other method, to whoever is known.
 """
@@ -77,6 +84,7 @@ _LOOKED_AT = frozenset((b"authorization", b"x-api-key", b"host", b"origin"))
 Sent = Mapping[bytes, Sequence[str]]
 """Of the headers those that matter here, each as often as it was sent."""
 _REALM = 'Bearer realm="owl-sap"'
+FOREIGN = "requests of other web pages are refused"
 _WHY_MISSING = "send an API key or a token: Authorization: Bearer ..., or X-API-Key"
 
 
@@ -223,8 +231,8 @@ class Guard:
         if not all(map(self._ours, hosts)):
             why = "this service has no authentication and answers on loopback only; see the setting access.hosts"
             return self._refuse(scope, MISDIRECTED, why, "host")
-        if any(_authority(origin) not in (host.lower() for host in hosts) for origin in origins):
-            return self._refuse(scope, FORBIDDEN, "requests of other web pages are refused", "origin")
+        if _foreign(hosts, origins):
+            return self._refuse(scope, FORBIDDEN, FOREIGN, "origin")
         return None
 
     def _ours(self, host: str) -> bool:
@@ -242,6 +250,17 @@ def _looked_at(scope: Scope) -> Sent:
         if name in _LOOKED_AT:
             found.setdefault(name, []).append(value.decode("latin-1"))
     return found
+
+
+def foreign(scope: Scope) -> bool:
+    """Does a web page of elsewhere ask? MCP wants that refused whoever its reader is; elsewhere a credential, which no
+    page can send along by itself, is enough."""
+    headers = _looked_at(scope)
+    return _foreign(headers.get(b"host", ()), headers.get(b"origin", ()))
+
+
+def _foreign(hosts: Sequence[str], origins: Sequence[str]) -> bool:
+    return any(_authority(origin) not in (host.lower() for host in hosts) for origin in origins)
 
 
 def _authority(origin: str) -> str:

@@ -9,7 +9,19 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.src.access.principal import Principal
-from app.src.api import browsing, documents, embeddings, forms, generations, guard, jobs, quarantine, schemas, tables
+from app.src.api import (
+    browsing,
+    documents,
+    embeddings,
+    forms,
+    generations,
+    gpu_schemas,
+    guard,
+    jobs,
+    quarantine,
+    schemas,
+    tables,
+)
 from app.src.api.asker import asker
 from app.src.api.audited import AUDITED, tell
 from app.src.api.desk import Desk, Json
@@ -88,12 +100,12 @@ def _add_search(routes: APIRouter, desk: Desk) -> None:
 
     @direct(routes, "/v1/collections/{name}/search", response_model=schemas.SearchResponse)
     async def search(request: Request, name: str, body: schemas.SearchRequest) -> Response:
-        """The nearest rows, best first, one hit per source row: in meaning, in words, or in both."""
+        """The nearest rows, best first, one hit per source row: in meaning, in words, or in both; or those like a
+        row."""
         _check_search(desk, body)
-        query = body.query if body.query is not None else body.vector or []
         if AUDITED in request.scope:
             tell(request.scope, filter=service.rights.filter_shape(name, body.filter), mode=body.mode, k=body.k)
-        found = await desk.run(partial(_search, service, name, query, body, asker(request)), request)
+        found = await desk.run(partial(_search, service, name, body, asker(request)), request)
         hits, notes = found.hits, found.notes
         tell(request.scope, hits=len(hits), rows=found.rows)
         return Json({"hits": hits, "took_ms": found.took_ms, "notes": notes, "stale_since": found.stale_since})
@@ -138,7 +150,7 @@ def _add_engine(routes: APIRouter, desk: Desk) -> None:
         """Version, model, dimension, limits, device, and what is chosen on it."""
         return Json(await desk.run(desk.service.info))
 
-    @routes.get("/v1/gpu", response_model=schemas.GpuBody)
+    @routes.get("/v1/gpu", response_model=gpu_schemas.GpuBody)
     async def gpu() -> Response:
         """What NVIDIA's driver says of its cards now; without one an empty list and the reason."""
         return Json(await desk.run(desk.service.gpu))
@@ -163,10 +175,8 @@ def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:
         desk.check_texts([body.query], name="query")
 
 
-def _search(
-    service: Service, name: str, query: str | list[float], body: schemas.SearchRequest, principal: Principal
-) -> Found:
+def _search(service: Service, name: str, body: schemas.SearchRequest, principal: Principal) -> Found:
     try:
-        return service.search(name, query, body.k, body.filter, body.options, principal=principal)
+        return service.search(name, body.asked, body.k, body.filter, body.options, principal=principal)
     except ValueError as error:
         raise Unprocessable(str(error)) from error

@@ -9,17 +9,19 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.src.browsing import MOST_IDS
-from app.src.searching import Mode, SearchOptions
+from app.src.searching import Asked, Like, Mode, SearchOptions
 
 _LAST_NUMBER = 2**31 - 1
 """Of a generation: both stores keep it as an integer of 32 bits."""
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """What a client sends."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
 
-class EmbedRequest(_Body):
+class EmbedRequest(Body):
     """`truncate`: cut what is longer than the model takes, instead of refusing it."""
 
     inputs: str | list[str] = Field(examples=[["steel shaft", "Welle aus Stahl"]])
@@ -31,7 +33,7 @@ class EmbedRequest(_Body):
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
-class OpenAIEmbeddings(_Body):
+class OpenAIEmbeddings(Body):
     """OpenAI's request. `model` may be left out: there is one. `user` is accepted and not used."""
 
     input: str | list[str] | list[int] | list[list[int]] = Field(examples=[["steel shaft", "Welle aus Stahl"]])
@@ -85,6 +87,7 @@ class OpenAIError(BaseModel):
 _GIVEN: dict[str, dict[str, Any]] = {
     "query": {"type": "string"},
     "vector": {"type": "array"},
+    "like": {"type": "string"},
     "keys": {"type": "array"},
     "all": {"const": True},
 }
@@ -95,18 +98,21 @@ def _says(given: str) -> dict[str, Any]:
     return {"required": [given], "properties": {given: _GIVEN[given]}}
 
 
-def _either(one: str, other: str) -> ConfigDict:
+def _either(*given: str) -> ConfigDict:
     """For the description of the API: what the validator below checks."""
-    return ConfigDict(json_schema_extra={"oneOf": [_says(one), _says(other)]})
+    return ConfigDict(json_schema_extra={"oneOf": [_says(each) for each in given]})
 
 
-class SearchRequest(_Body):
-    """Either `query` (a text) or `vector` (mode vector only)."""
+class SearchRequest(Body):
+    """One of `query` (a text), `vector` and `like` (these two in mode vector only)."""
 
-    model_config = _either("query", "vector")
+    model_config = _either("query", "vector", "like")
 
     query: str | None = Field(default=None, examples=["noise from the gearbox"])
     vector: list[float] | None = None
+    like: str | None = Field(
+        default=None, description="the id of a row: rows like it, by the mean of its chunks' vectors, and not itself"
+    )
     k: int = Field(default=10, ge=1)
     filter: dict[str, Any] | None = Field(default=None, examples=[{"MTART": "FERT"}])
     mode: Mode = Field(
@@ -127,16 +133,22 @@ class SearchRequest(_Body):
 
     @model_validator(mode="after")
     def _one_of(self) -> SearchRequest:
-        if (self.query is None) == (self.vector is None):
-            raise ValueError("give either query or vector")
+        if [self.query, self.vector, self.like].count(None) != 2:
+            raise ValueError("give one of query, vector and like")
         return self
+
+    @property
+    def asked(self) -> Asked:
+        if self.query is not None:
+            return self.query
+        return (self.vector or []) if self.like is None else Like(self.like)
 
     @property
     def options(self) -> SearchOptions:
         return SearchOptions(self.mode, self.min_score, self.mmr_lambda)
 
 
-class SyncBody(_Body):
+class SyncBody(Body):
     full: bool = Field(default=False, description="compare every row, whatever the change method")
     max_deletes: float | None = Field(default=None, ge=0, le=1)
     retry_login: bool = Field(
@@ -148,14 +160,14 @@ class SyncBody(_Body):
 Keys = list[dict[str, Any] | list[Any]] | None
 
 
-class VerifyBody(_Body):
+class VerifyBody(Body):
     repair: bool = Field(default=False, description="mend what is found")
     generation: int | None = Field(
         default=None, ge=1, le=_LAST_NUMBER, description="another one than the one that serves"
     )
 
 
-class GenerationsBody(_Body):
+class GenerationsBody(Body):
     """`number`: which one to compare, switch to or drop; null: the newest that is being built."""
 
     model_config = ConfigDict(
@@ -183,7 +195,7 @@ class GenerationsBody(_Body):
         return self
 
 
-class KeysBody(_Body):
+class KeysBody(Body):
     """Which rows of the quarantine; null: all."""
 
     keys: Keys = Field(
@@ -208,7 +220,7 @@ class DropBody(KeysBody):
         return self
 
 
-class DocumentBody(_Body):
+class DocumentBody(Body):
     id: str | None = Field(default=None, max_length=2000, description="null: a new UUID", examples=["note-17"])
     text: str = Field(examples=["The gearbox of press 4 was oiled."])
     metadata: dict[str, Any] = Field(
@@ -218,11 +230,11 @@ class DocumentBody(_Body):
     )
 
 
-class DocumentsBody(_Body):
+class DocumentsBody(Body):
     documents: list[DocumentBody] = Field(min_length=1)
 
 
-class DocumentIds(_Body):
+class DocumentIds(Body):
     ids: list[str] = Field(min_length=1, examples=[["note-17"]])
 
 
@@ -254,7 +266,7 @@ class SearchResponse(BaseModel):
 _ROW_ID = '["000000000000001201"]'
 
 
-class RowsRequest(_Body):
+class RowsRequest(Body):
     ids: list[str] = Field(min_length=1, max_length=MOST_IDS, description="as search gives them", examples=[[_ROW_ID]])
 
 
@@ -290,6 +302,23 @@ class FieldsResponse(BaseModel):
     rows: int = Field(description="how many rows there are")
 
 
+class PointBody(BaseModel):
+    id: str = Field(examples=[_ROW_ID])
+    x: float
+    y: float
+    color: str | int | float | bool | None = Field(description="the row's value of the field", examples=["FERT"])
+    title: str = Field(description="its first words")
+
+
+class MapResponse(BaseModel):
+    points: list[PointBody]
+    explained: list[float] = Field(
+        description="of all differences between the vectors the share that x shows, and y", examples=[[0.21, 0.08]]
+    )
+    sampled: int = Field(description="how many rows the picture is made of")
+    rows: int = Field(description="how many rows there are")
+
+
 class JobStarted(BaseModel):
     job: str
 
@@ -301,6 +330,7 @@ class ProblemBody(BaseModel):
     title: str
     status: int
     detail: str
+    code: str = Field(description="the same for every error of this kind, for good: `owl-sap explain CODE`")
     instance: str
     request_id: str
 
@@ -427,76 +457,6 @@ class HealthBody(BaseModel):
     note: str | None = Field(default=None, description="why the GPU that is asked for is not used, and what to do")
 
 
-class GpuProcessBody(BaseModel):
-    pid: int
-    memory_bytes: int | None
-
-
-class ThrottleBody(BaseModel):
-    reason: str
-    words: str
-    normal: bool | None = Field(description="no reason for an alarm, as a power limit under load; null: unknown")
-
-
-class GpuDevice(BaseModel):
-    """null: this card does not tell."""
-
-    index: int
-    name: str
-    uuid: str | None
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
-    memory_free_bytes: int | None
-    utilization_percent: int | None = Field(description="share of the time in which a kernel ran")
-    memory_utilization_percent: int | None = Field(description="share of the time in which memory was in use")
-    temperature_celsius: int | None
-    power_watts: float | None
-    power_limit_watts: float | None = Field(description="in force now")
-    sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    throttle_reasons: list[str] | None = Field(description="NVML's names of what `throttle` says in words")
-    compute_processes: int | None
-    compute_capability: str | None = Field(examples=["7.5"])
-    temperature_slowdown_celsius: int | None = Field(description="from here on the clock is lowered")
-    power_limit_default_watts: float | None
-    power_limit_min_watts: float | None
-    power_limit_max_watts: float | None
-    sm_clock_max_mhz: int | None
-    memory_clock_max_mhz: int | None
-    pcie_generation: int | None = Field(description="now: an idle link falls back to 1")
-    pcie_generation_max: int | None
-    pcie_width: int | None
-    pcie_width_max: int | None
-    pcie_sent_bytes_per_second: int | None = Field(description="by the card, over 20 ms")
-    pcie_received_bytes_per_second: int | None
-    throttle: list[ThrottleBody] | None = Field(description="what holds the clock back")
-    throttled_abnormally: bool | None = Field(description="by heat or by the power supply")
-    performance_state: int | None = Field(description="0 is the fastest, 15 the slowest")
-    ecc_enabled: bool | None
-    ecc_corrected_errors: int | None = Field(description="since the driver was loaded")
-    ecc_uncorrected_errors: int | None
-    ecc_corrected_errors_lifetime: int | None
-    ecc_uncorrected_errors_lifetime: int | None
-    retired_pages: int | None = Field(description="up to Turing; later cards remap rows")
-    retired_pages_pending: bool | None
-    remapped_rows: int | None
-    remapped_rows_pending: bool | None
-    energy_joules: float | None = Field(description="since the driver was loaded")
-    fan_percent: int | None = Field(description="null on a card without a fan, as a T4 is")
-    persistence_mode: bool | None
-    processes: list[GpuProcessBody] | None = Field(description="those that compute on it")
-    reason: str | None = Field(description="why this card tells nothing")
-
-
-class GpuBody(BaseModel):
-    devices: list[GpuDevice]
-    driver_version: str | None
-    cuda_version: str | None = Field(description="the newest that the driver knows")
-    reason: str | None = Field(description="why there are no devices")
-    note: str = Field(description="what these figures are not")
-    answered: bool = Field(description="false: the driver hangs")
-
-
 class CollectionBody(BaseModel):
     collection: str
     store: str
@@ -518,48 +478,3 @@ class CollectionBody(BaseModel):
     job: str | None
     next_sync: str | None = Field(description="UTC time by the collection's schedule; in the past: overdue")
     stale_since: str | None = Field(description="while HANA is away: UTC time of the last complete sync")
-
-
-class TableBody(BaseModel):
-    schema_name: str = Field(alias="schema")
-    name: str
-    kind: str = Field(examples=["table", "view"])
-    comment: str
-    columns: int
-    rows: int | None = Field(description="as HANA keeps count; null for views, and where the user may not see it")
-
-
-class ColumnBody(BaseModel):
-    name: str
-    type_name: str
-    length: int = Field(description="characters, bytes or decimal precision")
-    scale: int
-    nullable: bool
-    comment: str
-
-
-class ProposalBody(BaseModel):
-    """A proposed `[[collections]]` block, its reasons, and all of it as text for owl-sap.toml."""
-
-    name: str
-    source: str
-    key: list[str]
-    where: str | None = None
-    template: str
-    metadata: list[str]
-    reasons: dict[str, str] = Field(description="by setting")
-    notes: list[str]
-    create_view: str | None = Field(description="SQL of a view that joins the table with its texts")
-    toml: str
-
-
-class TableDetailBody(BaseModel):
-    schema_name: str = Field(alias="schema")
-    name: str
-    kind: str
-    comment: str
-    rows: int | None
-    key: list[str] = Field(description="the primary key")
-    columns: list[ColumnBody]
-    proposal: ProposalBody | None
-    reason: str | None = Field(description="why there is no proposal")

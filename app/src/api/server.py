@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from app.src.access.audit import AuditLog
 from app.src.access.rates import Failures, Rates
-from app.src.api import errors, guard, manual, routes, tls
+from app.src.api import agents, console, errors, guard, manual, routes, tls
 from app.src.api.audited import Audited
 from app.src.api.connections import Bounds, bounded
 from app.src.api.deadlines import Deadlines, Ending
@@ -60,6 +60,7 @@ def create_app(service: Service) -> FastAPI:
     access = service.settings.access
     rates = Rates(access.rate, access.concurrency, access.tokens)
     desk = Desk(service, rates)
+    offered = agents.offered(desk)
     audit = None if access.audit is None else AuditLog(access.audit, service.metrics.audit_failures.inc)
 
     @contextlib.asynccontextmanager
@@ -68,7 +69,8 @@ def create_app(service: Service) -> FastAPI:
             if audit is not None:
                 stack.callback(audit.close)
             stack.callback(desk.close)
-            yield
+            async with agents.running(offered):
+                yield
 
     app = FastAPI(
         title="owl-sap-connector",
@@ -81,6 +83,7 @@ def create_app(service: Service) -> FastAPI:
         lifespan=lifespan,
         telemetry=_NO_TELEMETRY,
     )
+    agents.add(app.router, offered)
     routes.add(app.router, desk)  # with no router between, which newer FastAPIs would ask twice about each request
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
     if service.access.configured:
@@ -88,6 +91,8 @@ def create_app(service: Service) -> FastAPI:
     errors.install(app, service)
     if service.settings.api.docs:
         manual.add(app)
+    if service.settings.api.console:
+        console.add(app)
     app.state.ending = _surround(app, service, rates, audit)
     return app
 

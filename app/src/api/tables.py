@@ -1,4 +1,5 @@
-"""The routes that show what the technical user sees in HANA: tables and views, and a proposed collection for each."""
+"""The routes that show what the technical user sees in HANA: tables and views, a proposed collection for each, and the
+texts that it would make."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.src.api import schemas
+from app.src.api import table_schemas
 from app.src.api.asker import check_every_row
+from app.src.api.audited import tell
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import NotFound
 from connector.errors import UnknownTable
@@ -24,7 +26,7 @@ Result = TypeVar("Result")
 def add(routes: APIRouter, desk: Desk) -> None:
     discovery = desk.service.discovery
 
-    @routes.get("/v1/tables", response_model=list[schemas.TableBody])
+    @routes.get("/v1/tables", response_model=list[table_schemas.TableBody])
     async def tables(
         schema: Annotated[str | None, Query(description="default: all but SYS and _SYS_...", max_length=127)] = None,
         search: Annotated[str, Query(description="part of a name or a comment", max_length=200)] = "",
@@ -37,7 +39,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         )
 
     # A table's name may hold slashes: /v1/tables/SAPABAP1//BIC/AZD00100, or with %2F.
-    @routes.get("/v1/tables/{schema}/{table:path}", response_model=schemas.TableDetailBody)
+    @routes.get("/v1/tables/{schema}/{table:path}", response_model=table_schemas.TableDetailBody)
     async def table(
         request: Request,
         schema: str,
@@ -49,6 +51,16 @@ def add(routes: APIRouter, desk: Desk) -> None:
             check_every_row(desk.service, request)
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
         return Json(await desk.run(partial(_found, look)))
+
+    @routes.post("/v1/tables/{schema}/{table:path}/preview", response_model=table_schemas.PreviewBody)
+    async def preview(request: Request, schema: str, table: str, body: table_schemas.PreviewRequest) -> Response:
+        """The texts that a template makes of the table's rows, exactly as they would be embedded, and how long they
+        are. The template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
+        check_every_row(desk.service, request)  # rows, whoever they belong to
+        look = partial(discovery.preview, TableRef(schema, table), body.template, body.samples)
+        shown = await desk.run(partial(_found, look), request)
+        tell(request.scope, rows=shown["sampled"])
+        return Json(shown)
 
 
 def _found(call: Callable[[], Result]) -> Result:

@@ -4,6 +4,7 @@ imported by verbs that compute vectors.
 """
 
 from app.src.cli import (  # noqa: F401 - they register their verbs
+    agents,
     benchmark,
     calibrating,
     changes,
@@ -11,6 +12,8 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     containers,
     discovery,
     emulator,
+    evaluating,
+    explain,
     finetune,
     generations,
     grants,

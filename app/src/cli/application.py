@@ -129,7 +129,10 @@ def _debugging(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
 def report_error(error: Exception, debug: bool = False, subject: str = "") -> int:
     if debug:
         traceback.print_exc()
-    for line in message(error).splitlines() or [type(error).__name__]:
+    from app.src.explaining import code_of
+
+    *before, last = message(error).splitlines() or [type(error).__name__]
+    for line in (*before, f"{last} [{code_of(error)}]"):
         output.fail(subject + line)
     return exit_code(error)
 

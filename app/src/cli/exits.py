@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from app.src.explaining import UnknownCode
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.settings import SettingsError
 from connector import errors
@@ -18,6 +19,7 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
     # The first line that fits counts.
     (UsageFault, USAGE),
     (SettingsError, USAGE),
+    (UnknownCode, USAGE),
     (errors.ConfigurationError, USAGE),
     (errors.DatabaseError, UNAVAILABLE),
     (errors.StoreCorrupt, UNAVAILABLE),

@@ -58,6 +58,11 @@ def say(text: str) -> None:
     console(stderr=True).print(_literal(text))
 
 
+def page(text: str) -> None:
+    """What was asked for, as a text on stdout."""
+    console().print(_literal(text))
+
+
 def fail(text: str) -> None:
     console(stderr=True).print(f"[red bold]owl-sap:[/] {_literal(text)}")
 

@@ -1,7 +1,9 @@
-"""The verb `search`: reads what to look for and how, and prints the hits."""
+"""The verbs `search` and `rows`: read what to look for and how, and print what is found."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import orjson
@@ -19,7 +21,12 @@ _MODES = "vector (meaning), keyword (words) or hybrid (both)"
 def search(  # noqa: PLR0913 - a verb has as many parameters as options
     ctx: typer.Context,
     name: Name,
-    text: Annotated[str, typer.Argument(help="What to look for, in your own words.", metavar="TEXT")],
+    text: Annotated[
+        str | None, typer.Argument(help="What to look for, in your own words.", metavar="TEXT", show_default=False)
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="ID", help="Instead of TEXT: rows like this one; ids are those of hits.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
     filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
     mode: Annotated[str, typer.Option(help=f"{_MODES}.")] = "vector",
@@ -32,14 +39,13 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """The source rows nearest to TEXT in meaning, in words or in both, best first."""
-    if not text.strip():
-        raise UsageFault("the search text is empty")
+    """The source rows nearest to TEXT in meaning, in words or in both, best first; or those like a row."""
+    asked = _asked(text, like)
     where = _parsed_filter(filter_)
     loaded = loaded_for(ctx)
     options = _options(mode, min_score, mmr)
-    with opened(loaded) as service:
-        found = service.search(name, text, k, where, options, principal=OPERATOR)
+    with opened(loaded) as service, _refusals():
+        found = service.search(name, asked, k, where, options, principal=OPERATOR)
     for note in found.notes:
         output.say(note)
     if found.stale_since is not None:
@@ -49,7 +55,48 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
         output.write_json(hits)
         return
     shown = [hit | {"text": output.shorten(hit["text"])} for hit in hits]
-    output.table(f"{name}: {text}", shown, ("score", "key", "text", "metadata"), records=hits)
+    output.table(f"{name}: {text or like}", shown, ("score", "key", "text", "metadata"), records=hits)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the service says of an argument is a fault in the use of the command."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageFault(str(error)) from None
+
+
+def _asked(text: str | None, like: str | None) -> Any:
+    from app.src.searching import Like
+
+    if (text is None) == (like is None):
+        raise UsageFault("say what to look for: either TEXT or --like ID")
+    if like is not None:
+        return Like(like)
+    if not (text or "").strip():
+        raise UsageFault("the search text is empty")
+    return text
+
+
+@verb(app, "rows")
+def rows(
+    ctx: typer.Context,
+    name: Name,
+    ids: Annotated[list[str], typer.Argument(help="Ids of rows, as search gives them.", metavar="ID...")],
+    json: JsonFlag = False,
+) -> None:
+    """Rows of a collection as they are stored, by their ids: whole texts, metadata and chunks."""
+    with opened(loaded_for(ctx)) as service, _refusals():
+        found = service.rows(name, ids, principal=OPERATOR)
+    if missing := len(set(ids)) - len(found):
+        output.say(f"{missing} of the ids {'is' if missing == 1 else 'are'} not in {name}")
+    records = [row.as_dict() for row in found]
+    if json:
+        output.write_json(records)
+        return
+    shown = [record | {"chunks": len(record["chunks"])} for record in records]
+    output.table(name, shown, ("key", "text", "metadata", "chunks"), records=records)
 
 
 def _options(mode: str, min_score: float | None, mmr_lambda: float | None) -> Any:

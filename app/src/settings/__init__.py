@@ -5,6 +5,7 @@ module of the product that looks at the environment). Knows no connection, no en
 from app.src.settings.access import AccessSettings, JwtSettings, is_loopback
 from app.src.settings.collections import CollectionSettings, ScheduleSettings
 from app.src.settings.durations import Duration, seconds
+from app.src.settings.mcp import McpSettings
 from app.src.settings.model import (
     ApiSettings,
     EmbeddingSettings,
@@ -28,6 +29,7 @@ __all__ = [
     "HanaSettings",
     "JwtSettings",
     "Loaded",
+    "McpSettings",
     "ScheduleSettings",
     "Settings",
     "SettingsError",

@@ -198,6 +198,9 @@ class CollectionSettings(_Section):
         default="", description='SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"'
     )
     template: str = Field(default="", min_length=1, description='"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
+    description: str | None = Field(
+        default=None, max_length=1000, description="what it holds, in a sentence: agents choose collections by it"
+    )
     key: Columns = Field(default=(), description="key columns; default: the primary key")
     where: str | None = Field(default=None, description="your own SQL condition, sent as it stands")
     metadata: Columns = ()

@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from app.src.settings.access import AccessSettings
 from app.src.settings.collections import CollectionSettings
 from app.src.settings.durations import Duration
+from app.src.settings.mcp import McpSettings
 from app.src.settings.section import Networks
 from app.src.settings.section import Section as _Section
 
@@ -199,6 +200,7 @@ class ApiSettings(_Section):
         default=5.0, gt=0, description="seconds that open requests and jobs have to end; then the process ends anyway"
     )
     docs: bool = Field(default=True, description="serve /docs and /openapi.json")
+    console: bool = Field(default=True, description="serve the console at / (docs/console.md)")
     tls_certificate: Path | None = Field(
         default=None, description="PEM file with the certificate and its chain: serve https, TLS 1.2 or later"
     )
@@ -269,6 +271,7 @@ class Settings(_Section):
     sync: SyncSettings = SyncSettings()
     api: ApiSettings = ApiSettings()
     access: AccessSettings = AccessSettings()
+    mcp: McpSettings = McpSettings()
     worker: WorkerSettings = WorkerSettings()
     state: StateSettings = StateSettings()
     collections: tuple[CollectionSettings, ...] = ()

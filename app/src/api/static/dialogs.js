@@ -1,0 +1,75 @@
+// Dialogs: one over the page at a time, the focus goes back to where it was. The one that asks for the key is here too.
+
+import { h } from "./dom.js";
+
+/** Opens a modal dialog; resolves with its returnValue once it is closed ("" by Esc). */
+export function openDialog(title, content, { wide = false, modal = null } = {}) {
+  const before = document.activeElement;
+  const heading = h("h2", { id: "dialog-title", tabindex: "-1" }, title);
+  const close = h("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => dialog.close("") }, "✕");
+  const dialog = h(
+    "dialog",
+    { class: wide ? "wide" : null, "aria-labelledby": "dialog-title" },
+    h("div", { class: "dialog-head" }, heading, close),
+    h("div", { class: "dialog-body" }, content),
+  );
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close(""));
+  const over = new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      if (before?.isConnected) before.focus();
+      resolve(dialog.returnValue);
+    });
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+  (dialog.querySelector("[autofocus]") ?? heading).focus();
+  modal?.(dialog);
+  return over;
+}
+
+/** The page beneath changes. */
+export function closeDialogs() {
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close("");
+}
+
+/** Asks whether to go on; resolves with true or false. */
+export async function confirmed(title, text, action = "Go on") {
+  let dialog = null;
+  const answer = (value) => () => dialog.close(value);
+  const content = [
+    h("p", null, text),
+    h(
+      "div",
+      { class: "buttons" },
+      h("button", { type: "button", class: "primary", onclick: answer("yes") }, action),
+      h("button", { type: "button", autofocus: true, onclick: answer("") }, "Cancel"),
+    ),
+  ];
+  return (await openDialog(title, content, { modal: (made) => (dialog = made) })) === "yes";
+}
+
+/** Asks for the key; `why`: what was wrong with the one before. Resolves with the key, or null. */
+export async function askKey(why) {
+  let dialog = null;
+  const field = h("input", { type: "password", id: "key", autocomplete: "off", required: true, autofocus: true, spellcheck: "false" });
+  if (why) field.setAttribute("aria-describedby", "key-why");
+  const submit = (event) => {
+    event.preventDefault();
+    if (field.value.trim() !== "") dialog.close("given");
+  };
+  const form = h(
+    "form",
+    { onsubmit: submit },
+    why && h("p", { class: "note error", id: "key-why", role: "alert" }, why),
+    h("p", null, "This service asks who you are. Your administrator gives you a key, or a token of your identity provider."),
+    h("label", { for: "key" }, "Key or token"),
+    field,
+    h("p", { class: "small" }, "It is kept until this tab is closed, and sent to this service only."),
+    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Continue")),
+  );
+  const answer = await openDialog("Sign in", form, { modal: (made) => (dialog = made) });
+  const key = field.value.trim();
+  field.value = "";
+  return answer === "given" && key !== "" ? key : null;
+}

@@ -1,0 +1,185 @@
+// The shell: which view stands at which address, what surrounds it, errors in its place, the dialogs for key and shortcuts.
+
+import { forgetKey, hasKey, onKeyWanted } from "./api.js";
+import { askKey, closeDialogs, openDialog } from "./dialogs.js";
+import { fill, h } from "./dom.js";
+import { listen, shortcut, table } from "./keys.js";
+import { failure, loading } from "./parts.js";
+
+/**
+ * The views, by the first part of the address (#/NAME/...). `page`: its name in the menu. A view is a module with `title` (a
+ * string, or a function of the parameters) and `async show(root, context)`. context: `parameters` {path: [what follows in the
+ * address, decoded], query: URLSearchParams}, `go(hash, {replace})`, `announce(text)` for screen readers, `signal`, which is
+ * aborted when the view is left. show may return a function that cleans up, or {cleanup, update}: then `update(parameters)`
+ * is called when only what follows its name has changed, instead of building the view anew.
+ */
+const VIEWS = {
+  search: { page: "Search", load: () => import("./views/search.js") },
+  collections: { page: "Collections", load: () => import("./views/collections.js") },
+  map: { page: "Map", load: () => import("./views/map.js") },
+  tables: { page: "Tables", load: () => import("./views/tables.js") },
+  gpu: { page: "GPU", load: () => import("./views/gpu.js") },
+};
+const FIRST = "#/search";
+const THEMES = ["auto", "light", "dark"];
+
+const main = document.getElementById("main");
+let current = { name: null, leaving: new AbortController(), cleanup: null, update: null, title: "" };
+
+function parse(hash) {
+  const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  const [name, ...rest] = path.split("/");
+  return { name: decoded(name), path: rest.map(decoded), query: new URLSearchParams(query) };
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+function go(hash, { replace = false } = {}) {
+  if (replace) history.replaceState(null, "", hash);
+  else if (location.hash !== hash) history.pushState(null, "", hash);
+  return route();
+}
+
+function announce(text) {
+  const place = document.getElementById("announcements");
+  place.textContent = "";
+  // A change after a moment: the same sentence twice is told twice.
+  setTimeout(() => (place.textContent = text), 50);
+}
+
+async function route() {
+  const { name, path, query } = parse(location.hash || FIRST);
+  const view = Object.hasOwn(VIEWS, name) ? VIEWS[name] : null;
+  const parameters = { path, query };
+  mark(name);
+  if (current.name === name && current.update) {
+    namePage(current.title, parameters);
+    return current.update(parameters);
+  }
+  leave();
+  const moved = current.name !== name && current.name !== null;
+  const mine = (current = { name, leaving: new AbortController(), cleanup: null, update: null, title: "" });
+  if (view === null) return missing();
+  const root = h("div", { class: `view view-${name}` });
+  if (moved) fill(main, loading());
+  try {
+    const module = await view.load();
+    if (mine.leaving.signal.aborted) return undefined;
+    fill(main, root);
+    mine.title = module.title;
+    namePage(module.title, parameters);
+    if (moved) main.focus({ preventScroll: true });
+    const left = await module.show(root, { parameters, go, announce, signal: mine.leaving.signal });
+    const cleanup = typeof left === "function" ? left : (left?.cleanup ?? null);
+    if (mine.leaving.signal.aborted) cleanup?.();
+    else Object.assign(mine, { cleanup, update: left?.update ?? null });
+  } catch (error) {
+    if (mine.leaving.signal.aborted) return undefined;
+    fill(main, root);
+    fill(root, failure(error, route));
+    announce(error.message);
+  }
+  return undefined;
+}
+
+function namePage(title, parameters) {
+  document.title = `${typeof title === "function" ? title(parameters) : title} – owl-sap`;
+}
+
+function leave() {
+  current.leaving.abort();
+  current.cleanup?.();
+  current.cleanup = null;
+}
+
+function missing() {
+  document.title = "Not found – owl-sap";
+  fill(main, h("h1", null, "Not found"), h("p", null, "There is no such page. ", h("a", { href: FIRST }, "To the search")));
+}
+
+function mark(name) {
+  for (const link of document.querySelectorAll("#pages a")) {
+    if (link.dataset.view === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function pages() {
+  const items = Object.entries(VIEWS).filter(([, view]) => view.page);
+  fill(
+    document.getElementById("pages"),
+    items.map(([name, view]) => h("li", null, h("a", { href: `#/${name}`, dataset: { view: name } }, view.page))),
+  );
+}
+
+function tools() {
+  const theme = h("button", { type: "button", class: "quiet", onclick: () => nextTheme(theme) });
+  const forget = h("button", { type: "button", class: "quiet", onclick: forgetAndAsk }, "Forget key");
+  const help = h("button", { type: "button", class: "quiet", "aria-label": "Keyboard shortcuts", onclick: showShortcuts }, "?");
+  const update = () => (forget.hidden = !hasKey());
+  document.addEventListener("owl-key", update);
+  update();
+  nameTheme(theme);
+  fill(document.getElementById("tools"), forget, theme, help);
+}
+
+function currentTheme() {
+  return document.documentElement.dataset.theme ?? "auto";
+}
+
+function nextTheme(button) {
+  const next = THEMES[(THEMES.indexOf(currentTheme()) + 1) % THEMES.length];
+  if (next === "auto") {
+    delete document.documentElement.dataset.theme;
+    localStorage.removeItem("owl-sap.theme");
+  } else {
+    document.documentElement.dataset.theme = next;
+    localStorage.setItem("owl-sap.theme", next);
+  }
+  nameTheme(button);
+  announce(`Theme: ${next}`);
+}
+
+function nameTheme(button) {
+  const theme = currentTheme();
+  fill(button, { auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[theme]);
+  button.setAttribute("aria-label", `Theme: ${theme}. Change`);
+}
+
+function forgetAndAsk() {
+  forgetKey();
+  announce("The key is forgotten");
+  leave();
+  current.name = null; // what is shown was for the key's owner
+  route();
+}
+
+function showShortcuts() {
+  openDialog("Keyboard shortcuts", table());
+}
+
+function start() {
+  pages();
+  tools();
+  onKeyWanted(askKey);
+  document.getElementById("skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the address is the view's
+    main.focus();
+  });
+  shortcut("?", "show these shortcuts", showShortcuts);
+  listen();
+  // Links, Back and Forward; not what go() does.
+  addEventListener("hashchange", () => {
+    closeDialogs();
+    route();
+  });
+  route();
+}
+
+start();

@@ -1,0 +1,26 @@
+// How fresh a collection is, in words; and where the service keeps it.
+
+import { h } from "../../dom.js";
+import { asDate } from "../../figures.js";
+import { ago, badge, duration } from "../../parts.js";
+
+const LATE_MS = 60_000;
+
+export function placeOf(name) {
+  return `/v1/collections/${encodeURIComponent(name)}`;
+}
+
+/** When it was last complete, and what is wrong about that. */
+export function freshness(collection) {
+  if (collection.last_sync === null) return [badge("never synced", "warning")];
+  const next = collection.next_sync;
+  const overdue = next !== null && asDate(next).getTime() < Date.now() - LATE_MS;
+  const lag = collection.lag_seconds;
+  return [
+    h("span", { class: "line" }, "synced ", ago(collection.last_sync)),
+    lag !== null && h("span", { class: "line small muted" }, `changes of the last ${lag < 60 ? "minute" : duration(lag)} may be missing`),
+    next !== null && !overdue && h("span", { class: "line small muted" }, "next sync ", ago(next)),
+    overdue && badge("overdue by its schedule", "warning"),
+    collection.stale_since !== null && badge("stale: HANA is away", "warning"),
+  ];
+}

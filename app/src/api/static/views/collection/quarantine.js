@@ -1,0 +1,134 @@
+// The rows of a collection that were set aside: why, and trying them again or forgetting them.
+
+import { get, post } from "../../api.js";
+import { confirmed } from "../../dialogs.js";
+import { fill, h, hidden } from "../../dom.js";
+import { keyText, many } from "../../figures.js";
+import { ago, badge, note, number } from "../../parts.js";
+import { slowButton, table } from "../../widgets.js";
+
+const MOST = 500;
+const COLUMNS = [
+  { name: "Key" },
+  { name: "Stage" },
+  { name: "Reason" },
+  { name: "Attempts", kind: "number" },
+  { name: "Last seen" },
+];
+
+export class Quarantine {
+  /** `started` is told the answer that starts a job, `failed` errors. */
+  constructor({ place, context, failed, started }) {
+    this.place = `${place}/quarantine`;
+    this.context = context;
+    this.started = started;
+    this.failed = failed;
+    this.chosen = new Set();
+    this.entries = [];
+    this.element = h("div");
+  }
+
+  refuse(error) {
+    const why = error.scope ? `Your key lacks the scope ${error.scope}.` : error.message;
+    fill(this.element, h("p", { class: "muted" }, `Not shown: ${why}`));
+  }
+
+  async load() {
+    this.entries = await get(`${this.place}?limit=${MOST}`, this.context);
+    const there = new Set(this.entries.map((entry) => keyText(entry.key)));
+    this.chosen = new Set([...this.chosen].filter((key) => there.has(key)));
+    this.#show();
+  }
+
+  #show() {
+    if (this.entries.length === 0) {
+      fill(this.element, h("p", { class: "muted" }, "None: every row could be processed."));
+      return;
+    }
+    this.all = h("input", { type: "checkbox", onchange: () => this.#chooseAll(this.all.checked) });
+    this.boxes = this.entries.map((entry) => this.#box(entry));
+    const rows = this.entries.map((entry, place) => this.#row(entry, this.boxes[place]));
+    this.count = h("span", { class: "small muted", role: "status" });
+    const failed = (error) => this.failed(error);
+    this.retryButton = slowButton("Retry chosen", () => this.#retry(), failed);
+    this.dropButton = slowButton("Drop chosen …", () => this.#drop(), failed, { class: "danger" });
+    fill(
+      this.element,
+      h("p", null, "These rows could not be read, embedded or stored. Mend what the reason names, then try them again."),
+      h(
+        "div",
+        { class: "buttons" },
+        h("label", { class: "check" }, this.all, "All"),
+        this.retryButton,
+        slowButton("Retry all", () => this.#retryAll(), failed),
+        this.dropButton,
+        this.count,
+      ),
+      this.entries.length === MOST && note("info", `Only the first ${number(MOST)} are shown. “Retry all” tries every one.`),
+      table({ caption: "Rows set aside", columns: COLUMNS, rows }),
+    );
+    this.#tell();
+  }
+
+  #box(entry) {
+    const key = keyText(entry.key);
+    const box = h("input", { type: "checkbox", checked: this.chosen.has(key) });
+    box.addEventListener("change", () => {
+      if (box.checked) this.chosen.add(key);
+      else this.chosen.delete(key);
+      this.#tell();
+    });
+    return box;
+  }
+
+  #row(entry, box) {
+    return [
+      h("label", { class: "check" }, box, hidden("Choose "), keyText(entry.key)),
+      entry.stage,
+      entry.reason,
+      [number(entry.attempts), entry.given_up && badge("given up", "warning")],
+      entry.last_seen ? ago(entry.last_seen) : "–",
+    ];
+  }
+
+  #chooseAll(on) {
+    this.boxes.forEach((box, place) => {
+      box.checked = on;
+      const key = keyText(this.entries[place].key);
+      if (on) this.chosen.add(key);
+      else this.chosen.delete(key);
+    });
+    this.#tell();
+  }
+
+  #tell() {
+    const chosen = this.chosen.size;
+    this.all.checked = chosen === this.entries.length;
+    this.all.indeterminate = chosen > 0 && chosen < this.entries.length;
+    this.count.textContent = chosen ? `${number(chosen)} chosen` : "";
+    for (const button of [this.retryButton, this.dropButton]) button.disabled = chosen === 0;
+  }
+
+  #keys() {
+    return this.entries.filter((entry) => this.chosen.has(keyText(entry.key))).map((entry) => entry.key);
+  }
+
+  async #retry() {
+    await this.started(await post(`${this.place}/retry`, { keys: this.#keys() }, this.context));
+  }
+
+  async #retryAll() {
+    await this.started(await post(`${this.place}/retry`, undefined, this.context));
+  }
+
+  async #drop() {
+    const keys = this.#keys();
+    const text = `The ${keys.length === 1 ? "entry is" : "entries are"} forgotten with the reasons. The rows themselves stay in the source, and the next sync meets them again.`;
+    if (!(await confirmed(`Forget ${many(keys.length, "entry", "entries")}?`, text, "Forget"))) return;
+    const { dropped } = await post(`${this.place}/drop`, { keys }, this.context);
+    this.context.announce(`${many(dropped, "entry", "entries")} forgotten`);
+    this.chosen.clear();
+    await this.load();
+    await this.started(null);
+  }
+}

@@ -1,0 +1,155 @@
+// The search page. What is looked for stands in the address, so that it can be shared and Back works.
+
+import { get, post } from "../api.js";
+import { fill, h } from "../dom.js";
+import { shortcut } from "../keys.js";
+import { ago, failure, loading, note, number } from "../parts.js";
+import { chips, filterPanel } from "./search/filters.js";
+import { searchForm } from "./search/form.js";
+import { counted, results } from "./search/hits.js";
+import { hashOf, read, request } from "./search/state.js";
+
+const WIDE = "(min-width: 60rem)";
+
+export function title({ path, query }) {
+  const about = query.get("q") || (query.get("like") && "Rows alike");
+  return about ? `${about} – ${path[0]}` : "Search";
+}
+
+export async function show(root, { parameters, go, announce, signal }) {
+  const collections = await get("/v1/collections", { signal });
+  if (collections.length === 0) {
+    fill(root, h("h1", null, "Search"), h("p", { class: "card empty" }, "No collection is configured yet. ", h("code", null, "owl-sap init"), " proposes one."));
+    return undefined;
+  }
+  const page = new Page(root, collections, { go, announce });
+  shortcut("/", "go to the search box", () => page.form.focus());
+  page.update(parameters);
+  return {
+    update: (changed) => page.update(changed),
+    cleanup: () => {
+      shortcut("/", "", null);
+      page.asked.abort();
+    },
+  };
+}
+
+class Page {
+  constructor(root, collections, { go, announce }) {
+    this.collections = collections;
+    this.announce = announce;
+    this.asked = new AbortController();
+    this.known = new Map();
+    this.to = (changed, options) => go(hashOf({ ...this.state, ...this.form.values(), ...changed }), options);
+    this.form = searchForm(collections.map((each) => each.collection), {
+      submit: (values) => this.to(values.q === "" ? values : { ...values, like: null }),
+      choose: (collection) => this.to({ collection, filters: {}, like: null }, { replace: true }),
+    });
+    this.about = h("p", { class: "about muted small" });
+    this.filters = h("div", { class: "filter-fields" });
+    this.sidebar = h("details", { class: "card sidebar", open: matchMedia(WIDE).matches }, h("summary", null, "Filters"), this.filters);
+    this.chips = h("div", { class: "chips" });
+    this.results = h("div", { class: "results" });
+    fill(
+      root,
+      h("div", { class: "view-head" }, h("h1", null, "Search"), this.about),
+      this.form.element,
+      h("div", { class: "columns" }, h("aside", { "aria-label": "Filters" }, this.sidebar), h("section", { "aria-label": "Hits" }, this.chips, this.results)),
+    );
+  }
+
+  update(parameters) {
+    const state = read(parameters);
+    state.collection ??= this.collections[0].collection;
+    this.state = state;
+    this.form.show(state);
+    this.describe();
+    this.showChips();
+    return Promise.all([this.showFilters(), this.search()]);
+  }
+
+  describe() {
+    const found = this.collections.find((each) => each.collection === this.state.collection);
+    if (found === undefined) fill(this.about);
+    else if (found.last_sync === null) fill(this.about, "not synced yet");
+    else fill(this.about, `${number(found.rows)} rows, synced `, ago(found.last_sync));
+  }
+
+  showChips() {
+    const { filters, like } = this.state;
+    const change = (next) => this.to({ filters: next });
+    const alike = h("button", { type: "button", class: "chip", onclick: () => this.to({ like: null }) }, "Rows like ", h("bdi", null, like), h("span", { "aria-hidden": "true" }, "✕"));
+    fill(this.chips, like !== null && alike, chips(filters, change));
+    const shown = Object.keys(filters).length;
+    fill(this.sidebar.querySelector("summary"), shown > 0 ? `Filters (${shown})` : "Filters");
+  }
+
+  async showFilters() {
+    const { collection } = this.state;
+    const path = `/v1/collections/${encodeURIComponent(collection)}/fields`;
+    if (!this.known.has(collection)) {
+      fill(this.filters, loading("Looking at the fields …"));
+      this.known.set(collection, get(path));
+    }
+    try {
+      const { fields, sampled, rows } = await this.known.get(collection);
+      if (collection !== this.state.collection) return;
+      const focused = focusedIn(this.filters);
+      fill(
+        this.filters,
+        filterPanel(fields, this.state.filters, (filters) => this.to({ filters })),
+        sampled < rows && h("p", { class: "small muted" }, `Counted over ${number(sampled)} of ${number(rows)} rows.`),
+      );
+      refocus(this.filters, focused);
+    } catch (error) {
+      this.known.delete(collection);
+      if (collection === this.state.collection) fill(this.filters, failure(error, () => this.showFilters()));
+    }
+  }
+
+  async search() {
+    this.asked.abort();
+    this.asked = new AbortController();
+    const { signal } = this.asked;
+    const state = this.state;
+    const body = request(state);
+    if (body === null) {
+      fill(this.results, this.start());
+      return;
+    }
+    this.results.setAttribute("aria-busy", "true");
+    if (this.results.querySelector(".hits") === null) fill(this.results, loading("Searching …"));
+    try {
+      const found = await post(`/v1/collections/${encodeURIComponent(state.collection)}/search`, body, { signal });
+      fill(this.results, results(found, state, (id) => this.to({ like: id, q: "" })));
+      this.announce(`${counted(found.hits.length)} found`);
+    } catch (error) {
+      if (signal.aborted) return;
+      fill(this.results, failure(error, () => this.search()));
+      this.announce(error.message);
+    }
+    this.results.removeAttribute("aria-busy");
+  }
+
+  start() {
+    const found = this.collections.find((each) => each.collection === this.state.collection);
+    if (found === undefined) return note("error", `There is no collection ${this.state.collection}.`);
+    if (found.last_sync === null) return note("warning", "Nothing has been synced into this collection yet, so nothing can be found: ", h("code", null, `owl-sap sync ${found.collection}`));
+    return h("div", { class: "card empty" }, h("p", null, "Say what you are looking for in your own words, in whatever language the rows are in, or type a number or a code."), h("p", { class: "small" }, "Press ", h("kbd", null, "/"), " to get to the search box from anywhere on this page."));
+  }
+}
+
+/** What has the focus, in words that a panel that is built anew still understands. */
+function focusedIn(place) {
+  const focused = document.activeElement;
+  if (!place.contains(focused)) return null;
+  return { legend: focused.closest("fieldset")?.querySelector("legend").textContent, label: focused.getAttribute("aria-label") ?? focused.closest("label")?.querySelector(".value")?.textContent };
+}
+
+function refocus(place, focused) {
+  if (focused === null) return;
+  const set = [...place.querySelectorAll("fieldset")].find((each) => each.querySelector("legend").textContent === focused.legend);
+  const inputs = [...(set?.querySelectorAll("input") ?? [])];
+  const same = (input) => (input.getAttribute("aria-label") ?? input.closest("label")?.querySelector(".value")?.textContent) === focused.label;
+  inputs.find(same)?.focus();
+}

@@ -1,0 +1,127 @@
+// The filters beside the hits: made of what the fields of the collection hold. Gives choices to whoever made it.
+
+import { fill, h, hidden } from "../../dom.js";
+import { number } from "../../parts.js";
+import { isDay } from "./state.js";
+
+const FEW = 8;
+
+/**
+ * A panel over `fields` (as GET .../fields has them) with what is chosen of them. `onChange(filters)` with every choice.
+ */
+export function filterPanel(fields, filters, onChange) {
+  const usable = fields.filter((field) => !field.name.startsWith("$") && (field.values.length > 0 || field.min !== null));
+  if (usable.length === 0) return h("p", { class: "muted small" }, "The rows of this collection have no fields to filter by.");
+  const choose = (name, choice) => {
+    const next = { ...filters };
+    if (choice === null) delete next[name];
+    else next[name] = choice;
+    onChange(next);
+  };
+  return usable.map((field) => {
+    const set = (choice) => choose(field.name, choice);
+    const chosen = filters[field.name] ?? {};
+    return h("fieldset", { class: "filter" }, h("legend", null, field.name), ranged(field) ? range(field, chosen, set) : values(field, chosen, set));
+  });
+}
+
+/** What is chosen, as buttons that take it away. */
+export function chips(filters, onChange) {
+  return Object.entries(filters).flatMap(([name, choice]) => {
+    const without = (left) => {
+      const next = { ...filters };
+      if (left === null) delete next[name];
+      else next[name] = left;
+      onChange(next);
+    };
+    if (choice.in === undefined) return [chip(name, rangeText(choice), () => without(null))];
+    return choice.in.map((value) => {
+      const left = choice.in.filter((each) => each !== value);
+      return chip(name, shown(value), () => without(left.length > 0 ? { in: left } : null));
+    });
+  });
+}
+
+function chip(name, text, remove) {
+  return h(
+    "button",
+    { type: "button", class: "chip", onclick: remove },
+    hidden("Remove filter "),
+    h("span", null, name, ": ", h("bdi", null, text)),
+    h("span", { "aria-hidden": "true" }, "✕"),
+  );
+}
+
+function rangeText({ from = null, to = null }) {
+  if (from !== null && to !== null) return `${from} to ${to}`;
+  return from !== null ? `from ${from}` : `up to ${to}`;
+}
+
+function ranged(field) {
+  return field.min !== null && field.min !== undefined && (field.type === "number" || isDay(String(field.min).slice(0, 10)));
+}
+
+function range(field, { from = null, to = null }, set) {
+  const isNumber = field.type === "number";
+  const bound = (end, value) => {
+    const limit = isNumber ? String(field[end]) : String(field[end]).slice(0, 10);
+    const input = h("input", {
+      type: isNumber ? "number" : "date",
+      step: isNumber ? "any" : null,
+      placeholder: isNumber ? limit : null,
+      "aria-label": `${field.name} ${end === "min" ? "from" : "to"}`,
+      value: value ?? "",
+      onchange: () => set(chosenRange()),
+    });
+    return input;
+  };
+  const low = bound("min", from);
+  const high = bound("max", to);
+  const valueOf = (input) => (input.value === "" ? null : isNumber ? Number(input.value) : input.value);
+  const chosenRange = () => {
+    const choice = { from: valueOf(low), to: valueOf(high) };
+    return choice.from === null && choice.to === null ? null : choice;
+  };
+  const least = isNumber ? number(field.min) : String(field.min).slice(0, 10);
+  const most = isNumber ? number(field.max) : String(field.max).slice(0, 10);
+  return [h("div", { class: "range" }, low, h("span", { class: "muted" }, "to"), high), h("p", { class: "small muted" }, `There are ${least} to ${most}.`)];
+}
+
+function values(field, { in: chosen = [] }, set) {
+  const listed = field.values.map(({ value, count }) => ({ value: field.type === "mixed" ? String(value) : value, count }));
+  const others = chosen.filter((value) => !listed.some((each) => each.value === value));
+  const all = [...others.map((value) => ({ value, count: null })), ...listed];
+  const toggle = (value, on) => {
+    const next = on ? [...chosen, value] : chosen.filter((each) => each !== value);
+    set(next.length > 0 ? { in: next } : null);
+  };
+  const box = ({ value, count }) =>
+    h(
+      "label",
+      { class: "check" },
+      h("input", { type: "checkbox", checked: chosen.includes(value), onchange: (event) => toggle(value, event.target.checked) }),
+      h("bdi", { class: "value" }, shown(value)),
+      count !== null && h("span", { class: "count muted" }, hidden(", rows: "), number(count)),
+    );
+  const ticked = all.filter(({ value }) => chosen.includes(value));
+  const list = h("div", { class: "values" });
+  const few = [...all.slice(0, FEW), ...ticked.filter((each) => all.indexOf(each) >= FEW)];
+  const more = h("button", { type: "button", class: "link small", onclick: () => (fill(list, all.map(box)), more.remove()) }, `All ${all.length} values`);
+  fill(list, few.map(box));
+  return [list, few.length < all.length && more, field.more && other(field, (value) => toggle(value, true))];
+}
+
+/** For a value that is too rare to be listed. */
+function other(field, add) {
+  const input = h("input", { type: "text", "aria-label": `${field.name}, another value`, placeholder: "another value" });
+  const submit = (event) => {
+    event.preventDefault();
+    if (input.value !== "") add(input.value);
+  };
+  return h("form", { class: "other", onsubmit: submit }, input, h("button", { type: "submit", "aria-label": `Add this value of ${field.name}` }, "+"));
+}
+
+function shown(value) {
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return value === "" ? "(blank)" : String(value);
+}

@@ -1,0 +1,160 @@
+// The hits of a search: each with its score, its text with the words marked, its fields, and what can be done with it.
+
+import { fill, h, hidden } from "../../dom.js";
+import { ago, note, number } from "../../parts.js";
+import { openRow } from "../row.js";
+import { firstOf, highlighted, wordsOf } from "./highlight.js";
+
+const LONGEST = 700;
+const BEFORE = 160;
+const SCORES = {
+  vector: "Cosine of the angle between query and text: 1 is the same meaning, 0 none in common.",
+  keyword: "BM25: rare words that are found count more than frequent ones. Compares within this answer only.",
+  hybrid: "Both rankings fused: the sum of 1 / (60 + rank). Compares within this answer only.",
+};
+
+/** `found`: the answer of the service. `more(id)` shows rows like that one. */
+export function results(found, state, more) {
+  const mode = state.like === null ? state.mode : "vector";
+  const words = state.like === null ? wordsOf(state.q) : [];
+  const best = Math.max(...found.hits.map((hit) => hit.score), Number.MIN_VALUE);
+  const share = (score) => Math.max(0, Math.min(1, mode === "vector" ? score : score / best));
+  return [
+    found.stale_since && note("warning", "SAP HANA is away. These are the rows as of the last complete sync, ", ago(found.stale_since), "."),
+    found.notes.map((each) => note("info", each)),
+    h("p", { class: "summary" }, counted(found.hits.length), h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
+    found.hits.length === 0 && nothing(state),
+    h("ol", { class: "hits" }, found.hits.map((hit) => h("li", null, card(hit, state, { words, share, mode, more })))),
+    state.explain && explained(found, state),
+  ];
+}
+
+export function counted(hits) {
+  return hits === 1 ? "1 row" : `${hits} rows`;
+}
+
+function card(hit, state, { words, share, mode, more }) {
+  const id = `hit-${crypto.randomUUID()}`;
+  return h(
+    "article",
+    { class: "card hit", "aria-labelledby": id },
+    h(
+      "div",
+      { class: "hit-head" },
+      h("h2", { id }, h("button", { type: "button", class: "link", onclick: () => openRow(state.collection, hit.id) }, keyOf(hit))),
+      h(
+        "span",
+        { class: "score", title: SCORES[mode] },
+        h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share(hit.score) * 100)}%` } })),
+        hidden("Score "),
+        h("span", { class: "figure" }, score(hit.score)),
+      ),
+    ),
+    passages(hit, words),
+    fields(hit.metadata),
+    h(
+      "div",
+      { class: "hit-tools" },
+      h("button", { type: "button", class: "small", onclick: () => more(hit.id) }, "More like this"),
+      h("button", { type: "button", class: "small", onclick: () => openRow(state.collection, hit.id) }, "Whole row"),
+    ),
+  );
+}
+
+/** Names and values of the key; rows that others wrote have an id only. */
+export function keyOf({ id, key }) {
+  const parts = Object.entries(key);
+  if (parts.length === 0) return h("bdi", null, id);
+  return parts.map(([name, value], place) => [
+    place > 0 && " · ",
+    h("span", { class: "key-name" }, name, " "),
+    h("bdi", { class: "key-value" }, String(value)),
+  ]);
+}
+
+function passages(hit, words) {
+  const all = hit.passages ?? [];
+  if (all.length < 2) return excerpt(hit.text, words);
+  return h(
+    "ol",
+    { class: "passages", "aria-label": "Matching passages, best first" },
+    all.map((each) => h("li", null, h("span", { class: "small muted" }, hidden("Score "), score(each.score)), excerpt(each.text, words))),
+  );
+}
+
+function excerpt(text, words) {
+  const place = h("p", { class: "text", dir: "auto" });
+  if (text.length <= LONGEST) return fill(place, highlighted(text, words));
+  const first = Math.max(0, firstOf(text, words));
+  const start = whole(text, Math.max(0, Math.min(first - BEFORE, text.length - LONGEST)));
+  const end = whole(text, start + LONGEST);
+  const all = h("button", { type: "button", class: "link small", onclick: () => fill(place, highlighted(text, words)) }, `all ${number(text.length)} characters`);
+  return fill(place, start > 0 && "… ", highlighted(text.slice(start, end), words), end < text.length && "… ", all);
+}
+
+/** Not in the middle of a pair of code units. */
+function whole(text, at) {
+  return /[\udc00-\udfff]/.test(text.charAt(at)) ? at + 1 : at;
+}
+
+function fields(metadata) {
+  const entries = Object.entries(metadata);
+  if (entries.length === 0) return null;
+  return h(
+    "dl",
+    { class: "fields" },
+    entries.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, h("bdi", null, fieldText(value))))),
+  );
+}
+
+export function fieldText(value) {
+  if (value === null) return "–";
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+function nothing(state) {
+  const filtered = Object.keys(state.filters).length > 0;
+  const hints = [
+    filtered && "take away a filter",
+    state.min !== null && "lower the least score",
+    state.like === null && state.mode === "keyword" && "search by meaning, which needs none of the words",
+    state.like === null && state.mode !== "keyword" && "use other words",
+  ].filter(Boolean);
+  return h("div", { class: "card empty" }, h("p", null, h("strong", null, "Nothing found.")), hints.length > 0 && h("p", null, `You could ${hints.join(", or ")}.`));
+}
+
+// ---------------------------------------------------------------------------------------------------- how it was done
+
+function explained(found, state) {
+  const stages = Object.entries(found.took_ms);
+  return h(
+    "section",
+    { class: "card", "aria-labelledby": "explained" },
+    h("h2", { id: "explained" }, "How it was found"),
+    h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        { class: "plain" },
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, "Stage"), h("th", { scope: "col", class: "number" }, "Time"))),
+        h("tbody", null, stages.map(([stage, ms]) => h("tr", null, h("th", { scope: "row" }, stage), h("td", { class: "number" }, milliseconds(ms))))),
+      ),
+    ),
+    found.explain && [h("h3", null, "In detail"), h("pre", { tabindex: "0" }, JSON.stringify(found.explain, null, 2))],
+    h("p", { class: "small muted" }, SCORES[state.like === null ? state.mode : "vector"]),
+  );
+}
+
+function total(took) {
+  return took.total ?? Object.values(took).reduce((sum, each) => sum + each, 0);
+}
+
+function milliseconds(value) {
+  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
+}
+
+function score(value) {
+  return Math.abs(value) < 0.1 && value !== 0 ? value.toFixed(4) : value.toFixed(Math.abs(value) < 10 ? 3 : 1);
+}

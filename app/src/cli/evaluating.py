@@ -1,0 +1,105 @@
+"""`owl-sap evaluate`: how good the search of a collection is, by labelled queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from app.src.cli import output
+from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
+from app.src.cli.exits import OK, UsageFault
+from app.src.cli.progress import watched
+
+_ALL = "all"
+_FIGURES = ("mode", "group", "queries", "hit_1", "hit_3", "hit_10", "mrr", "recall", "ndcg")
+_WORST = ("mode", "line", "query", "right", "ranks")
+_DIFFERENCES = ("mode", "measure", "difference", "low", "high", "p")
+
+
+@verb(app, "evaluate")
+def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    name: Name,
+    queries: Annotated[Path, typer.Argument(metavar="FILE", help="Labelled queries, one JSON object a line.")],
+    mode: Annotated[str, typer.Option(help="vector, keyword, hybrid or all.")] = _ALL,
+    k: Annotated[int, typer.Option("-k", "--k", min=1, max=1000, help="Hits that recall and nDCG look at.")] = 10,
+    save: Annotated[Path | None, typer.Option(help="Write the whole report, every query's outcome too.")] = None,
+    against: Annotated[Path | None, typer.Option(help="A report saved before: what changed since?")] = None,
+    json: JsonFlag = False,
+) -> int:
+    """How well labelled queries find the rows that answer them: recall, MRR, nDCG, by mode and group."""
+    from app.src.evaluation.report import Wanted, differences
+
+    modes = _modes(mode)
+    earlier = None if against is None else _report(against)
+    with opened(loaded_for(ctx)) as service, watched(name) as observer:
+        report = service.evaluate(name, Wanted(queries, modes, k), observer.progress).as_dict()
+    changed = None if earlier is None else differences(earlier, report)
+    if save is not None:
+        _write(save, report)
+    brief = {**report, "modes": {each: _brief(figures) for each, figures in report["modes"].items()}}
+    if changed is not None:
+        brief["differences"] = changed
+    if json:
+        output.write_json(brief)
+    else:
+        _show(name, brief)
+    for note in report["notes"]:
+        output.say(f"{name}: {note}")
+    return OK
+
+
+def _modes(mode: str) -> tuple[str, ...]:
+    from app.src.searching import MODES
+
+    if mode == _ALL:
+        return MODES
+    if mode not in MODES:
+        raise UsageFault(f"--mode {mode}: there is {', '.join(MODES)} or {_ALL}")
+    return (mode,)
+
+
+def _report(file: Path) -> dict[str, Any]:
+    try:
+        report = orjson.loads(file.read_bytes())
+    except OSError as error:
+        raise UsageFault(f"{file} cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError:
+        report = None
+    if not isinstance(report, dict):
+        raise UsageFault(f"{file} is no report of owl-sap evaluate --save")
+    return report
+
+
+def _write(file: Path, report: Mapping[str, Any]) -> None:
+    try:
+        file.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    except OSError as error:
+        raise UsageFault(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _brief(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in figures.items() if name != "outcomes"}
+
+
+def _show(name: str, report: Mapping[str, Any]) -> None:
+    rows = [
+        {"mode": mode, "group": group, **summary}
+        for mode, figures in report["modes"].items()
+        for group, summary in {_ALL: figures["all"], **figures["groups"]}.items()
+    ]
+    output.table(f"{name}: {report['queries']} queries, k = {report['k']}", rows, _FIGURES)
+    worst = [{"mode": mode, **each} for mode, figures in report["modes"].items() for each in figures["worst"]]
+    if worst:
+        output.table(f"{name}: found late or not at all", worst, _WORST)
+    changed = [
+        {"mode": mode, "measure": measure, **difference}
+        for mode, measures in report.get("differences", {}).items()
+        for measure, difference in measures.items()
+    ]
+    if changed:
+        output.table(f"{name}: now minus before", changed, _DIFFERENCES)

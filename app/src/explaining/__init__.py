@@ -1,0 +1,68 @@
+"""What each error is called for people, what it means and what to do: read from errors.toml, found by class or by code.
+Knows names of classes only, so that nothing is imported to explain it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+_OURS = ("app", "connector")
+_ROOT = "Exception"
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One error: `causes` the usual ones; `do` in this order; `see` pages of the documentation, relative to docs/."""
+
+    code: str
+    error: str
+    title: str
+    what: str
+    do: tuple[str, ...]
+    causes: tuple[str, ...] = ()
+    see: tuple[str, ...] = ()
+
+
+class UnknownCode(LookupError):
+    """No error has this code. The message has the nearest."""
+
+
+@cache
+def explained() -> Mapping[str, Explained]:
+    """By name of the class, in the order of the file."""
+    table = tomllib.loads(files(__package__).joinpath("errors.toml").read_text(encoding="utf-8"))
+    return {name: _entry(name, **entry) for name, entry in table.items()}
+
+
+def _entry(  # noqa: PLR0913 - the members of an entry
+    error: str, *, code: str, title: str, what: str, do: list[str], causes: Sequence[str] = (), see: Sequence[str] = ()
+) -> Explained:
+    return Explained(code, error, title, what, tuple(do), tuple(causes), tuple(see))
+
+
+def explanation(error: BaseException) -> Explained:
+    """Of its class, or of the nearest one above; of what is not ours: that it is unexpected."""
+    table = explained()
+    ours = (kind for kind in type(error).__mro__ if kind.__module__.split(".")[0] in _OURS)
+    return next((table[kind.__name__] for kind in ours if kind.__name__ in table), table[_ROOT])
+
+
+def code_of(error: BaseException) -> str:
+    return explanation(error).code
+
+
+def by_code(code: str) -> Explained:
+    """`code` as people type it: OWL-1011, owl1011, 1011. Raises UnknownCode."""
+    number = re.sub(r"\A(owl)?[-_ ]?", "", code.strip(), flags=re.IGNORECASE)
+    known = {each.code: each for each in explained().values()}
+    if (found := known.get(f"OWL-{number}")) is None:
+        near = difflib.get_close_matches(f"OWL-{number}", known, n=3)
+        raise UnknownCode(
+            f"no error has the code {code!r}; {'near it: ' + ', '.join(near) if near else 'see docs/errors.md'}"
+        )
+    return found

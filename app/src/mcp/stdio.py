@@ -1,0 +1,139 @@
+"""Tools for the program that started this process, over its standard streams: stdout carries the protocol and nothing
+else, whatever a library prints. Knows no terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+import anyio
+from mcp.server.stdio import stdio_server
+
+from app.src.access.principal import OPERATOR, Principal
+from app.src.access.rates import Rates
+from app.src.mcp.refusals import Refused
+from app.src.mcp.server import Agents
+from app.src.service import Service
+from connector.errors import ConfigurationError
+
+Result = TypeVar("Result")
+_THREADS = 4
+_STDIN = 0
+_AT_ONCE = 65_536
+_LONGEST_LINE = 16 * 1024 * 1024
+"""Bytes of one message; more is no request of anybody's."""
+
+
+class Parent:
+    """The program that started us: the operator, or whoever the key in the settings stands for. That is looked at for
+    each request, so a key that is revoked or ends is refused from then on; its limits hold as in the REST service."""
+
+    expected: tuple[type[Exception], ...] = ()
+
+    def __init__(self, service: Service) -> None:
+        """Raises ConfigurationError for a key where none is taken."""
+        self._access = service.access
+        key = service.settings.mcp.key
+        self._key = None if key is None else key.get_secret_value().strip()
+        if self._key is not None and not self._access.configured:
+            raise ConfigurationError("mcp.key is set, but neither access.keys nor access.jwt: no key is known here")
+        limits = service.settings.access
+        self._rates = Rates(limits.rate, limits.concurrency, limits.tokens)
+        self._threads = ThreadPoolExecutor(_THREADS, "owl-sap-tool")
+
+    def close(self) -> None:
+        """What still runs is waited for by nobody."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def principal(self, request: Any) -> Principal:
+        """Raises Refused."""
+        from app.src.access.errors import IssuerAway, Unauthenticated
+
+        if self._key is None:
+            return OPERATOR
+        try:
+            principal = await self._access.principal(self._key)
+        except (Unauthenticated, IssuerAway) as error:
+            raise Refused(f"the key of owl-sap mcp (mcp.key) is refused: {error}") from None
+        if not principal.may("search"):
+            raise Refused("the key of owl-sap mcp (mcp.key) needs the scope search, which it does not have")
+        return principal
+
+    async def run(self, call: Callable[[], Result], principal: Principal, request: Any) -> Result:
+        if principal is OPERATOR:
+            return await self._called(call)
+        self._rates.enter(principal)
+        try:
+            return await self._called(call)
+        finally:
+            self._rates.leave(principal)
+
+    async def _called(self, call: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def tell(self, request: Any, **fields: Any) -> None:
+        """The audit log is the REST service's: whoever starts this has HANA's login anyway."""
+
+
+def serve(service: Service) -> None:
+    """Until stdin ends. Raises AccessUnusable for keys that cannot be read, and ConfigurationError for a key that is
+    not let in."""
+    service.access.open()
+    parent = Parent(service)
+    try:
+        asyncio.run(_serve(service, parent))
+    finally:
+        parent.close()
+
+
+async def _serve(service: Service, parent: Parent) -> None:
+    try:
+        await parent.principal(None)
+    except Refused as error:  # a key that is no good ends the start, not the first call
+        raise ConfigurationError(str(error)) from None
+    server = Agents(service, parent).server
+    lines = cast("anyio.AsyncFile[str]", _Lines(asyncio.get_running_loop()))
+    async with stdio_server(stdin=lines) as (reading, writing):
+        await server.run(reading, writing, server.create_initialization_options())
+
+
+class _Lines:
+    """What comes on stdin, line by line. The SDK's own reader waits in a thread that cannot be cancelled, which would
+    hold SIGTERM up until the next line."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._come: asyncio.Queue[bytes] = asyncio.Queue(4)
+        threading.Thread(target=self._read, name="owl-sap-stdin", daemon=True).start()
+
+    def _read(self) -> None:
+        """Not through sys.stdin, whose lock a daemon thread would hold when the interpreter ends."""
+        data = b"-"
+        while data:
+            try:
+                data = os.read(_STDIN, _AT_ONCE)
+            except OSError:
+                data = b""
+            putting = self._come.put(data)
+            try:
+                asyncio.run_coroutine_threadsafe(putting, self._loop).result()
+            except RuntimeError:  # the loop has ended
+                putting.close()
+                return
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        rest = b""
+        while data := await self._come.get():
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                if line.strip():
+                    yield line.decode(errors="replace")
+            if len(rest) > _LONGEST_LINE:
+                return
+        if rest.strip():
+            yield rest.decode(errors="replace")

@@ -1,0 +1,311 @@
+"""The tools: each takes arguments and who asks, calls one or two methods of the service and gives an answer that is
+bounded. Row rights are the service's business; counts that would include rows that the asker may not see are left out
+here. Knows no protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.src.access.principal import Principal
+from app.src.access.principal import Scope as Right
+from app.src.access.rows import Nothing as Unseen
+from app.src.mcp import answers
+from app.src.mcp.answers import Answer, Arguments
+from app.src.mcp.refusals import Refused, ScopeMissing
+from app.src.mcp.untrusted import bounded, cut, visible
+from app.src.searching import FoundHit, SearchOptions
+from app.src.service import Service, SyncRequest
+
+_VALUE = 24
+"""Characters that a value takes beside itself."""
+_LARGEST_KEY = 8_000
+"""Characters of a row's key as JSON, beyond the bound for texts: HANA's keys may be that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """`call` waits for stores and engines, so it belongs into a thread. `needs`: beside the scope search."""
+
+    name: str
+    title: str
+    description: str
+    takes: type[Arguments]
+    gives: type[Answer]
+    call: Callable[[Any, Principal], Answer]
+    writes: bool = False
+    needs: Right = "search"
+
+
+class Tools:
+    """Over a service that the caller owns."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limits = service.settings.mcp
+        self._all = {tool.name: tool for tool in (*self._reading(), *self._writing())}
+
+    def knows(self, name: str) -> bool:
+        return name in self._all
+
+    def of(self, principal: Principal) -> list[Tool]:
+        """Those that he may use."""
+        return [tool for tool in self._all.values() if principal.may("search") and principal.may(tool.needs)]
+
+    def find(self, name: str, principal: Principal) -> Tool:
+        """Raises Refused."""
+        found = {tool.name: tool for tool in self.of(principal)}
+        if name in found:
+            return found[name]
+        if name in self._all:
+            raise ScopeMissing(f"{name} needs the scope {self._all[name].needs}, which this key does not have")
+        raise Refused(f"there is no such tool; there are: {', '.join(found)}")
+
+    def audited(self, asked: Arguments, principal: Principal) -> dict[str, Any]:
+        """Of a call, for the audit log; never a query, a value or a text, and no name that is not configured."""
+        name = getattr(asked, "collection", None)
+        if name not in self._service.names():
+            return {}
+        told: dict[str, Any] = {"collection": name}
+        if isinstance(asked, answers.Search):
+            within = self._service.rights.visible(name, principal)
+            rows = "all" if within is None else "none" if isinstance(within, Unseen) else "some"
+            told |= {"filter": self._service.rights.filter_shape(name, asked.filter), "rows": rows}
+            told |= {"mode": asked.mode, "k": asked.k}
+        return told
+
+    def _reading(self) -> list[Tool]:
+        return [
+            Tool(
+                "search",
+                "Search rows",
+                "Finds the rows of a collection that fit a question, best first, by meaning and by words. Each hit has "
+                "the row's key in SAP HANA, its text and its metadata. Call list_collections first when you do not "
+                "know the collections. Few or no good hits: say it in other words, in the language of the rows, or "
+                "drop the filter. Scores only order the hits of one answer; the nearest row is not always a right "
+                f"one. At most {self._limits.max_hits} rows.",
+                answers.Search,
+                answers.Hits,
+                self.search,
+            ),
+            Tool(
+                "get_row",
+                "Read one row",
+                "The whole text of one row, with its key and metadata, by the id that search gave. Long texts come in "
+                "parts: ask again with offset = next_offset while there is one.",
+                answers.GetRow,
+                answers.FoundRow,
+                self.get_row,
+            ),
+            Tool(
+                "list_collections",
+                "List collections",
+                "The collections that can be searched: what each holds, the fields that a filter can name, how many "
+                "rows, and how fresh they are. Begin here.",
+                answers.Nothing,
+                answers.Collections,
+                self.list_collections,
+            ),
+            Tool(
+                "describe_collection",
+                "Fields of a collection",
+                "What a filter on a collection can be made of: its fields with their types, most frequent values, "
+                "smallest and largest. Ask before you write a filter whose values you do not know.",
+                answers.OneCollection,
+                answers.Described,
+                self.describe_collection,
+            ),
+            Tool(
+                "sync_status",
+                "How fresh is it?",
+                "How fresh a collection is (null: all of them): when rows were last taken over from SAP HANA, how far "
+                "behind it is, and what is at work on it now.",
+                answers.SyncStatus,
+                answers.Statuses,
+                self.sync_status,
+            ),
+        ]
+
+    def _writing(self) -> list[Tool]:
+        if not self._limits.write:
+            return []
+        return [
+            Tool(
+                "start_sync",
+                "Bring a collection up to date",
+                "Starts to bring a collection up to date with SAP HANA, in the background: rows that changed are "
+                "embedded again, rows that are gone leave the collection. SAP HANA's own rows stay as they are. It can "
+                "take minutes and keeps the machine busy, so only when somebody asks for it; sync_status tells how it "
+                "fares.",
+                answers.StartSync,
+                answers.Started,
+                self.start_sync,
+                writes=True,
+                needs="sync",
+            )
+        ]
+
+    # ----------------------------------------------------------------------------------------------------------- rows
+
+    def search(self, asked: answers.Search, principal: Principal) -> answers.Hits:
+        most, longest = self._limits.max_hits, self._service.settings.api.max_text_chars
+        if asked.k > most:
+            raise Refused(f"k is {asked.k}; at most {most} rows are given at once: narrow the search instead")
+        if len(asked.query) > longest:
+            raise Refused(f"query has {len(asked.query)} characters; at most {longest}")
+        try:
+            found = self._service.search(
+                asked.collection, asked.query, asked.k, asked.filter, SearchOptions(asked.mode), principal=principal
+            )
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        hits = self._hits(found.hits)
+        return answers.Hits(
+            collection=asked.collection,
+            hits=hits,
+            left_out=len(found.hits) - len(hits),
+            notes=found.notes,
+            stale_since=found.stale_since,
+        )
+
+    def _hits(self, found: Sequence[FoundHit]) -> list[answers.Hit]:
+        """Within the bound for all of them together; what one does not need is the next one's."""
+        shown: list[answers.Hit] = []
+        left, keys = self._limits.max_chars, self._limits.max_chars + _LARGEST_KEY
+        for place, hit in enumerate(found):
+            keys -= len(hit.id) + len(json.dumps(hit.key, default=str))
+            if keys < 0 and shown:
+                break
+            share = left // (len(found) - place)
+            metadata, size, missing = bounded(hit.metadata, share // 2)
+            text, short = cut(hit.text, share - size)
+            left -= size + len(text)
+            shown.append(
+                answers.Hit(
+                    id=hit.id,
+                    key=dict(hit.key),
+                    score=hit.score,
+                    text=text,
+                    metadata=metadata,
+                    cut=missing or short,
+                )
+            )
+        return shown
+
+    def get_row(self, asked: answers.GetRow, principal: Principal) -> answers.FoundRow:
+        """A row that may not be seen is one that is not there."""
+        rows = self._service.rows(asked.collection, [asked.id], principal=principal)
+        if not rows:
+            raise Refused(
+                f'no row of "{asked.collection}" has this id; ids are those that search gives, whole and unchanged'
+            )
+        row, most = rows[0], self._limits.max_chars
+        if asked.offset > len(row.text):
+            raise Refused(f"offset is {asked.offset}; the text has {len(row.text)} characters")
+        metadata, size, missing = bounded(row.metadata, most // 2)
+        end = asked.offset + most - size
+        return answers.FoundRow(
+            collection=asked.collection,
+            id=row.id,
+            key=dict(row.key),
+            text=visible(row.text[asked.offset : end]),
+            metadata=metadata,
+            characters=len(row.text),
+            next_offset=end if end < len(row.text) else None,
+            cut=missing,
+        )
+
+    # ---------------------------------------------------------------------------------------------------- collections
+
+    def describe_collection(self, asked: answers.OneCollection, principal: Principal) -> answers.Described:
+        block = next((each for each in self._service.settings.collections if each.name == asked.collection), None)
+        found = self._service.fields(asked.collection, principal=principal)
+        left = self._limits.max_chars
+        shown = []
+        for field_ in found.fields:
+            values = []
+            for each in field_.values:
+                left -= len(str(each.value)) + _VALUE
+                if left >= 0:
+                    values.append(answers.Value(value=_visible(each.value), count=each.count))
+            shown.append(
+                answers.Filterable(
+                    name=field_.name,
+                    type=field_.type,
+                    values=values,
+                    more=field_.more or len(values) < len(field_.values),
+                    min=_visible(field_.min),
+                    max=_visible(field_.max),
+                )
+            )
+        return answers.Described(
+            collection=asked.collection,
+            description=None if block is None else block.description,
+            rows=found.rows,
+            sampled=found.sampled,
+            fields=shown,
+        )
+
+    def list_collections(self, asked: answers.Nothing, principal: Principal) -> answers.Collections:
+        from connector.document import metadata_names
+
+        blocks = {block.name: block for block in self._service.settings.collections}
+        listed = []
+        for status in self._service.status():
+            block = blocks[status["collection"]]
+            listed.append(
+                answers.Collection(
+                    **self._freshness(status, principal),
+                    description=block.description,
+                    source=block.source,
+                    key=list(status["key"] or block.key),
+                    fields=list(metadata_names(block.metadata).values()),
+                )
+            )
+        return answers.Collections(collections=listed)
+
+    def sync_status(self, asked: answers.SyncStatus, principal: Principal) -> answers.Statuses:
+        told = self._service.status(None if asked.collection is None else [asked.collection])
+        return answers.Statuses(
+            collections=[
+                answers.Status(
+                    **self._freshness(status, principal),
+                    quarantined=status["quarantined"] if self._sees_all(status, principal) else None,
+                    job=self._job(status["job"], principal),
+                )
+                for status in told
+            ]
+        )
+
+    def _freshness(self, status: Mapping[str, Any], principal: Principal) -> dict[str, Any]:
+        same = ("collection", "last_sync", "lag_seconds", "next_sync", "stale_since")
+        return {name: status[name] for name in same} | {
+            "state": "never synced" if status["model"] is None else "synced",
+            "rows": status["rows"] if self._sees_all(status, principal) else None,
+        }
+
+    def _sees_all(self, status: Mapping[str, Any], principal: Principal) -> bool:
+        return self._service.rights.visible(status["collection"], principal) is None
+
+    def _job(self, job: str | None, principal: Principal) -> answers.Job | None:
+        if job is None:
+            return None
+        record = self._service.jobs.get(job)
+        return answers.Job(
+            id=record.id,
+            kind=record.kind,
+            state=record.state,
+            progress=dict(record.progress),
+            error=record.error if principal.may("sync") else None,
+        )
+
+    def start_sync(self, asked: answers.StartSync, principal: Principal) -> answers.Started:
+        request = SyncRequest(asked.full, owner=f"agent-{principal.name}")
+        return answers.Started(collection=asked.collection, job=self._service.start_sync(asked.collection, request).id)
+
+
+def _visible(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value

@@ -1,0 +1,76 @@
+"""What is told of collections and of the service itself, as every surface shows it. Computes nothing but ages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from app.src.probes import choices
+from app.src.settings import Settings
+from connector.model import CollectionStatus
+
+if TYPE_CHECKING:
+    from app.src.core.engine import EmbeddingEngine
+
+_NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
+"""Counts that are 0 before the first sync; everything else is not known yet."""
+_INNER = "checkpoint"
+"""Of a status, for sync alone."""
+_KEYS = (
+    *(item.name for item in fields(CollectionStatus) if item.name != _INNER),
+    "lag_seconds",
+    "method",
+    "last_full",
+)
+
+
+def shown(status: CollectionStatus, lag: float | None) -> dict[str, Any]:
+    """`lag` in seconds: how far behind its source it is at most; None: nobody knows."""
+    from connector.stores.records import in_utc
+
+    last, checkpoint = in_utc(status.last_sync), status.checkpoint
+    full = in_utc(checkpoint.last_full)
+    told = {name: value for name, value in asdict(status).items() if name != _INNER}
+    return told | {
+        "last_sync": None if last is None else last.isoformat(),
+        "lag_seconds": None if lag is None else round(lag, 1),
+        "method": (checkpoint.mark or {}).get("method", "full"),
+        "last_full": None if full is None else full.isoformat(),
+    }
+
+
+def never_synced(name: str, settings: Settings) -> dict[str, Any]:
+    """0 rows and no table."""
+    store = settings.store
+    empty = dict.fromkeys(_KEYS) | dict.fromkeys(_NEVER_SYNCED, 0)
+    schema = settings.store_schema if store.kind == "hana" else None
+    return empty | {"collection": name, "store": store.kind, "schema": schema}
+
+
+def of_service(version: str, engine: EmbeddingEngine, settings: Settings) -> dict[str, Any]:
+    """What `/v1/info` says."""
+    api = settings.api
+    return {
+        "version": version,
+        "model": engine.model,
+        "dimension": engine.dimension,
+        "max_tokens": engine.max_tokens,
+        "fingerprint": engine.fingerprint,
+        "device": {
+            "kind": engine.profile.kind,
+            "name": engine.profile.name,
+            "precision": engine.precision,
+            "precision_reason": engine.precision_reason,
+            "path": engine.path,
+            "path_reason": engine.path_reason,
+        },
+        "settings": [asdict(each) for each in choices(engine)],
+        "store": settings.store.kind,
+        "collections": [collection.name for collection in settings.collections],
+        "limits": {
+            "max_body_bytes": api.max_body_bytes,
+            "max_inputs": api.max_inputs,
+            "max_text_chars": api.max_text_chars,
+            "max_k": api.max_k,
+        },
+    }

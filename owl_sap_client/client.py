@@ -1,0 +1,280 @@
+"""The clients: one that waits and one for asyncio. Each method is the function of the same name in `operations`, sent;
+what cannot be said as one request and one answer stands here."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar, Unpack
+
+import httpx
+
+from owl_sap_client import operations
+from owl_sap_client.errors import refused
+from owl_sap_client.following import Following
+from owl_sap_client.operations import Call
+from owl_sap_client.results import Job, JobEvent
+from owl_sap_client.sending import Connection, Outcome, Retries, ended, finished, http_options, not_reached, pauses
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_BREAKS = 5
+"""Times the tries of a request: a stream outlives a restart of the service, which has a model to load."""
+
+
+def _now(operation: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+    @functools.wraps(operation)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.send(operation(*args, **kwargs))
+
+    return _as_method(method, operation)
+
+
+def _later(operation: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+    @functools.wraps(operation)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.send(operation(*args, **kwargs))
+
+    return _as_method(method, operation)
+
+
+Method = TypeVar("Method", bound=Callable[..., object])
+
+
+def _as_method(method: Method, operation: Callable[..., object]) -> Method:
+    """For help() and editors: the operation's parameters behind `self`."""
+    shown = inspect.signature(operation)
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = shown.replace(parameters=[this, *shown.parameters.values()])  # type: ignore[attr-defined]
+    return method
+
+
+class Client:
+    """A service at `url`. `key`: an API key or a token; default: the variable OWL_SAP_API_KEY, if it is set.
+    Connections are kept and used again: make one client and share it, between threads too; close it, or use `with`.
+
+    Methods raise what `owl_sap_client.errors` draws.
+    """
+
+    def __init__(self, url: str, key: str | None = None, **connection: Unpack[Connection]) -> None:
+        self._http = httpx.Client(**http_options(url, key, connection))
+        self._retries = connection.get("retries", Retries())
+
+    search = _now(operations.search)
+    rows = _now(operations.rows)
+    fields = _now(operations.fields)
+    map_rows = _now(operations.map_rows)
+    add_documents = _now(operations.add_documents)
+    delete_documents = _now(operations.delete_documents)
+    embed = _now(operations.embed)
+    openai_embeddings = _now(operations.openai_embeddings)
+    models = _now(operations.models)
+    model = _now(operations.model)
+    collections = _now(operations.collections)
+    collection = _now(operations.collection)
+    sync = _now(operations.sync)
+    verify = _now(operations.verify)
+    quarantine = _now(operations.quarantine)
+    retry_quarantine = _now(operations.retry_quarantine)
+    drop_quarantine = _now(operations.drop_quarantine)
+    generations = _now(operations.generations)
+    build_generation = _now(operations.build_generation)
+    compare_generations = _now(operations.compare_generations)
+    switch_generation = _now(operations.switch_generation)
+    rollback_generation = _now(operations.rollback_generation)
+    drop_generation = _now(operations.drop_generation)
+    jobs = _now(operations.jobs)
+    job = _now(operations.job)
+    cancel = _now(operations.cancel)
+    tables = _now(operations.tables)
+    table = _now(operations.table)
+    preview = _now(operations.preview)
+    info = _now(operations.info)
+    gpu = _now(operations.gpu)
+    live = _now(operations.live)
+    ready = _now(operations.ready)
+    metrics = _now(operations.metrics)
+
+    def send(self, call: Call[T]) -> T:
+        """Any operation, with tries as `retries` says."""
+        tried, outcome = 0, self._once(call)
+        while (seconds := self._retries.wait(tried, outcome, repeatable=call.repeatable)) is not None:
+            time.sleep(seconds)
+            tried, outcome = tried + 1, self._once(call)
+        return finished(call, outcome)
+
+    def _once(self, call: Call[T]) -> Outcome:
+        headers = {"Accept": call.accept}
+        try:
+            return self._http.request(call.method, call.url, params=call.query, json=call.body, headers=headers)
+        except httpx.RequestError as error:
+            return error
+
+    def wait(self, job: str, *, timeout: float | None = None) -> Job:
+        """Until a job is over: its record, with its result. Raises JobFailed if it failed or was cancelled, WaitTimeout
+        after `timeout` seconds."""
+        waiting = pauses(job, timeout)
+        while not (found := self.job(job)).over:
+            time.sleep(next(waiting))
+        return ended(found)
+
+    def events(self, job: str, *, after: int = 0) -> Iterator[JobEvent]:
+        """What has happened to a job behind event `after`, and what happens, as it comes; the last is `result`. Goes on
+        by itself after a lost connection or a restart of the service."""
+        following = Following(job, after)
+        while not following.over:
+            outcome: Outcome
+            try:
+                outcome = self._http.send(following.request(self._http), stream=True)
+                try:
+                    if outcome.status_code == 204:
+                        return
+                    if outcome.status_code == 200:
+                        for chunk in outcome.iter_raw():
+                            yield from following.feed(chunk)
+                    else:
+                        outcome.read()
+                finally:
+                    outcome.close()
+            except httpx.RequestError as error:
+                outcome = error
+            time.sleep(_break(self._retries, following, outcome))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._http.base_url)!r})"
+
+
+def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
+    """Seconds until a stream that broke off is asked for again. Raises why, when nothing comes any more."""
+    if following.over:
+        return 0.0
+    if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
+        outcome = httpx.RemoteProtocolError("the stream ended before the job", request=outcome.request)
+    elif isinstance(outcome, httpx.ReadTimeout):  # here it is a lost connection: the service says something every 15 s
+        outcome = httpx.ReadError(str(outcome), request=outcome.request)
+    seconds = replace(retries, most=_BREAKS * retries.most).wait(following.quiet, outcome, repeatable=True)
+    following.quiet += 1
+    if seconds is not None:
+        return seconds
+    if isinstance(outcome, httpx.Response):
+        raise refused(outcome)
+    raise not_reached(outcome) from outcome
+
+
+class AsyncClient:
+    """As Client, for asyncio (or trio, as far as httpx goes): the same methods, awaited."""
+
+    def __init__(self, url: str, key: str | None = None, **connection: Unpack[Connection]) -> None:
+        self._http = httpx.AsyncClient(**http_options(url, key, connection))
+        self._retries = connection.get("retries", Retries())
+
+    search = _later(operations.search)
+    rows = _later(operations.rows)
+    fields = _later(operations.fields)
+    map_rows = _later(operations.map_rows)
+    add_documents = _later(operations.add_documents)
+    delete_documents = _later(operations.delete_documents)
+    embed = _later(operations.embed)
+    openai_embeddings = _later(operations.openai_embeddings)
+    models = _later(operations.models)
+    model = _later(operations.model)
+    collections = _later(operations.collections)
+    collection = _later(operations.collection)
+    sync = _later(operations.sync)
+    verify = _later(operations.verify)
+    quarantine = _later(operations.quarantine)
+    retry_quarantine = _later(operations.retry_quarantine)
+    drop_quarantine = _later(operations.drop_quarantine)
+    generations = _later(operations.generations)
+    build_generation = _later(operations.build_generation)
+    compare_generations = _later(operations.compare_generations)
+    switch_generation = _later(operations.switch_generation)
+    rollback_generation = _later(operations.rollback_generation)
+    drop_generation = _later(operations.drop_generation)
+    jobs = _later(operations.jobs)
+    job = _later(operations.job)
+    cancel = _later(operations.cancel)
+    tables = _later(operations.tables)
+    table = _later(operations.table)
+    preview = _later(operations.preview)
+    info = _later(operations.info)
+    gpu = _later(operations.gpu)
+    live = _later(operations.live)
+    ready = _later(operations.ready)
+    metrics = _later(operations.metrics)
+
+    async def send(self, call: Call[T]) -> T:
+        """As Client.send."""
+        tried, outcome = 0, await self._once(call)
+        while (seconds := self._retries.wait(tried, outcome, repeatable=call.repeatable)) is not None:
+            await asyncio.sleep(seconds)
+            tried, outcome = tried + 1, await self._once(call)
+        return finished(call, outcome)
+
+    async def _once(self, call: Call[T]) -> Outcome:
+        headers = {"Accept": call.accept}
+        try:
+            return await self._http.request(call.method, call.url, params=call.query, json=call.body, headers=headers)
+        except httpx.RequestError as error:
+            return error
+
+    async def wait(self, job: str, *, timeout: float | None = None) -> Job:
+        """As Client.wait."""
+        waiting = pauses(job, timeout)
+        while not (found := await self.job(job)).over:
+            await asyncio.sleep(next(waiting))
+        return ended(found)
+
+    async def events(self, job: str, *, after: int = 0) -> AsyncGenerator[JobEvent, None]:
+        """As Client.events. Left before its end, it is to be closed: `async with aclosing(client.events(job))`."""
+        following = Following(job, after)
+        while not following.over:
+            outcome: Outcome
+            try:
+                outcome = await self._http.send(following.request(self._http), stream=True)
+                try:
+                    if outcome.status_code == 204:
+                        return
+                    if outcome.status_code == 200:
+                        async with aclosing(outcome.aiter_raw()) as chunks:  # type: ignore[type-var]
+                            async for chunk in chunks:
+                                for event in following.feed(chunk):
+                                    yield event
+                    else:
+                        await outcome.aread()
+                finally:
+                    await outcome.aclose()
+            except httpx.RequestError as error:
+                outcome = error
+            await asyncio.sleep(_break(self._retries, following, outcome))
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._http.base_url)!r})"

@@ -1,0 +1,142 @@
+"""What can go wrong, as a tree. Messages hold what the service said, never a key or a text that was sent.
+
+OwlSapError
+├── NotReached            no answer: refused, reset, timed out, or a certificate that is not trusted
+├── UnexpectedAnswer      an answer that this service does not give: a proxy's page, another service, another version
+├── JobFailed             a job that was waited for ended otherwise than well; `job` is its record
+├── WaitTimeout           a job that was waited for is not over; it goes on all the same. Also a TimeoutError
+└── ProblemError          the service refused, and said why
+    ├── BadRequest 400    Unauthorized 401    Forbidden 403    NotFound 404    Conflict 409
+    ├── TooLarge 413      Unprocessable 422   TooMany 429
+    └── ServerError 5xx
+        └── Unavailable 503
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any
+
+import httpx
+
+from owl_sap_client.results import Job
+
+
+class OwlSapError(Exception):
+    """Everything that this package raises of its own accord, misuse (ValueError) aside."""
+
+
+class NotReached(OwlSapError):
+    """`__cause__` is httpx's error."""
+
+
+class UnexpectedAnswer(OwlSapError):
+    pass
+
+
+class JobFailed(OwlSapError):
+    def __init__(self, job: Job) -> None:
+        super().__init__(f"job {job.id} ({job.kind} of {job.collection}) {job.state}: {job.error or job.note or ''}")
+        self.job = job
+
+
+class WaitTimeout(OwlSapError, TimeoutError):
+    pass
+
+
+class ProblemError(OwlSapError):
+    """`code`: the stable word for this kind of error, where the service gives one. `request_id` finds the request in
+    the service's log. `retry_after`: seconds. `errors`: for a body that does not fit `[{"where", "what"}]`."""
+
+    def __init__(self, response: httpx.Response, document: Mapping[str, Any]) -> None:
+        self.status = response.status_code
+        self.detail = str(document.get("detail") or document.get("message") or response.reason_phrase)
+        self.code: str | None = document.get("code")
+        self.request_id: str | None = document.get("request_id") or response.headers.get("x-request-id")
+        self.retry_after = retry_after(response)
+        self.errors: list[dict[str, Any]] = list(document.get("errors") or ())
+        known = f" (request {self.request_id})" if self.request_id else ""
+        super().__init__(f"{self.status}: {self.detail}{known}")
+
+
+class BadRequest(ProblemError):
+    pass
+
+
+class Unauthorized(ProblemError):
+    pass
+
+
+class Forbidden(ProblemError):
+    pass
+
+
+class NotFound(ProblemError):
+    pass
+
+
+class Conflict(ProblemError):
+    pass
+
+
+class TooLarge(ProblemError):
+    pass
+
+
+class Unprocessable(ProblemError):
+    pass
+
+
+class TooMany(ProblemError):
+    pass
+
+
+class ServerError(ProblemError):
+    pass
+
+
+class Unavailable(ServerError):
+    pass
+
+
+KINDS: Mapping[int, type[ProblemError]] = {
+    400: BadRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    422: Unprocessable,
+    429: TooMany,
+    503: Unavailable,
+}
+
+
+def refused(response: httpx.Response) -> OwlSapError:
+    """The error of an answer, read to its end, that is none of those asked for: a problem document (RFC 9457), or
+    OpenAI's shape."""
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    if isinstance(document, dict) and isinstance(document.get("error"), dict):
+        document = document["error"]
+    if not isinstance(document, dict):
+        document = {}
+    if response.status_code < 400:
+        return UnexpectedAnswer(f"{response.url.host} answered {response.status_code} to {response.request.method}")
+    kind = KINDS.get(response.status_code, ServerError if response.status_code >= 500 else ProblemError)
+    return kind(response, document)
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Seconds; RFC 9110 allows a date instead."""
+    said = response.headers.get("retry-after", "")
+    if said.isascii() and said.isdecimal():
+        return float(said)
+    try:
+        return max(0.0, parsedate_to_datetime(said).timestamp() - time())
+    except (ValueError, TypeError):
+        return None

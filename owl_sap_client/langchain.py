@@ -1,0 +1,305 @@
+"""LangChain over REST: embeddings, a vector store and a retriever. The service embeds and searches; nothing is computed
+here. Needs langchain-core, which the rest of the package does not know.
+
+Asynchronous methods go through an AsyncClient if one is given (it belongs to one event loop), and otherwise through the
+other client in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Literal
+
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables.config import run_in_executor
+from langchain_core.vectorstores import VectorStore
+
+from owl_sap_client import operations
+from owl_sap_client.client import AsyncClient, Client
+from owl_sap_client.operations import Vector
+from owl_sap_client.results import Hit, Row, SearchResult
+
+Mode = Literal["vector", "keyword", "hybrid"]
+_MOST_ROWS = 100
+"""Ids in one request for rows."""
+_BATCH = 100
+"""Documents in one request that writes them."""
+
+
+class OwlSapEmbeddings(Embeddings):
+    """The service's model. `truncate`: cut what is longer than the model takes, instead of raising Unprocessable."""
+
+    def __init__(self, client: Client, async_client: AsyncClient | None = None, *, truncate: bool = False) -> None:
+        self._client = client
+        self._async = async_client
+        self._truncate = truncate
+
+    @cached_property
+    def _most(self) -> int:
+        """Texts that the service takes at once."""
+        return self._client.info().limits.max_inputs
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        found: list[list[float]] = []
+        for some in _batches(texts, self._most):
+            found += _numbers(self._client.embed(some, truncate=self._truncate))
+        return found
+
+    def embed_query(self, text: str) -> list[float]:
+        return _numbers(self._client.embed([text], truncate=self._truncate))[0]
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        if self._async is None:
+            return await super().aembed_documents(texts)
+        if "_most" not in vars(self):
+            vars(self)["_most"] = (await self._async.info()).limits.max_inputs
+        found: list[list[float]] = []
+        for some in _batches(texts, self._most):
+            found += _numbers(await self._async.embed(some, truncate=self._truncate))
+        return found
+
+    async def aembed_query(self, text: str) -> list[float]:
+        if self._async is None:
+            return await super().aembed_query(text)
+        return _numbers(await self._async.embed([text], truncate=self._truncate))[0]
+
+
+class OwlSapVectorStore(VectorStore):
+    """A collection. Every collection can be searched and read; one with `documents = true` can be written too, others
+    follow their table and refuse (Conflict).
+
+    Searches take `filter` (docs/search.md), `mode` and `min_score`. Scores are those of the service: in the mode vector
+    cosines, higher is nearer.
+    """
+
+    def __init__(
+        self, client: Client, collection: str, async_client: AsyncClient | None = None, *, mode: Mode = "vector"
+    ) -> None:
+        self._client = client
+        self._async = async_client
+        self._collection = collection
+        self._mode: Mode = mode
+
+    @property
+    def embeddings(self) -> OwlSapEmbeddings:
+        return OwlSapEmbeddings(self._client, self._async)
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> OwlSapVectorStore:
+        """`client` and `collection` are arguments too. Raises ValueError for other embeddings than the service's own,
+        which it would not use."""
+        if not isinstance(embedding, OwlSapEmbeddings):
+            raise ValueError("the service embeds by its own model: give OwlSapEmbeddings(client)")
+        made = cls(**kwargs)
+        made.add_texts(texts, metadatas, ids=ids)
+        return made
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **_: Any,
+    ) -> list[str]:
+        """Texts whose ids are there already are written anew."""
+        written: list[str] = []
+        for some in _batches(_documents(texts, metadatas, ids), _BATCH):
+            written += self._client.add_documents(self._collection, some)
+        return written
+
+    async def aadd_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **_: Any,
+    ) -> list[str]:
+        if self._async is None:
+            return await run_in_executor(None, partial(self.add_texts, texts, metadatas, ids=ids))
+        written: list[str] = []
+        for some in _batches(_documents(texts, metadatas, ids), _BATCH):
+            written += await self._async.add_documents(self._collection, some)
+        return written
+
+    def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
+        """Ids that are not there are passed over. Raises ValueError without ids: a collection is not emptied by
+        mistake."""
+        for some in _batches(_named(ids), _BATCH):
+            self._client.delete_documents(self._collection, some)
+        return True
+
+    async def adelete(self, ids: list[str] | None = None, **_: Any) -> bool:
+        if self._async is None:
+            return await run_in_executor(None, self.delete, ids)
+        for some in _batches(_named(ids), _BATCH):
+            await self._async.delete_documents(self._collection, some)
+        return True
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        found: list[Row] = []
+        for some in _batches(list(ids), _MOST_ROWS):
+            found += self._client.rows(self._collection, some)
+        return [_of_row(row) for row in found]
+
+    async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        if self._async is None:
+            return await run_in_executor(None, self.get_by_ids, ids)
+        found: list[Row] = []
+        for some in _batches(list(ids), _MOST_ROWS):
+            found += await self._async.rows(self._collection, some)
+        return [_of_row(row) for row in found]
+
+    def similarity_search_with_score(self, query: str, k: int = 4, **options: Any) -> list[tuple[Document, float]]:
+        return _scored(self._client.search(self._collection, query, **self._options(k, options)))
+
+    async def asimilarity_search_with_score(
+        self, query: str, k: int = 4, **options: Any
+    ) -> list[tuple[Document, float]]:
+        return _scored(await self._asked(query, self._options(k, options)))
+
+    def similarity_search(self, query: str, k: int = 4, **options: Any) -> list[Document]:
+        return _plain(self.similarity_search_with_score(query, k, **options))
+
+    async def asimilarity_search(self, query: str, k: int = 4, **options: Any) -> list[Document]:
+        return _plain(await self.asimilarity_search_with_score(query, k, **options))
+
+    def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **options: Any) -> list[Document]:
+        """By numbers of the service's own model."""
+        wanted = self._options(k, {"mode": "vector", **options, "vector": embedding})
+        return _plain(_scored(self._client.search(self._collection, None, **wanted)))
+
+    async def asimilarity_search_by_vector(self, embedding: list[float], k: int = 4, **options: Any) -> list[Document]:
+        wanted = self._options(k, {"mode": "vector", **options, "vector": embedding})
+        return _plain(_scored(await self._asked(None, wanted)))
+
+    def max_marginal_relevance_search(
+        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **options: Any
+    ) -> list[Document]:
+        """`fetch_k` is not used: how many hits are chosen from the service decides by `k`."""
+        return self.similarity_search(query, k, mmr_lambda=lambda_mult, **options)
+
+    async def amax_marginal_relevance_search(
+        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **options: Any
+    ) -> list[Document]:
+        return await self.asimilarity_search(query, k, mmr_lambda=lambda_mult, **options)
+
+    def max_marginal_relevance_search_by_vector(
+        self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **options: Any
+    ) -> list[Document]:
+        return self.similarity_search_by_vector(embedding, k, mmr_lambda=lambda_mult, **options)
+
+    async def amax_marginal_relevance_search_by_vector(
+        self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **options: Any
+    ) -> list[Document]:
+        return await self.asimilarity_search_by_vector(embedding, k, mmr_lambda=lambda_mult, **options)
+
+    def _options(self, k: int, options: Mapping[str, Any]) -> operations.SearchOptions:
+        wanted: operations.SearchOptions = {"k": k, "mode": self._mode, **options}  # type: ignore[typeddict-item]
+        return wanted
+
+    async def _asked(self, query: str | None, options: operations.SearchOptions) -> SearchResult:
+        if self._async is None:
+            return await run_in_executor(None, partial(self._client.search, self._collection, query, **options))
+        return await self._async.search(self._collection, query, **options)
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        """From 0 to 1. Fused scores and those of words say nothing about how good a hit is."""
+        if self._mode != "vector":
+            raise ValueError(f"relevance scores need the mode vector, and this store searches in the mode {self._mode}")
+        return lambda cosine: min(1.0, max(0.0, cosine))
+
+
+class OwlSapRetriever(BaseRetriever):
+    """The best `k` rows of a collection, by meaning and words. Their metadata has the row's key (by column name) as
+    `_key` and the score as `_score` beside the row's own fields. `invoke` takes `k`, `filter`, `mode` and the like
+    too."""
+
+    client: Client
+    collection: str
+    async_client: AsyncClient | None = None
+    k: int = 4
+    mode: Mode = "hybrid"
+    filter: dict[str, Any] | None = None
+    min_score: float | None = None
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
+    ) -> list[Document]:
+        found = self.client.search(self.collection, query, **self._options(options))
+        return [_told(hit) for hit in found.hits]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
+    ) -> list[Document]:
+        if self.async_client is None:
+            ask = partial(self.client.search, self.collection, query, **self._options(options))
+            found = await run_in_executor(None, ask)
+        else:
+            found = await self.async_client.search(self.collection, query, **self._options(options))
+        return [_told(hit) for hit in found.hits]
+
+    def _options(self, options: Mapping[str, Any]) -> operations.SearchOptions:
+        own = {"k": self.k, "mode": self.mode, "filter": self.filter, "min_score": self.min_score}
+        wanted: operations.SearchOptions = {**own, **options}  # type: ignore[typeddict-item]
+        return wanted
+
+
+# --------------------------------------------------------------------------------------------------------- conversions
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Any]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _numbers(vectors: Iterable[Vector]) -> list[list[float]]:
+    return [vector.tolist() for vector in vectors]
+
+
+def _named(ids: Sequence[str] | None) -> Sequence[str]:
+    if ids is None:
+        raise ValueError("say which documents to delete: ids")
+    return ids
+
+
+def _documents(
+    texts: Iterable[str], metadatas: Sequence[Mapping[str, Any]] | None, ids: Sequence[str | None] | None
+) -> list[operations.Document]:
+    """Raises ValueError when there are not as many of each."""
+    texts = list(texts)
+    told = zip(texts, metadatas or [{}] * len(texts), ids or [None] * len(texts), strict=True)
+    return [{"id": id_, "text": text, "metadata": metadata or {}} for text, metadata, id_ in told]
+
+
+def _of_row(row: Row) -> Document:
+    return Document(id=row.id, page_content=row.text, metadata=dict(row.metadata))
+
+
+def _scored(found: SearchResult) -> list[tuple[Document, float]]:
+    return [(Document(id=hit.id, page_content=hit.text, metadata=dict(hit.metadata)), hit.score) for hit in found.hits]
+
+
+def _plain(scored: Iterable[tuple[Document, float]]) -> list[Document]:
+    return [document for document, _ in scored]
+
+
+def _told(hit: Hit) -> Document:
+    metadata = {**hit.metadata, "_key": hit.key, "_score": hit.score}
+    return Document(id=hit.id, page_content=hit.text, metadata=metadata)

@@ -1,0 +1,43 @@
+"""A service over a table in memory behind a real HTTP server, and our clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from app.src.service import Service
+from owl_sap_client import Client, Retries
+from tests.api.conftest import TableSource, serving, settings_in
+
+NEVER = Retries(most=0)
+
+
+@dataclass
+class Served:
+    service: Service
+    source: TableSource
+    url: str
+    http: httpx.Client
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """With the collection `materials` synced."""
+    source = TableSource()
+    service = Service(settings_in(tmp_path_factory.mktemp("client")), source=source)
+    try:
+        service.sync("materials")
+        with serving(service) as http:
+            yield Served(service, source, str(http.base_url), http)
+    finally:
+        source.gate.set()
+        service.close()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.url, retries=NEVER) as client:
+        yield client

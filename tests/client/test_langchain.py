@@ -1,0 +1,135 @@
+"""LangChain's own suites over the served application, and what they do not look at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.retrievers import BaseRetriever
+from langchain_tests.integration_tests import EmbeddingsIntegrationTests, RetrieversIntegrationTests
+
+import owl_sap_client
+from owl_sap_client import AsyncClient, Client
+from owl_sap_client.langchain import OwlSapEmbeddings, OwlSapRetriever, OwlSapVectorStore
+from tests.client.conftest import Served
+
+_CLIENTS: dict[str, Client] = {}
+"""The suites take classes and arguments, no fixtures."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared(served: Served) -> Iterator[Client]:
+    with Client(served.url) as client:
+        _CLIENTS["client"] = client
+        yield client
+    _CLIENTS.clear()
+
+
+class TestEmbeddings(EmbeddingsIntegrationTests):
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        return OwlSapEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"client": _CLIENTS["client"]}
+
+
+class TestRetriever(RetrieversIntegrationTests):
+    @property
+    def retriever_constructor(self) -> type[BaseRetriever]:
+        return OwlSapRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        return {"client": _CLIENTS["client"], "collection": "materials", "mode": "vector"}
+
+    @property
+    def retriever_query_example(self) -> str:
+        return "oil pump"
+
+
+def test_more_texts_than_one_request_takes(shared: Client, served: Served) -> None:
+    texts = [f"text {number}" for number in range(9)]  # api.max_inputs is 4
+    found = OwlSapEmbeddings(shared).embed_documents(texts)
+    assert found == served.service.engine.embed(texts).tolist()
+    assert OwlSapEmbeddings(shared).embed_documents([]) == []
+
+    async def later() -> None:
+        async with AsyncClient(served.url) as client:
+            embeddings = OwlSapEmbeddings(shared, client)
+            assert await embeddings.aembed_documents(texts) == found
+            assert await embeddings.aembed_query(texts[0]) == found[0]
+
+    asyncio.run(later())
+
+
+def test_too_long_is_refused_or_cut(shared: Client, served: Served) -> None:
+    long = "word " * (served.service.engine.max_tokens + 1)
+    with pytest.raises(owl_sap_client.Unprocessable, match="tokens"):
+        OwlSapEmbeddings(shared).embed_query(long)
+    assert len(OwlSapEmbeddings(shared, truncate=True).embed_query(long)) == 64
+
+
+def test_a_collection_of_rows_is_searched(shared: Client, served: Served) -> None:
+    store = OwlSapVectorStore(shared, "materials")
+    ((best, score),) = store.similarity_search_with_score("hydraulic oil pump", k=1)
+    assert (best.page_content, best.metadata) == ("hydraulic oil pump", {"MTART": "ROH"})
+    assert 0.9 < score <= 1.0001
+    assert store.similarity_search("hydraulic oil pump", k=1, filter={"MTART": "FERT"}) != [best]
+    vector = store.embeddings.embed_query("hydraulic oil pump")
+    assert store.similarity_search_by_vector(vector, k=1) == [best]
+    assert OwlSapVectorStore(shared, "materials", mode="hybrid").similarity_search_by_vector(vector, k=1) == [best]
+    assert len(store.max_marginal_relevance_search("oil", k=3, lambda_mult=0.1)) == 3
+    assert store.max_marginal_relevance_search_by_vector(vector, k=1) == [best]
+    ((_, relevance),) = store.similarity_search_with_relevance_scores("hydraulic oil pump", k=1)
+    assert 0.9 < relevance <= 1
+    with pytest.raises(ValueError, match="hybrid"):
+        OwlSapVectorStore(shared, "materials", mode="hybrid").similarity_search_with_relevance_scores("oil")
+    (found,) = store.as_retriever(search_kwargs={"k": 1}).invoke("hydraulic oil pump")
+    assert found == best
+
+    async def later(async_client: AsyncClient | None) -> None:
+        same = OwlSapVectorStore(shared, "materials", async_client)
+        assert await same.asimilarity_search_with_score("hydraulic oil pump", k=1) == [(best, score)]
+        assert await same.asimilarity_search_by_vector(vector, k=1) == [best]
+        assert await same.amax_marginal_relevance_search("hydraulic oil pump", k=1) == [best]
+        assert await same.amax_marginal_relevance_search_by_vector(vector, k=1) == [best]
+
+    async def both() -> None:
+        await later(None)
+        async with AsyncClient(served.url) as client:
+            await later(client)
+
+    asyncio.run(both())
+
+
+def test_the_retriever_tells_key_and_score(shared: Client, served: Served) -> None:
+    retriever = OwlSapRetriever(client=shared, collection="materials", k=2, filter={"MTART": "ROH"})
+    (best, *_) = retriever.invoke("hydraulic oil pump")
+    assert best.metadata["_key"] == {"MATNR": "3"}
+    assert best.metadata["_score"] > 0
+    assert best.metadata["MTART"] == "ROH"
+    assert len(retriever.invoke("pump", filter={"MTART": "FERT"}, mode="keyword")) == 0
+
+    async def later() -> None:
+        async with AsyncClient(served.url) as client:
+            same = OwlSapRetriever(client=shared, async_client=client, collection="materials", k=2)
+            assert (await same.ainvoke("hydraulic oil pump"))[0].id == best.id
+
+    asyncio.run(later())
+
+
+def test_what_is_refused(shared: Client) -> None:
+    with pytest.raises(ValueError, match="OwlSapEmbeddings"):
+        OwlSapVectorStore.from_texts(["a"], DeterministicFakeEmbedding(size=3), client=shared, collection="materials")
+    store = OwlSapVectorStore(shared, "materials")
+    with pytest.raises(ValueError, match="ids"):
+        store.delete()
+    with pytest.raises(ValueError, match="zip"):
+        store.add_texts(["a", "b"], ids=["1"])
+    with pytest.raises(owl_sap_client.NotFound):
+        OwlSapRetriever(client=shared, collection="nothing").invoke("x")

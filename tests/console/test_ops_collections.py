@@ -1,0 +1,155 @@
+"""The pages of collections in a browser: what goes on is seen to move, rows set aside come back, rights that are missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from app.src.jobs import runner
+from connector.model import KeyRange, Query, Row
+from tests.api.test_quarantine_routes import TOO_MUCH
+from tests.console.conftest import Open, Serve
+from tests.console.scene import Shelf
+
+ALL = 44
+"""Rows of the shelf."""
+
+
+class Stepwise(Shelf):
+    """Gives a page, which is a row, for each step, once `held`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = False
+        self.steps = threading.Semaphore(0)
+
+    def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
+        for page in super().pages(query, size, within):
+            assert not self.held or self.steps.acquire(timeout=30)
+            yield page
+
+    def release(self, rows: int) -> None:
+        for _ in range(rows):
+            self.steps.release()
+
+
+@pytest.fixture
+def source() -> Iterator[Stepwise]:
+    source = Stepwise()
+    yield source
+    source.held = False
+    source.release(1000)
+
+
+@pytest.fixture(autouse=True)
+def every_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PROGRESS_SECONDS", 0.0)
+
+
+def expect_done(page: Page, done: int) -> None:
+    expect(page.locator("main").get_by_text(f"{done} of {ALL} rows")).to_be_visible()
+    expect(page.get_by_role("progressbar")).to_have_js_property("value", done)
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/sync", "GET /v1/jobs/{job_id}/events")
+def test_a_sync_is_seen_to_move(serve: Serve, source: Stepwise, open_page: Open) -> None:
+    page = open_page(serve(), "#/collections")
+    source.held = True
+    page.get_by_role("button", name="Sync materials").click()
+    expect(page.get_by_role("button", name="Cancel materials")).to_be_focused()
+    source.release(11)
+    expect_done(page, 11)
+    source.release(11)
+    expect_done(page, 22)
+    expect(page.locator(".job-words")).to_contain_text("rows/s")
+    source.release(ALL)
+    expect(page.locator("main").get_by_text("44 rows read: 44 unchanged.")).to_be_visible()
+    expect(page.get_by_role("progressbar")).to_have_count(0)
+    expect(page.locator("#announcements")).to_have_text("Sync of materials: 44 rows read: 44 unchanged.")
+
+
+def test_progress_goes_on_after_a_break_where_it_was(serve: Serve, source: Stepwise, open_page: Open) -> None:
+    page = open_page(serve(), "#/collections/materials")
+    resumed: list[str | None] = []
+    streams = 0
+
+    def broken(route: Any) -> None:
+        nonlocal streams
+        streams += 1
+        resumed.append(route.request.headers.get("last-event-id"))
+        if streams == 1:  # as a proxy that is restarted in the middle of a stream
+            body = 'id: 1\nevent: state\ndata: {"state":"running"}\n\nid: 2\nevent: progress\ndata: {"done":1,"total":44}\n\n'
+            route.fulfill(status=200, content_type="text/event-stream", body=body)
+        else:
+            route.fallback()
+
+    page.context.route("**/events", broken)
+    source.held = True
+    page.get_by_role("button", name="Sync", exact=True).click()
+    expect(page.locator("main").get_by_text("1 of 44 rows")).to_be_visible()
+    source.release(30)
+    expect_done(page, 30)
+    assert resumed[:2] == [None, "2"]
+    source.release(ALL)
+    expect(page.locator("main").get_by_text("44 rows read: 44 unchanged.").first).to_be_visible()
+
+
+@pytest.mark.covers("POST /v1/jobs/{job_id}/cancel")
+def test_a_sync_is_cancelled(serve: Serve, source: Stepwise, open_page: Open) -> None:
+    page = open_page(serve(), "#/collections/materials")
+    source.held = True
+    page.get_by_role("button", name="Sync, comparing every row").click()
+    source.release(5)
+    expect_done(page, 5)
+    page.get_by_role("button", name="Cancel the job").click()
+    source.release(ALL)
+    expect(page.get_by_role("row").filter(has_text="cancelled")).to_contain_text("Stopped early.")
+    expect(page.get_by_role("button", name="Sync", exact=True)).to_be_visible()
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/quarantine/retry", "POST /v1/collections/{name}/quarantine/drop")
+def test_rows_set_aside_are_tried_again_and_forgotten(serve: Serve, source: Stepwise, open_page: Open) -> None:
+    for key in ("002", "003", "004"):
+        source.rows_by_key[key]["MTART"] = TOO_MUCH
+    page = open_page(serve(), "#/collections/materials")
+    aside = page.get_by_role("region", name="Rows set aside")
+    row = aside.get_by_role("row").filter(has_text="MATNR=002")
+    expect(row).to_contain_text("bytes as JSON")
+    expect(aside.get_by_role("button", name="Retry chosen")).to_be_disabled()
+
+    source.rows_by_key["002"]["MTART"] = "ROH"
+    row.get_by_role("checkbox").check()
+    expect(aside.get_by_text("1 chosen")).to_be_visible()
+    aside.get_by_role("button", name="Retry chosen").click()
+    expect(page.locator("main").get_by_text("1 row tried again: 1 mended.")).to_be_visible()
+    expect(aside.get_by_text("MATNR=002")).to_have_count(0)
+    expect(aside.get_by_text("MATNR=003")).to_be_visible()
+
+    aside.get_by_role("checkbox", name="MATNR=003").check()
+    aside.get_by_role("button", name="Drop chosen").click()
+    page.get_by_role("dialog", name="Forget 1 entry?").get_by_role("button", name="Cancel").click()
+    expect(aside.get_by_text("MATNR=003")).to_be_visible()
+    aside.get_by_role("button", name="Drop chosen").click()
+    page.get_by_role("dialog").get_by_role("button", name="Forget").click()
+    expect(aside.get_by_text("MATNR=003")).to_have_count(0)
+
+    source.rows_by_key["004"]["MTART"] = "ROH"
+    aside.get_by_role("button", name="Retry all").click()
+    expect(aside.get_by_text("None: every row could be processed.")).to_be_visible()
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/verify")
+def test_verify_and_repair(serve: Serve, source: Stepwise, open_page: Open) -> None:
+    page = open_page(serve(), "#/collections/materials")
+    source.rows_by_key["001"]["MAKTX"] = "something else altogether"
+    page.get_by_role("button", name="Verify", exact=True).click()
+    expect(
+        page.locator("main").get_by_text("It does not agree with its source: 44 rows stored, 1 stale.")
+    ).to_be_visible()
+    page.get_by_role("button", name="Verify and repair").click()
+    page.get_by_role("dialog", name="Verify and repair?").get_by_role("button", name="Repair").click()
+    expect(page.locator("main").get_by_text("All is well: 44 rows stored, 1 stale. 1 row mended.")).to_be_visible()

@@ -1,0 +1,76 @@
+"""The page of the cards: charts of what a faked driver says, to read by keyboard and as a table; and without a card."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from playwright.sync_api import expect
+
+from app.src.core import nvml
+from tests.api.test_gpu import STATE
+from tests.console.conftest import Open
+
+GIB = 2**30
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two, one of which tells nothing of its power; the load of the first grows with each question."""
+    asked = itertools.count(1)
+
+    def snapshot() -> nvml.GpuSnapshot:
+        first = replace(STATE, utilization_percent=next(asked), memory_total_bytes=16 * GIB, memory_used_bytes=4 * GIB)
+        other = replace(first, index=1, uuid="GPU-2", name="Other card", power_watts=None, power_limit_watts=None)
+        return nvml.GpuSnapshot((first, other), "580.95", "13.0")
+
+    monkeypatch.setattr(nvml, "snapshot", snapshot)
+
+
+@pytest.mark.covers("GET /v1/gpu")
+def test_charts_of_two_cards(address: str, open_page: Open, cards: None) -> None:
+    page = open_page(address, "#/gpu")
+    card = page.get_by_role("region", name="0: Tesla T4")
+    expect(card).to_contain_text("4 GiB of 16 GiB")
+    expect(card).to_contain_text("held by the power limit")
+    expect(page.get_by_role("region", name="1: Other card")).to_contain_text("not told")
+    expect(card.get_by_role("group", name="Temperature")).to_be_visible()
+    use = card.get_by_role("figure").filter(has_text="Utilisation")
+    expect(use.locator(".chart-readout")).to_contain_text("Kernels running 2 %")  # asked again after two seconds
+    plot = card.get_by_role("group", name="Utilisation")
+    plot.focus()
+    page.keyboard.press("Home")
+    expect(use.locator(".chart-readout")).to_contain_text("Kernels running 1 %, Memory in use 12 %")
+    expect(use.locator(".chart-readout")).to_have_attribute("aria-live", "polite")
+    page.keyboard.press("Escape")
+    expect(use.locator(".chart-readout")).to_contain_text("Now: ")
+    use.get_by_text("As a table").click()
+    expect(use.get_by_role("row").nth(0)).to_contain_text("Kernels running (%)")
+    expect(use.get_by_role("row").last).to_contain_text("1 %")
+    paths = use.locator("path.chart-line.series-1").last.get_attribute("d") or ""
+    assert paths.count("L") >= 1
+
+
+def test_nobody_is_asked_while_the_page_is_out_of_sight(address: str, open_page: Open, cards: None) -> None:
+    page = open_page(address, "#/gpu")
+    expect(page.get_by_role("region", name="0: Tesla T4")).to_be_visible()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/v1/gpu") else None)
+    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true}); %s"
+    event = "document.dispatchEvent(new Event('visibilitychange'))"
+    page.evaluate(hide % ("true", event))
+    page.wait_for_timeout(2_300)
+    assert len(asked) <= 1  # one may have been under way
+    with page.expect_request("**/v1/gpu"):
+        page.evaluate(hide % ("false", event))
+
+
+@pytest.mark.covers("GET /v1/info")
+def test_without_a_card(address: str, open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot(reason="there is no NVIDIA driver here"))
+    page = open_page(address, "#/gpu")
+    expect(page.locator(".reason")).to_have_text("There is no NVIDIA driver here.")
+    expect(page.get_by_role("figure")).to_have_count(0)
+    expect(page.get_by_role("region", name="This device")).to_contain_text("hash:64")
+    expect(page.get_by_role("table", name="Chosen settings").get_by_role("row").nth(1)).to_contain_text("precision")
