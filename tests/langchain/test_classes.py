@@ -16,6 +16,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from app.src.access.principal import OPERATOR, Principal
 from app.src.evaluation.report import Wanted as Labelled
+from app.src.langchain import Owl
 from app.src.searching import Like
 from connector.errors import BadDocument, BadFilter, UnknownCollection, UnknownRow, WrongOrigin
 from connector.langchain import BATCH, OwlVectorStore
@@ -268,3 +269,14 @@ def test_search_quality_is_measured_by_the_ids_that_were_given(store: OwlVectorS
     measured = service.evaluate("notes", Labelled(file, ("vector",))).as_dict()
     assert measured["missing"] == 0
     assert measured["modes"]["vector"]["all"]["mrr"] == 1
+
+
+def test_settings_of_a_folder_are_read_where_it_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "elsewhere.toml"
+    config.write_text(
+        f"[store]\nkind = 'local'\npath = '{tmp_path}/v'\n[embedding]\nmodel = 'hash:8'\n"
+        "[[collections]]\nname = 'notes'\ndocuments = true\n"
+    )
+    with Owl(config) as opened:
+        assert opened.vector_store("notes").add_texts(["a text"], ids=["a"]) == ["a"]
+        assert len(opened.embeddings().embed_query("a text")) == 8
