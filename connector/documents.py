@@ -267,7 +267,8 @@ def from_table(spec: CollectionSpec) -> WrongOrigin:
 
 def nothing_to_sync(name: str) -> WrongOrigin:
     return WrongOrigin(
-        f'"{name}" is written by clients (documents = true): there is no table behind it to read, to sync or to compare with'
+        f'"{name}" is written by clients (documents = true): there is no table behind it to read, to sync '
+        "or to compare with"
     )
 
 

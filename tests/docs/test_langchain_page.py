@@ -43,8 +43,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 hana = json.loads(process.stdout.readline())
                 for name in ("host", "port", "user", "password"):
                     patch.setenv(f"HANA_{name.upper()}", str(hana[name]))
-                login = {name: hana[name] for name in ("port", "user", "password")}
-                connection = dbapi.connect(address=hana["host"], **login, encrypt=False)
+                login = {name: hana[name] for name in ("port", "user", "password")} | {"encrypt": False}
+                connection = dbapi.connect(address=hana["host"], **login)
                 with closing(connection), closing(connection.cursor()) as cursor:
                     cursor.execute('CREATE SCHEMA "VECTORS"')
                 with Owl() as owl:

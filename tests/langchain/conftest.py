@@ -20,9 +20,19 @@ Open = Callable[..., Owl]
 @pytest.fixture(params=["local", "hana"])
 def open_owl(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Opens the same store, each time anew as another process would, with these collections. "hana" is the stand-in."""
+    yield from _opening(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def open_local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """As `open_owl`, for what does not depend on the store."""
+    yield from _opening("local", request, tmp_path)
+
+
+def _opening(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     hana: dict[str, Any] = {}
     store: dict[str, Any] = {"kind": "local", "path": tmp_path / "vectors"}
-    if request.param == "hana":
+    if kind == "hana":
         emulator, schema = request.getfixturevalue("emulator"), request.getfixturevalue("hana_schema")
         login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
         hana, store = login | {"schema": schema, "encrypt": False, "pool_size": 4}, {"kind": "hana"}

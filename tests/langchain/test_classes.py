@@ -34,7 +34,17 @@ IDS = ["a", "b", "c", "d"]
 
 @pytest.fixture
 def store(open_owl: Open) -> OwlVectorStore:
-    store = open_owl().vector_store("notes")
+    return filled(open_owl)
+
+
+@pytest.fixture
+def local(open_local: Open) -> OwlVectorStore:
+    """For what does not depend on the store."""
+    return filled(open_local)
+
+
+def filled(opening: Open) -> OwlVectorStore:
+    store = opening().vector_store("notes")
     assert store.add_texts(TEXTS, METADATAS, ids=IDS) == IDS
     return store
 
@@ -91,9 +101,9 @@ def test_max_marginal_relevance_chooses_what_differs_from_the_best_of_fetch_k(st
     assert ids(by_vector) == ids(spread)
 
 
-def test_relevance_scores_of_other_modes_are_refused(store: OwlVectorStore) -> None:
+def test_relevance_scores_of_other_modes_are_refused(local: OwlVectorStore) -> None:
     with pytest.raises(ValueError, match="mode keyword say nothing"):
-        store.similarity_search_with_relevance_scores("oil", mode="keyword")
+        local.similarity_search_with_relevance_scores("oil", mode="keyword")
 
 
 def test_a_long_text_is_found_by_its_passage_and_read_whole(open_owl: Open) -> None:
@@ -134,31 +144,31 @@ def test_metadata_comes_back_as_it_went_in(store: OwlVectorStore) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, {"deep": [object()]}, "half \ud800"])
-def test_metadata_that_json_has_no_form_for_is_named(store: OwlVectorStore, value: Any) -> None:
+def test_metadata_that_json_has_no_form_for_is_named(local: OwlVectorStore, value: Any) -> None:
     with pytest.raises(BadDocument, match=r"documents\[1\]: its metadata 'when' holds") as caught:
-        store.add_texts(["fine", "not fine"], [{}, {"when": value}])
+        local.add_texts(["fine", "not fine"], [{}, {"when": value}])
     assert caught.value.index == 1
-    assert len(store.similarity_search("fine", k=9)) == 4
+    assert len(local.similarity_search("fine", k=9)) == 4
 
 
-def test_numbers_of_metadatas_and_ids_must_fit(store: OwlVectorStore) -> None:
+def test_numbers_of_metadatas_and_ids_must_fit(local: OwlVectorStore) -> None:
     with pytest.raises(ValueError, match="1 metadatas for 2 texts"):
-        store.add_texts(["x", "y"], [{}])
+        local.add_texts(["x", "y"], [{}])
     with pytest.raises(ValueError, match="3 ids for 2 texts"):
-        store.add_texts(["x", "y"], ids=["1", "2", "3"])
+        local.add_texts(["x", "y"], ids=["1", "2", "3"])
     with pytest.raises(TypeError, match="embeddings"):
-        store.add_texts(["x"], embeddings=[[1.0]])
+        local.add_texts(["x"], embeddings=[[1.0]])
 
 
-def test_nothing_deletes_everything(store: OwlVectorStore) -> None:
+def test_nothing_deletes_everything(local: OwlVectorStore) -> None:
     with pytest.raises(ValueError, match="never deletes all"):
-        store.delete()
-    assert store.delete([]) is True
-    assert len(store.similarity_search("oil", k=9)) == 4
+        local.delete()
+    assert local.delete([]) is True
+    assert len(local.similarity_search("oil", k=9)) == 4
 
 
-def test_from_texts_takes_the_collections_own_embeddings_only(open_owl: Open) -> None:
-    empty = open_owl().vector_store("notes")
+def test_from_texts_takes_the_collections_own_embeddings_only(open_local: Open) -> None:
+    empty = open_local().vector_store("notes")
     made = OwlVectorStore.from_texts(TEXTS, empty.embeddings, METADATAS, ids=IDS, collection=empty.collection)
     assert ids(made.get_by_ids(IDS)) == IDS
     with pytest.raises(ValueError, match="embeds by itself, with hash:64"):
@@ -170,38 +180,38 @@ def test_from_texts_takes_the_collections_own_embeddings_only(open_owl: Open) ->
 # ------------------------------------------------------------------------------------------- asynchronous, retrievers
 
 
-async def test_asynchronous_methods_leave_the_loop_free(store: OwlVectorStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    release, search = threading.Event(), store.collection.search
+async def test_asynchronous_methods_leave_the_loop_free(local: OwlVectorStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, search = threading.Event(), local.collection.search
 
     def waits(*args: Any) -> Any:
         assert release.wait(10)
         return search(*args)
 
-    monkeypatch.setattr(store.collection, "search", waits)
+    monkeypatch.setattr(local.collection, "search", waits)
     searches = asyncio.gather(
-        store.asimilarity_search("oil", k=2),
-        store.asimilarity_search_with_score("oil", k=2),
-        store.amax_marginal_relevance_search("oil", k=2),
-        store.as_retriever(search_kwargs={"k": 2}).ainvoke("oil"),
+        local.asimilarity_search("oil", k=2),
+        local.asimilarity_search_with_score("oil", k=2),
+        local.amax_marginal_relevance_search("oil", k=2),
+        local.as_retriever(search_kwargs={"k": 2}).ainvoke("oil"),
     )
     await asyncio.sleep(0)  # a search on the loop itself would hang here for good
     release.set()
     assert [len(found) for found in await searches] == [2, 2, 2, 2]
-    assert await store.aadd_texts(["later"], ids=["e"]) == ["e"]
-    assert await store.adelete(["e"])
+    assert await local.aadd_texts(["later"], ids=["e"]) == ["e"]
+    assert await local.adelete(["e"])
 
 
-def test_retrievers(store: OwlVectorStore, open_owl: Open) -> None:
-    retriever = open_owl().retriever("notes", k=3, filter={"kind": "FERT"})
+def test_retrievers(local: OwlVectorStore, open_local: Open) -> None:
+    retriever = open_local().retriever("notes", k=3, filter={"kind": "FERT"})
     assert set(ids(retriever.invoke("oil"))) == {"a", "c"}
     assert ids(retriever.invoke("rubber", mode="keyword", filter=None, k=1)) == ["b"]
-    assert ids(store.as_retriever(search_kwargs={"k": 1, "mode": "keyword"}).invoke("wheels")) == ["d"]
-    mmr = store.as_retriever(search_type="mmr", search_kwargs={"k": 2, "lambda_mult": 0.5})
+    assert ids(local.as_retriever(search_kwargs={"k": 1, "mode": "keyword"}).invoke("wheels")) == ["d"]
+    mmr = local.as_retriever(search_type="mmr", search_kwargs={"k": 2, "lambda_mult": 0.5})
     assert len(mmr.invoke("oil")) == 2
-    threshold = store.as_retriever(search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.3})
+    threshold = local.as_retriever(search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.3})
     assert 0 < len(threshold.invoke("oil pump")) < 4
     with pytest.raises(ValueError, match="filters"):
-        open_owl().retriever("notes", filters={})
+        open_local().retriever("notes", filters={})
 
 
 # --------------------------------------------------------------------------------------------- rights, other kinds
@@ -221,13 +231,13 @@ def test_a_principal_with_row_rights_reads_its_rows_and_writes_none(open_owl: Op
         store.delete(["b"])
 
 
-def test_an_unknown_collection_is_told_when_it_is_asked_for(open_owl: Open) -> None:
+def test_an_unknown_collection_is_told_when_it_is_asked_for(open_local: Open) -> None:
     with pytest.raises(UnknownCollection, match='did you mean "notes"'):
-        open_owl().vector_store("note")
+        open_local().vector_store("note")
 
 
-def test_a_collection_of_a_table_is_for_reading(open_owl: Open) -> None:
-    owl = open_owl({"name": "materials", "source": "S.MARA", "template": "{MAKTX}"})
+def test_a_collection_of_a_table_is_for_reading(open_local: Open) -> None:
+    owl = open_local({"name": "materials", "source": "S.MARA", "template": "{MAKTX}"})
     store = owl.vector_store("materials")
     with pytest.raises(WrongOrigin, match=r"synced from S\.MARA"):
         store.add_texts(["x"])
@@ -262,8 +272,8 @@ def test_every_way_to_read_takes_a_collection_that_nobody_has_written_to(open_ow
         service.search("notes", Like("a"), principal=OPERATOR)
 
 
-def test_search_quality_is_measured_by_the_ids_that_were_given(store: OwlVectorStore, tmp_path: Path) -> None:
-    service = store.collection._service  # type: ignore[attr-defined]
+def test_search_quality_is_measured_by_the_ids_that_were_given(local: OwlVectorStore, tmp_path: Path) -> None:
+    service = local.collection._service  # type: ignore[attr-defined]
     file = tmp_path / "queries.jsonl"
     file.write_text('{"query": "garden hose of rubber", "relevant": [["b"]]}\n')
     measured = service.evaluate("notes", Labelled(file, ("vector",))).as_dict()
