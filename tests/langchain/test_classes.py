@@ -290,3 +290,12 @@ def test_settings_of_a_folder_are_read_where_it_is_named(tmp_path: Path) -> None
     with Owl(config) as opened:
         assert opened.vector_store("notes").add_texts(["a text"], ids=["a"]) == ["a"]
         assert len(opened.embeddings().embed_query("a text")) == 8
+
+
+def test_the_model_that_a_collection_began_with_goes_on_whatever_the_settings_name_later(open_owl: Open) -> None:
+    open_owl(model="hash:64").vector_store("notes").add_texts(["oil pump"], ids=["a"])
+    later = open_owl(model="hash:32").vector_store("notes")
+    assert len(later.embeddings.embed_query("x")) == 64
+    later.add_texts(["garden hose"], ids=["b"])
+    assert ids(later.similarity_search("oil pump", k=1)) == ["a"]
+    assert ids(later.similarity_search("garden hose", k=1)) == ["b"]
