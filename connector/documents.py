@@ -19,7 +19,7 @@ from connector.clock import StageClock
 from connector.difference import Difference, StoredIndex
 from connector.document import chunks, document_id, metadata_digest, parse_id, vector_digest
 from connector.embedding import TextEmbedder, Vector, VectorCache
-from connector.errors import BadDocument, RowRejected, RowsRejected, WrongOrigin
+from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
 from connector.protocols import Embedder, VectorStore
 from connector.schema import WRITTEN
@@ -86,8 +86,17 @@ class Turn:
 
     @contextmanager
     def taken(self, store: VectorStore, collection: str) -> Iterator[Lease]:
-        with self.lock, store.lease(collection, self.owner, self.wait) as lease:
-            yield lease
+        """Raises LeaseLost when others keep it longer than `wait`."""
+        if not self.lock.acquire(timeout=self.wait):
+            raise LeaseLost(
+                f"collection {collection!r} is being written by others of this process and did not become free in "
+                "time; try again"
+            )
+        try:
+            with store.lease(collection, self.owner, self.wait) as lease:
+                yield lease
+        finally:
+            self.lock.release()
 
 
 class Documents:
@@ -258,7 +267,8 @@ def from_table(spec: CollectionSpec) -> WrongOrigin:
 
 def nothing_to_sync(name: str) -> WrongOrigin:
     return WrongOrigin(
-        f'"{name}" is written by clients (documents = true): there is no table behind it, so nothing to sync'
+        f'"{name}" is written by clients (documents = true): there is no table behind it to read, to sync '
+        "or to compare with"
     )
 
 

@@ -16,6 +16,7 @@ from app.src.service import Service
 from app.src.settings import Settings
 from connector.documents import NewDocument
 from tests.api.conftest import TableSource, serving, settings_in
+from tests.api.test_rates import limited
 
 PLACE = "/v1/collections/notes/documents"
 SEARCH = "/v1/collections/notes/search"
@@ -99,21 +100,16 @@ def test_a_collection_that_nobody_has_written_to_answers_as_an_empty_one(client:
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
-@pytest.mark.parametrize(
-    ("documents", "words"),
-    [
+def test_one_bad_document_and_none_is_stored(client: httpx.Client) -> None:
+    cases: list[tuple[list[dict[str, Any]], str]] = [
         ([{"text": "fine"}, {"text": " \n"}], "documents[1]: its text is empty"),
         ([{"id": "", "text": "fine"}], "documents[0]: its id is empty"),
         ([{"id": "x" * 1999, "text": "fine"}], "documents[0]: the key is 2003 characters long"),
-        ([{"text": "fine", "metadata": {"long": "x" * 9000, "more": ["y" * 9000]}}] * 2, "at most"),
         ([], "documents"),
-    ],
-)
-def test_one_bad_document_and_none_is_stored(client: httpx.Client, documents: list[Any], words: str) -> None:
-    answer = client.post(PLACE, json={"documents": documents})
-    assert answer.status_code in (413, 422), answer.text
-    if answer.status_code == 422:
-        assert words in answer.text
+    ]
+    for documents, words in cases:
+        answer = client.post(PLACE, json={"documents": documents})
+        assert (answer.status_code, words in answer.text) == (422, True), answer.text
     assert found(client, "fine") == []
 
 
@@ -179,3 +175,13 @@ def test_metrics_count_documents_by_what_became_of_them(service: Service) -> Non
     text = service.metrics.render().decode()
     for outcome, count in (("upserted", 3), ("unchanged", 2), ("deleted", 1)):
         assert f'owl_sap_documents_total{{collection="notes",outcome="{outcome}"}} {count}.0' in text
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
+def test_texts_of_documents_are_of_the_budget_of_tokens_whole(service: Service) -> None:
+    with limited(service, rate="unlimited", tokens="100/hour") as client:
+        put(client, {"text": " ".join(f"word{number}" for number in range(90))})
+        answer = client.post(PLACE, json={"documents": [{"text": " ".join(f"word{number}" for number in range(20))}]})
+        assert (answer.status_code, "access.tokens" in answer.text) == (429, True)
+        assert client.post(f"{PLACE}/delete", json={"ids": ["x"]}).status_code == 200
+    assert service.status(["notes"])[0]["rows"] == 1
