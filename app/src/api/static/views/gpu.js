@@ -10,7 +10,7 @@ import { facts, table, whileVisible } from "../widgets.js";
 export const title = "GPU";
 
 const EVERY_SECONDS = 2;
-const SPAN_SECONDS = 300;
+const SPANS_SECONDS = [60, 150, 300];
 
 export async function show(root, context) {
   const cards = new Cards(context);
@@ -110,7 +110,7 @@ class Card {
 
   add(time, device) {
     this.samples.push({ time, device });
-    while (time - this.samples[0].time > SPAN_SECONDS * 1000) this.samples.shift();
+    while (time - this.samples[0].time > SPANS_SECONDS.at(-1) * 1000) this.samples.shift();
     fill(this.head, figures(device));
     fill(this.reasons, held(device));
     for (const { view, series } of this.charts) {
@@ -124,7 +124,7 @@ function one(name, unit, field) {
 }
 
 function chart(name, unit, series, ceiling) {
-  return { series, view: lineChart({ title: name, unit, series, span: SPAN_SECONDS, ceiling }) };
+  return { series, view: lineChart({ title: name, unit, series, spans: SPANS_SECONDS, ceiling }) };
 }
 
 function figures(device) {
