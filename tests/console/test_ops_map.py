@@ -46,6 +46,7 @@ def test_by_keyboard_to_a_row(address: str, open_page: Open) -> None:
     for way in ("ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown"):
         page.keyboard.press(way)
     expect(said).not_to_have_text(first)
+    page.evaluate(FRAME)
     words = page.locator(".scatter-tip").inner_text().partition(" · ")[0]
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="Row")
