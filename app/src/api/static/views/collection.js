@@ -6,7 +6,7 @@ import { fill, h } from "../dom.js";
 import { many, moment } from "../figures.js";
 import { isOver, jobLine, liveJob } from "../jobs.js";
 import { badge, failure, note, number } from "../parts.js";
-import { facts, slowButton, whileVisible } from "../widgets.js";
+import { facts, refreshTimes, slowButton, whileVisible } from "../widgets.js";
 import { freshness, placeOf } from "./collection/freshness.js";
 import { Generations } from "./collection/generations.js";
 import { jobsTable } from "./collection/jobs.js";
@@ -24,6 +24,7 @@ export async function show(root, context) {
 class Page {
   constructor(root, context, name) {
     this.context = context;
+    this.root = root;
     this.name = name;
     this.place = placeOf(name);
     this.live = null;
@@ -60,6 +61,7 @@ class Page {
     const [status, jobs] = await Promise.all([get(this.place, this.context), this.#allowed("jobs", () => this.#jobs())]);
     this.#show("figures", { ...status, lag_seconds: null }, () => fill(this.figures, figures(status)));
     fill(this.figures.querySelector(".freshness"), freshness(status));
+    refreshTimes(this.root);
     const still = jobs?.map((job) => ({ ...job, progress: null })); // its own line shows that
     this.#show("jobs", still ?? "refused", () => this.#showJobs(jobs));
     await Promise.all([

@@ -16,10 +16,9 @@ export async function show(root, context) {
   const cards = new Cards(context);
   const device = h("div", null, loading("Asking the engine … the first time it loads the model."));
   fill(root, h("h1", null, "GPU"), cards.element, section("device", "This device", device));
-  const asked = about(device, context);
-  await cards.ask();
-  whileVisible(() => cards.again(), EVERY_SECONDS, context.signal);
-  asked.catch(() => {}); // it tells its errors in its place
+  about(device, context); // tells its errors in its place
+  await cards.again();
+  if (!cards.refused) whileVisible(() => cards.again(), EVERY_SECONDS, context.signal);
 }
 
 class Cards {
@@ -31,20 +30,17 @@ class Cards {
     this.element = h("div", null, this.trouble, this.list);
   }
 
-  async ask() {
-    this.#show(await get("/v1/gpu", this.context));
-  }
-
   /** A figure that does not come is no reason to take away those that are there. */
   async again() {
     try {
-      await this.ask();
+      this.#show(await get("/v1/gpu", this.context));
       if (this.failed) fill(this.trouble);
       this.failed = false;
     } catch (error) {
       if (error.name === "AbortError") return;
       this.failed = true;
-      fill(this.trouble, failure(error, () => this.again()));
+      this.refused = error.status === 403;
+      fill(this.trouble, failure(error, this.refused ? null : () => this.again()));
     }
   }
 
@@ -175,7 +171,7 @@ async function about(place, context) {
       place,
       h("div", { class: "card" }, profile(info)),
       h("h3", null, "What is chosen on it, and why"),
-      table({ caption: "Chosen settings", columns: [{ name: "Setting" }, { name: "Value" }, { name: "Why" }], rows }),
+      table({ caption: "Chosen settings", columns: [{ name: "Setting" }, { name: "Value" }, { name: "Why", kind: "wide" }], rows }),
     );
   } catch (error) {
     if (error.name !== "AbortError") fill(place, failure(error, () => about(place, context)));
