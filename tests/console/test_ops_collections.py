@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from app.src.access.keys import Grant, create
 from app.src.jobs import runner
 from connector.model import KeyRange, Query, Row
 from tests.api.test_quarantine_routes import TOO_MUCH
 from tests.console.conftest import Open, Serve
-from tests.console.scene import Shelf
+from tests.console.scene import Shelf, Watch
 
 ALL = 44
 """Rows of the shelf."""
@@ -106,6 +109,7 @@ def test_a_sync_is_cancelled(serve: Serve, source: Stepwise, open_page: Open) ->
     source.release(5)
     expect_done(page, 5)
     page.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator("#announcements")).to_have_text("The job finishes the batch in hand and ends")
     source.release(ALL)
     expect(page.get_by_role("row").filter(has_text="cancelled")).to_contain_text("Stopped early.")
     expect(page.get_by_role("button", name="Sync", exact=True)).to_be_visible()
@@ -153,3 +157,63 @@ def test_verify_and_repair(serve: Serve, source: Stepwise, open_page: Open) -> N
     page.get_by_role("button", name="Verify and repair").click()
     page.get_by_role("dialog", name="Verify and repair?").get_by_role("button", name="Repair").click()
     expect(page.locator("main").get_by_text("All is well: 44 rows stored, 1 stale. 1 row mended.")).to_be_visible()
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/sync")
+def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_page: Open) -> None:
+    page = open_page(serve(), "#/collections/materials")
+    for number in range(1, 21):
+        del source.rows_by_key[f"{number:03}"]
+    page.get_by_role("button", name="Sync", exact=True).click()
+    page.get_by_role("button", name="Delete 20 rows …").click()
+    dialog = page.get_by_role("dialog", name="Delete them?")
+    expect(dialog).to_contain_text("the source is not changed")
+    dialog.get_by_role("button", name="Delete").click()
+    expect(page.locator("main").get_by_text("24 rows read: 24 unchanged, 20 deleted.")).to_be_visible()
+    expect(page.get_by_role("button", name="Delete 20 rows …")).to_have_count(0)
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/generations", "GET /v1/collections/{name}/generations")
+def test_generations_are_switched_and_dropped(serve: Serve, open_page: Open) -> None:
+    address = serve()
+    place = f"{address}/v1/collections/materials/generations"
+    assert httpx.post(place, json={"action": "build"}).status_code == 202
+    page = open_page(address, "#/collections/materials")
+    part = page.get_by_role("region", name="Generations")
+
+    def do(button: str, sure: str) -> None:
+        part.get_by_role("button", name=button).click()
+        page.get_by_role("dialog").get_by_role("button", name=sure).click()
+
+    do("Switch to generation 2", "Switch")
+    expect(part.get_by_text("Generation 2 serves now.")).to_be_visible()
+    do("Go back to generation 1", "Go back")
+    expect(part.get_by_text("Generation 1 serves again.")).to_be_visible()
+    do("Drop generation 2", "Drop")
+    expect(part.get_by_text("Generation 2 is dropped.")).to_be_visible()
+    expect(part.get_by_role("row")).to_have_count(2)
+
+
+@pytest.mark.covers("GET /v1/jobs", "GET /v1/gpu", "GET /v1/tables", errors=True)
+def test_what_a_key_may_not_is_said_and_the_rest_is_shown(
+    serve: Serve, open_page: Open, watch: Watch, tmp_path: Path
+) -> None:
+    watch.allow(401, 403)
+    _, key = create(tmp_path / "keys.json", Grant("reader", ("search",)))
+    page = open_page(serve(access={"keys": tmp_path / "keys.json"}), "#/collections")
+    page.get_by_label("Key or token").fill(key)
+    page.keyboard.press("Enter")
+    main = page.locator("main")
+    expect(main.get_by_role("row").filter(has_text="materials")).to_contain_text("44")
+    expect(main.get_by_text("Your key lacks the scope sync")).to_be_visible()
+    expect(main.get_by_role("button")).to_have_count(0)
+    main.get_by_role("link", name="materials").click()
+    expect(main.get_by_text("you see the figures, and cannot start or follow jobs")).to_be_visible()
+    expect(main.get_by_role("button")).to_have_count(0)
+    page.get_by_role("link", name="GPU").click()
+    expect(main.get_by_role("alert")).to_contain_text("lacks the scope metrics")
+    expect(main.get_by_role("region", name="This device")).to_contain_text("hash:64")
+    page.get_by_role("link", name="Tables").click()
+    expect(main.get_by_role("alert")).to_contain_text("lacks the scope admin")
+    page.get_by_role("link", name="Map", exact=True).click()
+    expect(main.get_by_role("application")).to_be_visible()
