@@ -1,4 +1,5 @@
-"""The pages of collections in a browser: what goes on is seen to move, rows set aside come back, rights that are missing."""
+"""The pages of collections in a browser: what goes on is seen to move, rows set aside come back, what deletes asks first,
+and what a key may not is said."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from app.src.jobs import runner
 from connector.model import KeyRange, Query, Row
 from tests.api.test_quarantine_routes import TOO_MUCH
 from tests.console.conftest import Open, Serve
-from tests.console.scene import Shelf, Watch
+from tests.console.scene import Shelf, Watch, settings_in
 
 ALL = 44
 """Rows of the shelf."""
@@ -85,7 +86,8 @@ def test_progress_goes_on_after_a_break_where_it_was(serve: Serve, source: Stepw
         streams += 1
         resumed.append(route.request.headers.get("last-event-id"))
         if streams == 1:  # as a proxy that is restarted in the middle of a stream
-            body = 'id: 1\nevent: state\ndata: {"state":"running"}\n\nid: 2\nevent: progress\ndata: {"done":1,"total":44}\n\n'
+            first = 'id: 1\nevent: state\ndata: {"state":"running"}\n\n'
+            body = f'{first}id: 2\nevent: progress\ndata: {{"done":1,"total":44}}\n\n'
             route.fulfill(status=200, content_type="text/event-stream", body=body)
         else:
             route.fallback()
@@ -217,3 +219,18 @@ def test_what_a_key_may_not_is_said_and_the_rest_is_shown(
     expect(main.get_by_role("alert")).to_contain_text("lacks the scope admin")
     page.get_by_role("link", name="Map", exact=True).click()
     expect(main.get_by_role("application")).to_be_visible()
+
+
+def test_a_collection_that_clients_write_has_nothing_to_sync(serve: Serve, open_page: Open, tmp_path: Path) -> None:
+    blocks = settings_in(tmp_path).model_dump(mode="json", include={"collections"}, exclude_unset=True)["collections"]
+    address = serve(collections=[*blocks, {"name": "notes", "documents": True}])
+    written = httpx.post(f"{address}/v1/collections/notes/documents", json={"documents": [{"text": "oil the gear"}]})
+    assert written.status_code == 200
+    page = open_page(address, "#/collections")
+    row = page.get_by_role("row").filter(has_text="notes")
+    expect(row).to_contain_text("written by clients")
+    expect(row.get_by_role("button")).to_have_count(0)
+    page.get_by_role("link", name="notes").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("notes")
+    expect(page.get_by_role("region", name="Last jobs")).to_be_visible()
+    expect(page.get_by_role("button", name="Sync", exact=True)).to_have_count(0)

@@ -5,6 +5,8 @@ import { h } from "./dom.js";
 
 const MARGIN = 18;
 const RADIUS = 4.5;
+const SMALL = 3;
+const MANY = 2000; // points, from which on they are small
 const NEAR = 14;
 const MOST_ZOOM = 60;
 const STEP = 1.5;
@@ -159,9 +161,10 @@ export class Scatter {
     pen.clearRect(0, 0, width, height);
     // One path a group, whatever the number of its points: that is what makes thousands of them quick.
     const paths = this.#groups.map(() => new Path2D());
+    const radius = this.#points.length > MANY && this.#zoom < 4 ? SMALL : RADIUS;
     for (const point of this.#visible()) {
       const [x, y] = this.#place(point, measures);
-      if (x > -9 && y > -9 && x < width + 9 && y < height + 9) trace(paths[point.group], SHAPES[point.group % SHAPES.length], x, y, RADIUS);
+      if (x > -9 && y > -9 && x < width + 9 && y < height + 9) trace(paths[point.group], SHAPES[point.group % SHAPES.length], x, y, radius);
     }
     paths.forEach((path, group) => paint(pen, path, SHAPES[group % SHAPES.length], style, group));
     this.#mark();

@@ -7,7 +7,7 @@ import { many, moment } from "../figures.js";
 import { isOver, jobLine, liveJob } from "../jobs.js";
 import { badge, failure, note, number } from "../parts.js";
 import { facts, refreshTimes, slowButton, whileVisible } from "../widgets.js";
-import { freshness, placeOf } from "./collection/freshness.js";
+import { freshness, placeOf, writtenByClients } from "./collection/freshness.js";
 import { Generations } from "./collection/generations.js";
 import { jobsTable } from "./collection/jobs.js";
 import { Quarantine } from "./collection/quarantine.js";
@@ -59,6 +59,7 @@ class Page {
 
   async load() {
     const [status, jobs] = await Promise.all([get(this.place, this.context), this.#allowed("jobs", () => this.#jobs())]);
+    this.byClients = writtenByClients(status);
     this.#show("figures", { ...status, lag_seconds: null }, () => fill(this.figures, figures(status)));
     fill(this.figures.querySelector(".freshness"), freshness(status));
     refreshTimes(this.root);
@@ -117,7 +118,7 @@ class Page {
   }
 
   #showJobs(jobs) {
-    this.actions.hidden = jobs === null;
+    this.actions.hidden = jobs === null || this.byClients;
     if (jobs === null) {
       const scope = this.refused.jobs.scope ?? "sync";
       fill(this.rights, note("info", `Your key lacks the scope ${scope}: you see the figures, and cannot start or follow jobs.`));
@@ -243,7 +244,7 @@ function figures(status) {
     ["Dimension", status.dimension],
     ["Generation", status.generation || null],
     ["Key", (status.key ?? []).join(", ")],
-    ["Changes are found by", status.method],
+    ["Changes are found by", writtenByClients(status) ? null : status.method],
     ["Last sync", status.last_sync && moment(status.last_sync)],
     ["Last comparison of everything", status.last_full && moment(status.last_full)],
     ["Kept in", [status.store, table].filter(Boolean).join(": ")],

@@ -8,7 +8,7 @@ import { isOver, jobLine, liveJob } from "../jobs.js";
 import { badge, failure, note, number } from "../parts.js";
 import { refreshTimes, slowButton, table, whileVisible } from "../widgets.js";
 import * as one from "./collection.js";
-import { freshness, placeOf } from "./collection/freshness.js";
+import { freshness, placeOf, writtenByClients } from "./collection/freshness.js";
 import { jobsTable } from "./collection/jobs.js";
 
 const REFRESH_SECONDS = 5;
@@ -120,7 +120,7 @@ class Overview {
       [h("div", { class: "freshness" }, freshness(collection)), job && this.#live(job)],
       h("span", { class: "model" }, collection.model ?? "–"),
       collection.quarantined ? badge(many(collection.quarantined, "row"), "warning") : "0",
-      this.mayNot ? "–" : this.#actions(name, collection.job),
+      this.mayNot || writtenByClients(collection) ? "" : this.#actions(name, collection.job),
     ];
   }
 
