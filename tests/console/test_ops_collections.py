@@ -1,5 +1,5 @@
-"""The pages of collections in a browser: what goes on is seen to move, rows set aside come back, what deletes asks first,
-and what a key may not is said."""
+"""The pages of collections in a browser: what goes on is seen to move, rows set aside come back, what deletes asks
+first, and what a key may not is said."""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@ and on a screen of 320 pixels."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Literal
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
@@ -14,7 +17,7 @@ from tests.console.conftest import Open, Serve
 from tests.console.scene import Shelf
 from tests.emulator.process import Emulator
 
-RULES = {
+RULES: Mapping[Literal["light", "dark"], Any] = {
     "light": {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]},
     "dark": {"runOnly": {"type": "rule", "values": ["color-contrast"]}},
 }
