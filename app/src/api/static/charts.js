@@ -7,7 +7,7 @@ const WIDTH = 560;
 const HEIGHT = 200;
 const LEFT = 52;
 const RIGHT = 12;
-const TOP = 10;
+const TOP = 18;
 const BOTTOM = 26;
 const TICKS = 4;
 const TIMES = 5;
@@ -238,7 +238,7 @@ function axes(top, unit, span, up) {
     const x = LEFT + ((WIDTH - LEFT - RIGHT) / TIMES) * step;
     const anchor = step === TIMES ? "end" : "middle";
     const text = seconds === 0 ? "now" : seconds < 60 ? `−${seconds} s` : `−${short(seconds / 60)} min`;
-    parts.push(svg("text", { x, y: HEIGHT - 8, "text-anchor": anchor }, text));
+    parts.push(svg("text", { x, y: HEIGHT - 8, "text-anchor": anchor, class: (TIMES - step) % 2 ? "between" : null }, text));
   }
   return parts;
 }
