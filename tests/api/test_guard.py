@@ -23,7 +23,7 @@ from app.src.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
 
 ASKING = [name for name, need in NEEDS.items() if need]
-OPEN_ROUTES = {"GET /health/live", "GET /health/ready"}
+OPEN_ROUTES = {"GET /", "GET /console/{path:path}", "GET /health/live", "GET /health/ready"}
 
 
 UNLIMITED = {"rate": "unlimited", "failures": "unlimited"}
@@ -249,7 +249,7 @@ ODD = [
         "/health/live;/v1/info",
         "/health/live/v1/info",
     ),
-    *("/health/live%0A", "/health/", "/health", "//health/live", "/static/x", "/mcp", "/.well-known/x", "/admin", "/"),
+    *("/health/live%0A", "/health/", "/health", "//health/live", "/static/x", "/mcp", "/.well-known/x", "/admin"),
     *("/docs", "/docs/", "/redoc", "/openapi.json", "/openapi.json/", "/docs/style.css", "*", "http://x/v1/info"),
     *("/v1/models/a/../../info", "/v1/models/%2e%2e/info", "/metrics/", "/metrics%0A", "/v1/collections/a%2Fb/search"),
 ]
