@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+import subprocess
+import tomllib
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +20,7 @@ from app.src.api.server import create_app
 from app.src.service import Service
 from app.src.settings import Settings
 
+ROOT = Path(__file__).parents[2]
 STATIC = files("app.src.api") / "static"
 PATHS = sorted(path.relative_to(str(STATIC)).as_posix() for path in Path(str(STATIC)).rglob("*") if path.is_file())
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -138,3 +141,17 @@ def test_it_can_be_switched_off(make_service: Callable[[], Service], settings: S
             assert client.get("/console/main.js").status_code == 404
     finally:
         service.close()
+
+
+def test_the_wheel_has_every_file() -> None:
+    """hatchling takes a package with all but what git ignores and what a rule leaves out; there is none."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
+        "wheel"
+    ]
+    assert list(wheel) == ["packages"]
+    assert "app" in wheel["packages"]
+    paths = [f"app/src/api/static/{path}" for path in PATHS]
+    command = ["git", "check-ignore", "--no-index", *paths]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ignored.stdout == ""
+    assert "<noscript>" in (STATIC / "index.html").read_text(encoding="utf-8")

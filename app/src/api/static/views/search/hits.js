@@ -103,7 +103,7 @@ function whole(text, at) {
 }
 
 function fields(metadata) {
-  const entries = Object.entries(metadata);
+  const entries = Object.entries(metadata).filter(([, value]) => value !== null);
   if (entries.length === 0) return null;
   return h(
     "dl",
