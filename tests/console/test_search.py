@@ -40,7 +40,7 @@ def asked(page: Page) -> list[dict[str, Any]]:
 
     def keep(request: Request) -> None:
         if request.url.endswith("/search"):
-            bodies.append(request.post_data_json)
+            bodies.append(json.loads(request.post_data or "{}"))
 
     page.on("request", keep)
     return bodies
@@ -55,7 +55,7 @@ def test_a_query_finds_rows_with_their_scores_fields_and_marked_words(address: s
     # Folded for case and accents; "für" is too little to tell anything.
     assert first.locator("mark").all_inner_texts() == ["Ölpumpe", "geräuscharm"]
     assert keys(page)[0] == "041"
-    assert float(first.locator(".figure").inner_text()) > 0
+    assert float(first.locator(".score-figure").inner_text()) > 0
     expect(first.locator(".fields")).to_contain_text("BRGEW")
     expect(first.locator(".fields")).to_contain_text("61.5")
     expect(page).to_have_title("ÖLPUMPE für gerauscharm – materials – owl-sap")

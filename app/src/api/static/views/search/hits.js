@@ -45,9 +45,9 @@ function card(hit, state, { words, share, mode, more }) {
       h(
         "span",
         { class: "score", title: SCORES[mode] },
-        h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share(hit.score) * 100)}%` } })),
+        h("span", { class: "score-bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share(hit.score) * 100)}%` } })),
         hidden("Score "),
-        h("span", { class: "figure" }, score(hit.score)),
+        h("span", { class: "score-figure" }, score(hit.score)),
       ),
     ),
     passages(hit, words),
