@@ -24,6 +24,8 @@ from tests.api.conftest import TableSource, serving, settings_in
 
 ASKING = [name for name, need in NEEDS.items() if need]
 OPEN_ROUTES = {"GET /health/live", "GET /health/ready"}
+OPEN_FILES = {"GET /", "GET /console/{path:path}"}
+"""The console's, which hold no data."""
 
 
 UNLIMITED = {"rate": "unlimited", "failures": "unlimited"}
@@ -100,8 +102,8 @@ def test_the_description_says_what_each_route_needs(client: httpx.Client, guarde
     assert client.get("/openapi.json", headers=bearer(guarded.keys["embed"])).json() == document
 
 
-def test_only_health_is_open() -> None:
-    assert {name for name, need in NEEDS.items() if need == OPEN} == OPEN_ROUTES
+def test_only_health_and_the_console_are_open() -> None:
+    assert {name for name, need in NEEDS.items() if need == OPEN} == OPEN_ROUTES | OPEN_FILES
 
 
 def test_the_description_of_the_api_without_a_credential(guarded: Guarded, client: httpx.Client) -> None:
@@ -249,7 +251,7 @@ ODD = [
         "/health/live;/v1/info",
         "/health/live/v1/info",
     ),
-    *("/health/live%0A", "/health/", "/health", "//health/live", "/static/x", "/mcp", "/.well-known/x", "/admin", "/"),
+    *("/health/live%0A", "/health/", "/health", "//health/live", "/static/x", "/mcp", "/.well-known/x", "/admin"),
     *("/docs", "/docs/", "/redoc", "/openapi.json", "/openapi.json/", "/docs/style.css", "*", "http://x/v1/info"),
     *("/v1/models/a/../../info", "/v1/models/%2e%2e/info", "/metrics/", "/metrics%0A", "/v1/collections/a%2Fb/search"),
 ]

@@ -78,6 +78,15 @@ def serve(tmp_path: Path, source: Shelf) -> Iterator[Serve]:
         yield start
 
 
+@pytest.fixture(scope="module")
+def shared_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of one service for all tests of a module, without authentication."""
+    with contextlib.closing(Service(settings_in(tmp_path_factory.mktemp("console")), source=Shelf())) as service:
+        service.sync("materials")
+        with serving(service) as client:
+            yield str(client.base_url).rstrip("/")
+
+
 @pytest.fixture
 def address(serve: Serve) -> str:
     """Of a service without authentication."""

@@ -1,19 +1,23 @@
-"""The pages of collections in a browser: what goes on is seen to move, rows set aside come back, rights that are missing."""
+"""The pages of collections in a browser: what goes on is seen to move, rows set aside come back, what deletes asks
+first, and what a key may not is said."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from app.src.access.keys import Grant, create
 from app.src.jobs import runner
 from connector.model import KeyRange, Query, Row
 from tests.api.test_quarantine_routes import TOO_MUCH
 from tests.console.conftest import Open, Serve
-from tests.console.scene import Shelf
+from tests.console.scene import Shelf, Watch, settings_in
 
 ALL = 44
 """Rows of the shelf."""
@@ -82,7 +86,8 @@ def test_progress_goes_on_after_a_break_where_it_was(serve: Serve, source: Stepw
         streams += 1
         resumed.append(route.request.headers.get("last-event-id"))
         if streams == 1:  # as a proxy that is restarted in the middle of a stream
-            body = 'id: 1\nevent: state\ndata: {"state":"running"}\n\nid: 2\nevent: progress\ndata: {"done":1,"total":44}\n\n'
+            first = 'id: 1\nevent: state\ndata: {"state":"running"}\n\n'
+            body = f'{first}id: 2\nevent: progress\ndata: {{"done":1,"total":44}}\n\n'
             route.fulfill(status=200, content_type="text/event-stream", body=body)
         else:
             route.fallback()
@@ -106,6 +111,7 @@ def test_a_sync_is_cancelled(serve: Serve, source: Stepwise, open_page: Open) ->
     source.release(5)
     expect_done(page, 5)
     page.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator("#announcements")).to_have_text("The job finishes the batch in hand and ends")
     source.release(ALL)
     expect(page.get_by_role("row").filter(has_text="cancelled")).to_contain_text("Stopped early.")
     expect(page.get_by_role("button", name="Sync", exact=True)).to_be_visible()
@@ -153,3 +159,78 @@ def test_verify_and_repair(serve: Serve, source: Stepwise, open_page: Open) -> N
     page.get_by_role("button", name="Verify and repair").click()
     page.get_by_role("dialog", name="Verify and repair?").get_by_role("button", name="Repair").click()
     expect(page.locator("main").get_by_text("All is well: 44 rows stored, 1 stale. 1 row mended.")).to_be_visible()
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/sync")
+def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_page: Open) -> None:
+    page = open_page(serve(), "#/collections/materials")
+    for number in range(1, 21):
+        del source.rows_by_key[f"{number:03}"]
+    page.get_by_role("button", name="Sync", exact=True).click()
+    page.get_by_role("button", name="Delete 20 rows …").click()
+    dialog = page.get_by_role("dialog", name="Delete them?")
+    expect(dialog).to_contain_text("the source is not changed")
+    dialog.get_by_role("button", name="Delete").click()
+    expect(page.locator("main").get_by_text("24 rows read: 24 unchanged, 20 deleted.")).to_be_visible()
+    expect(page.get_by_role("button", name="Delete 20 rows …")).to_have_count(0)
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/generations", "GET /v1/collections/{name}/generations")
+def test_generations_are_switched_and_dropped(serve: Serve, open_page: Open) -> None:
+    address = serve()
+    place = f"{address}/v1/collections/materials/generations"
+    assert httpx.post(place, json={"action": "build"}).status_code == 202
+    page = open_page(address, "#/collections/materials")
+    part = page.get_by_role("region", name="Generations")
+
+    def do(button: str, sure: str) -> None:
+        part.get_by_role("button", name=button).click()
+        page.get_by_role("dialog").get_by_role("button", name=sure).click()
+
+    do("Switch to generation 2", "Switch")
+    expect(part.get_by_text("Generation 2 serves now.")).to_be_visible()
+    do("Go back to generation 1", "Go back")
+    expect(part.get_by_text("Generation 1 serves again.")).to_be_visible()
+    do("Drop generation 2", "Drop")
+    expect(part.get_by_text("Generation 2 is dropped.")).to_be_visible()
+    expect(part.get_by_role("row")).to_have_count(2)
+
+
+@pytest.mark.covers("GET /v1/jobs", "GET /v1/gpu", "GET /v1/tables", errors=True)
+def test_what_a_key_may_not_is_said_and_the_rest_is_shown(
+    serve: Serve, open_page: Open, watch: Watch, tmp_path: Path
+) -> None:
+    watch.allow(401, 403)
+    _, key = create(tmp_path / "keys.json", Grant("reader", ("search",)))
+    page = open_page(serve(access={"keys": tmp_path / "keys.json"}), "#/collections")
+    page.get_by_label("Key or token").fill(key)
+    page.keyboard.press("Enter")
+    main = page.locator("main")
+    expect(main.get_by_role("row").filter(has_text="materials")).to_contain_text("44")
+    expect(main.get_by_text("Your key lacks the scope sync")).to_be_visible()
+    expect(main.get_by_role("button")).to_have_count(0)
+    main.get_by_role("link", name="materials").click()
+    expect(main.get_by_text("you see the figures, and cannot start or follow jobs")).to_be_visible()
+    expect(main.get_by_role("button")).to_have_count(0)
+    page.get_by_role("link", name="GPU").click()
+    expect(main.get_by_role("alert")).to_contain_text("lacks the scope metrics")
+    expect(main.get_by_role("region", name="This device")).to_contain_text("hash:64")
+    page.get_by_role("link", name="Tables").click()
+    expect(main.get_by_role("alert")).to_contain_text("lacks the scope admin")
+    page.get_by_role("link", name="Map", exact=True).click()
+    expect(main.get_by_role("application")).to_be_visible()
+
+
+def test_a_collection_that_clients_write_has_nothing_to_sync(serve: Serve, open_page: Open, tmp_path: Path) -> None:
+    blocks = settings_in(tmp_path).model_dump(mode="json", include={"collections"}, exclude_unset=True)["collections"]
+    address = serve(collections=[*blocks, {"name": "notes", "documents": True}])
+    written = httpx.post(f"{address}/v1/collections/notes/documents", json={"documents": [{"text": "oil the gear"}]})
+    assert written.status_code == 200
+    page = open_page(address, "#/collections")
+    row = page.get_by_role("row").filter(has_text="notes")
+    expect(row).to_contain_text("written by clients")
+    expect(row.get_by_role("button")).to_have_count(0)
+    page.get_by_role("link", name="notes").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("notes")
+    expect(page.get_by_role("region", name="Last jobs")).to_be_visible()
+    expect(page.get_by_role("button", name="Sync", exact=True)).to_have_count(0)

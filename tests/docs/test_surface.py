@@ -69,7 +69,8 @@ def routes() -> tuple[str, ...]:
         paths = create_app(service).openapi()["paths"]
     finally:
         service.close()
-    return tuple(f"{method.upper()} {path}" for path, methods in paths.items() for method in methods)
+    described = (f"{method.upper()} {path}" for path, methods in paths.items() for method in methods)
+    return (*described, "GET /")  # the console, which is no operation of the API
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
         url = json.loads(process.stdout.readline())["url"]
         assert httpx.get(f"{url}/health/ready", timeout=30).status_code == 200
         body = {"query": "seat for a bad back", "k": 3, "filter": {"SPRAS": "E"}}
+        assert "/console/main.js" in httpx.get(f"{url}/", timeout=30).text
         hits = httpx.post(f"{url}/v1/collections/materials/search", json=body, timeout=30).json()["hits"]
         assert len(hits) == 3
         process.terminate()

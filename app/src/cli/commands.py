@@ -246,12 +246,18 @@ def serve(
 ) -> None:
     """The REST service; the first line on stdout is {"url": ...} once it answers."""
     from app.src.api import server
+    from app.src.cli.showing import served
 
     loaded = loaded_for(ctx, {("api", "host"): host, ("api", "port"): port})
     api = loaded.settings.api
+
+    def announce(url: str) -> None:
+        output.write_json({"url": url})
+        output.say(served(url, loaded.settings))
+
     server.refuse_public(api.host, authenticated=loaded.settings.access.configured)
     with orderly(OK), opened(loaded) as service:
-        server.serve(service, api.host, api.port, lambda url: output.write_json({"url": url}))
+        server.serve(service, api.host, api.port, announce)
     leave_behind_what_hangs(OK)
 
 

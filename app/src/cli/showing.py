@@ -47,9 +47,17 @@ def _serve(demo: Demo, settings: Settings, json: bool) -> None:
     def announce(url: str) -> None:
         if json:
             output.write_json({"url": url})
-        output.say(f"REST: {url}  (documentation: {url}/docs, health: {url}/health/ready). Ctrl-C ends it.")
+        output.say(served(url, settings) + " Ctrl-C ends it.")
 
     server.serve(demo.service, settings.api.host, settings.api.port, announce)
+
+
+def served(url: str, settings: Settings) -> str:
+    """For people: where to look, by what is switched on. A line each, for a terminal breaks long ones."""
+    api = settings.api
+    console = f"Console: {url}/\n" if api.console else ""
+    manual = f"documentation: {url}/docs, " if api.docs else ""
+    return f"{console}REST: {url} ({manual}health: {url}/health/ready)."
 
 
 class _Shown:

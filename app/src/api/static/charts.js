@@ -7,7 +7,7 @@ const WIDTH = 560;
 const HEIGHT = 200;
 const LEFT = 52;
 const RIGHT = 12;
-const TOP = 10;
+const TOP = 18;
 const BOTTOM = 26;
 const TICKS = 4;
 const TIMES = 5;
@@ -22,11 +22,12 @@ export function niceCeiling(value) {
 let made = 0;
 
 /**
- * A chart of lines over time. `series`: `[{name, format}]`, at most four; `span`: seconds that the axis shows, its
- * right end being the newest sample; `ceiling`: top of the axis, or null to fit what is shown. `update` takes samples
+ * A chart of lines over time. `series`: `[{name, format}]`, at most four; `spans`: seconds that the axis may show, of
+ * which the shortest that holds all samples is taken, its right end being the newest; `ceiling`: top of the axis, or null
+ * to fit what is shown. `update` takes samples
  * `[{time: ms, values: [number or null by series]}]`, oldest first.
  */
-export function lineChart({ title, unit, series, span, ceiling = null }) {
+export function lineChart({ title, unit, series, spans, ceiling = null }) {
   const id = `chart-${(made += 1)}`;
   const grid = svg("g", { class: "chart-grid" });
   const lines = svg("g");
@@ -75,15 +76,20 @@ export function lineChart({ title, unit, series, span, ceiling = null }) {
   let samples = [];
   let chosen = null; // the time of the sample that is read, so that it stays where it is while others come
 
+  function span() {
+    const held = (samples.at(-1).time - samples[0].time) / 1000;
+    return spans.find((each) => each >= held) ?? spans.at(-1);
+  }
+
   function across(time) {
     const end = samples.at(-1).time;
-    return LEFT + (WIDTH - LEFT - RIGHT) * (1 - (end - time) / (span * 1000));
+    return LEFT + (WIDTH - LEFT - RIGHT) * (1 - (end - time) / (span() * 1000));
   }
 
   function draw() {
     const top = ceiling ?? niceCeiling(Math.max(0, ...samples.flatMap((sample) => sample.values)));
     const up = (value) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * Math.min(1, value / top);
-    grid.replaceChildren(...axes(top, unit, span, up));
+    grid.replaceChildren(...axes(top, unit, span(), up));
     lines.replaceChildren(
       ...series.flatMap((_, number) => {
         const path = linePath(samples, number, across, up);
@@ -232,7 +238,7 @@ function axes(top, unit, span, up) {
     const x = LEFT + ((WIDTH - LEFT - RIGHT) / TIMES) * step;
     const anchor = step === TIMES ? "end" : "middle";
     const text = seconds === 0 ? "now" : seconds < 60 ? `−${seconds} s` : `−${short(seconds / 60)} min`;
-    parts.push(svg("text", { x, y: HEIGHT - 8, "text-anchor": anchor }, text));
+    parts.push(svg("text", { x, y: HEIGHT - 8, "text-anchor": anchor, class: (TIMES - step) % 2 ? "between" : null }, text));
   }
   return parts;
 }

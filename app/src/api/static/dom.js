@@ -29,6 +29,13 @@ export function hidden(text) {
   return h("span", { class: "visually-hidden" }, text);
 }
 
+const TURNING = /[\u202d\u202e]/gu;
+
+/** Text of a row: what turns the direction of writing by force, and so shows another text than there is, is shown as a mark. */
+export function plain(text) {
+  return text.replace(TURNING, "\ufffd");
+}
+
 function finish(element, attributes, children) {
   element.append(...nodes(children));
   // After the children: the value of a <select> is one of its options.

@@ -5,6 +5,8 @@ import { h } from "./dom.js";
 
 const MARGIN = 18;
 const RADIUS = 4.5;
+const SMALL = 3;
+const MANY = 2000; // points, from which on they are small
 const NEAR = 14;
 const MOST_ZOOM = 60;
 const STEP = 1.5;
@@ -29,6 +31,7 @@ export class Scatter {
     this.opened = opened;
     this.announce = announce;
     this.canvas = h("canvas", { "aria-hidden": "true" });
+    this.ring = h("div", { class: "scatter-ring", hidden: true });
     this.tip = h("div", { class: "scatter-tip", hidden: true });
     this.plot = h(
       "div",
@@ -41,6 +44,7 @@ export class Scatter {
         "aria-describedby": "scatter-how",
       },
       this.canvas,
+      this.ring,
       this.tip,
     );
     this.element = this.plot;
@@ -157,33 +161,25 @@ export class Scatter {
     pen.clearRect(0, 0, width, height);
     // One path a group, whatever the number of its points: that is what makes thousands of them quick.
     const paths = this.#groups.map(() => new Path2D());
+    const radius = this.#points.length > MANY && this.#zoom < 4 ? SMALL : RADIUS;
     for (const point of this.#visible()) {
       const [x, y] = this.#place(point, measures);
-      if (x > -9 && y > -9 && x < width + 9 && y < height + 9) trace(paths[point.group], SHAPES[point.group % SHAPES.length], x, y, RADIUS);
+      if (x > -9 && y > -9 && x < width + 9 && y < height + 9) trace(paths[point.group], SHAPES[point.group % SHAPES.length], x, y, radius);
     }
     paths.forEach((path, group) => paint(pen, path, SHAPES[group % SHAPES.length], style, group));
-    this.#drawChosen(pen, measures, style);
-    this.#showTip(measures);
+    this.#mark();
   }
 
-  #drawChosen(pen, measures, style) {
-    const chosen = this.#marked();
-    if (chosen === null) return;
-    const [x, y] = this.#place(chosen, measures);
-    pen.strokeStyle = style.color;
-    pen.lineWidth = 2.5;
-    pen.beginPath();
-    pen.arc(x, y, RADIUS + 5, 0, 2 * Math.PI);
-    pen.stroke();
-  }
-
-  #showTip(measures) {
-    const chosen = this.#marked();
-    this.tip.hidden = chosen === null;
-    if (chosen === null) return;
-    const text = this.told(chosen);
+  /** Beside the canvas, so that the points are not drawn anew when the pointer moves. */
+  #mark() {
+    const marked = this.#marked();
+    this.ring.hidden = this.tip.hidden = marked === null;
+    if (marked === null) return;
+    const measures = this.#measures();
+    const [x, y] = this.#place(marked, measures);
+    this.ring.style.transform = `translate(${x}px, ${y}px)`;
+    const text = this.told(marked);
     if (this.tip.textContent !== text) this.tip.textContent = text;
-    const [x, y] = this.#place(chosen, measures);
     const { offsetWidth: wide, offsetHeight: tall } = this.tip;
     const left = Math.min(Math.max(4, x - wide / 2), Math.max(4, measures.width - wide - 4));
     const top = y - tall - 14 < 4 ? y + 14 : y - tall - 14;
@@ -201,8 +197,8 @@ export class Scatter {
     on("pointerleave", () => this.#hover(null));
     on("wheel", (event) => this.#wheeled(event), { passive: false });
     on("keydown", (event) => this.#key(event));
-    on("focus", () => this.draw());
-    on("blur", () => this.draw());
+    on("focus", () => this.#mark());
+    on("blur", () => this.#mark());
   }
 
   #at(event) {
@@ -240,7 +236,7 @@ export class Scatter {
     if (point === this.#hovered) return;
     this.#hovered = point;
     this.plot.classList.toggle("on-point", point !== null);
-    this.draw();
+    this.#mark();
   }
 
   /** The wheel scrolls the page, unless the plot has the focus or Ctrl is held. */
@@ -293,14 +289,17 @@ export class Scatter {
       this.#bringIntoSight(point);
       this.announce(this.told(point));
     }
-    this.draw();
+    this.#mark();
   }
 
   #bringIntoSight(point) {
     const measures = this.#measures();
     const [x, y] = this.#place(point, measures);
-    if (x < MARGIN || y < MARGIN || x > measures.width - MARGIN || y > measures.height - MARGIN) this.#centre = [point.px, point.py];
-    this.#clamp();
+    if (x < MARGIN || y < MARGIN || x > measures.width - MARGIN || y > measures.height - MARGIN) {
+      this.#centre = [point.px, point.py];
+      this.#clamp();
+      this.draw();
+    }
   }
 }
 

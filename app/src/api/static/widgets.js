@@ -2,10 +2,11 @@
 // slow, copying, asking again while the page is in sight. Knows the page, and nothing of what is shown.
 
 import { h } from "./dom.js";
+import { ago } from "./parts.js";
 
 /**
- * A table. `columns`: `[{name, kind}]`, where kind `number` aligns to the right and `actions` has a heading for screen
- * readers only. `rows`: nodes or texts by column. The first column names its row.
+ * A table. `columns`: `[{name, kind}]`, where kind `number` aligns to the right, `short` is never broken, `wide` gets more
+ * room, and `actions` has a heading for screen readers only. `rows`: nodes or texts by column. The first column names its row.
  */
 export function table({ caption, columns, rows }) {
   const head = columns.map((column) =>
@@ -39,6 +40,14 @@ function tableRow(columns, cells) {
 export function facts(pairs, kind = "") {
   const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return h("dl", { class: `facts ${kind}`.trim() }, told.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+}
+
+/** Says anew how long ago the times below `root` are, for those move while the page stands still. */
+export function refreshTimes(root) {
+  for (const time of root.querySelectorAll("time[datetime]")) {
+    const words = ago(time.dateTime).textContent;
+    if (time.textContent !== words) time.textContent = words;
+  }
 }
 
 /**

@@ -6,8 +6,8 @@ import { fill, h } from "../dom.js";
 import { many, moment } from "../figures.js";
 import { isOver, jobLine, liveJob } from "../jobs.js";
 import { badge, failure, note, number } from "../parts.js";
-import { facts, slowButton, whileVisible } from "../widgets.js";
-import { freshness, placeOf } from "./collection/freshness.js";
+import { facts, refreshTimes, slowButton, whileVisible } from "../widgets.js";
+import { freshness, placeOf, writtenByClients } from "./collection/freshness.js";
 import { Generations } from "./collection/generations.js";
 import { jobsTable } from "./collection/jobs.js";
 import { Quarantine } from "./collection/quarantine.js";
@@ -24,6 +24,7 @@ export async function show(root, context) {
 class Page {
   constructor(root, context, name) {
     this.context = context;
+    this.root = root;
     this.name = name;
     this.place = placeOf(name);
     this.live = null;
@@ -58,8 +59,10 @@ class Page {
 
   async load() {
     const [status, jobs] = await Promise.all([get(this.place, this.context), this.#allowed("jobs", () => this.#jobs())]);
+    this.byClients = writtenByClients(status);
     this.#show("figures", { ...status, lag_seconds: null }, () => fill(this.figures, figures(status)));
     fill(this.figures.querySelector(".freshness"), freshness(status));
+    refreshTimes(this.root);
     const still = jobs?.map((job) => ({ ...job, progress: null })); // its own line shows that
     this.#show("jobs", still ?? "refused", () => this.#showJobs(jobs));
     await Promise.all([
@@ -115,7 +118,7 @@ class Page {
   }
 
   #showJobs(jobs) {
-    this.actions.hidden = jobs === null;
+    this.actions.hidden = jobs === null || this.byClients;
     if (jobs === null) {
       const scope = this.refused.jobs.scope ?? "sync";
       fill(this.rights, note("info", `Your key lacks the scope ${scope}: you see the figures, and cannot start or follow jobs.`));
@@ -241,7 +244,7 @@ function figures(status) {
     ["Dimension", status.dimension],
     ["Generation", status.generation || null],
     ["Key", (status.key ?? []).join(", ")],
-    ["Changes are found by", status.method],
+    ["Changes are found by", writtenByClients(status) ? null : status.method],
     ["Last sync", status.last_sync && moment(status.last_sync)],
     ["Last comparison of everything", status.last_full && moment(status.last_full)],
     ["Kept in", [status.store, table].filter(Boolean).join(": ")],

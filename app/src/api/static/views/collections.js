@@ -6,9 +6,9 @@ import { fill, h } from "../dom.js";
 import { many } from "../figures.js";
 import { isOver, jobLine, liveJob } from "../jobs.js";
 import { badge, failure, note, number } from "../parts.js";
-import { slowButton, table, whileVisible } from "../widgets.js";
+import { refreshTimes, slowButton, table, whileVisible } from "../widgets.js";
 import * as one from "./collection.js";
-import { freshness, placeOf } from "./collection/freshness.js";
+import { freshness, placeOf, writtenByClients } from "./collection/freshness.js";
 import { jobsTable } from "./collection/jobs.js";
 
 const REFRESH_SECONDS = 5;
@@ -18,7 +18,7 @@ const COLUMNS = [
   { name: "Collection" },
   { name: "Rows", kind: "number" },
   { name: "Chunks", kind: "number" },
-  { name: "Freshness" },
+  { name: "Freshness", kind: "wide" },
   { name: "Model" },
   { name: "Set aside", kind: "number" },
   { name: "Actions", kind: "actions" },
@@ -39,6 +39,7 @@ export async function show(root, context) {
 class Overview {
   constructor(root, context) {
     this.context = context;
+    this.root = root;
     this.signal = context.signal;
     this.lives = new Map();
     this.last = "";
@@ -86,7 +87,7 @@ class Overview {
     // Time alone, and the progress of what is followed anyway, are no reason to build the tables anew.
     const still = jobs?.map((job) => (this.lives.has(job.id) ? { ...job, progress: null } : job));
     const now = JSON.stringify([collections.map((each) => ({ ...each, lag_seconds: null })), still]);
-    if (now === this.last) return this.#age(collections);
+    if (now === this.last) return refreshTimes(this.root);
     this.last = now;
     const running = new Map((jobs ?? []).filter((job) => !isOver(job)).map((job) => [job.id, job]));
     this.#forget(running);
@@ -108,23 +109,18 @@ class Overview {
     return undefined;
   }
 
-  #age(collections) {
-    const places = this.list.querySelectorAll(".freshness");
-    collections.forEach((each, number) => fill(places[number], freshness(each)));
-  }
-
   #row(collection, running) {
     const name = collection.collection;
     const job = running.get(collection.job);
     const link = h("a", { href: `#/collections/${encodeURIComponent(name)}`, dataset: { key: `${name}/open` } }, name);
     return [
-      [link, job && this.#live(job)],
+      link,
       number(collection.rows),
       number(collection.chunks),
-      h("div", { class: "freshness" }, freshness(collection)),
+      [h("div", { class: "freshness" }, freshness(collection)), job && this.#live(job)],
       h("span", { class: "model" }, collection.model ?? "–"),
       collection.quarantined ? badge(many(collection.quarantined, "row"), "warning") : "0",
-      this.mayNot ? "–" : this.#actions(name, collection.job),
+      this.mayNot || writtenByClients(collection) ? "" : this.#actions(name, collection.job),
     ];
   }
 

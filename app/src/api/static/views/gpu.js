@@ -10,16 +10,15 @@ import { facts, table, whileVisible } from "../widgets.js";
 export const title = "GPU";
 
 const EVERY_SECONDS = 2;
-const SPAN_SECONDS = 300;
+const SPANS_SECONDS = [60, 150, 300];
 
 export async function show(root, context) {
   const cards = new Cards(context);
   const device = h("div", null, loading("Asking the engine … the first time it loads the model."));
   fill(root, h("h1", null, "GPU"), cards.element, section("device", "This device", device));
-  const asked = about(device, context);
-  await cards.ask();
-  whileVisible(() => cards.again(), EVERY_SECONDS, context.signal);
-  asked.catch(() => {}); // it tells its errors in its place
+  about(device, context); // tells its errors in its place
+  await cards.again();
+  if (!cards.refused) whileVisible(() => cards.again(), EVERY_SECONDS, context.signal);
 }
 
 class Cards {
@@ -31,20 +30,17 @@ class Cards {
     this.element = h("div", null, this.trouble, this.list);
   }
 
-  async ask() {
-    this.#show(await get("/v1/gpu", this.context));
-  }
-
   /** A figure that does not come is no reason to take away those that are there. */
   async again() {
     try {
-      await this.ask();
+      this.#show(await get("/v1/gpu", this.context));
       if (this.failed) fill(this.trouble);
       this.failed = false;
     } catch (error) {
       if (error.name === "AbortError") return;
       this.failed = true;
-      fill(this.trouble, failure(error, () => this.again()));
+      this.refused = error.status === 403;
+      fill(this.trouble, failure(error, this.refused ? null : () => this.again()));
     }
   }
 
@@ -110,7 +106,7 @@ class Card {
 
   add(time, device) {
     this.samples.push({ time, device });
-    while (time - this.samples[0].time > SPAN_SECONDS * 1000) this.samples.shift();
+    while (time - this.samples[0].time > SPANS_SECONDS.at(-1) * 1000) this.samples.shift();
     fill(this.head, figures(device));
     fill(this.reasons, held(device));
     for (const { view, series } of this.charts) {
@@ -124,7 +120,7 @@ function one(name, unit, field) {
 }
 
 function chart(name, unit, series, ceiling) {
-  return { series, view: lineChart({ title: name, unit, series, span: SPAN_SECONDS, ceiling }) };
+  return { series, view: lineChart({ title: name, unit, series, spans: SPANS_SECONDS, ceiling }) };
 }
 
 function figures(device) {
@@ -175,7 +171,7 @@ async function about(place, context) {
       place,
       h("div", { class: "card" }, profile(info)),
       h("h3", null, "What is chosen on it, and why"),
-      table({ caption: "Chosen settings", columns: [{ name: "Setting" }, { name: "Value" }, { name: "Why" }], rows }),
+      table({ caption: "Chosen settings", columns: [{ name: "Setting" }, { name: "Value" }, { name: "Why", kind: "wide" }], rows }),
     );
   } catch (error) {
     if (error.name !== "AbortError") fill(place, failure(error, () => about(place, context)));

@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { openDialog } from "../dialogs.js";
-import { fill, h } from "../dom.js";
+import { fill, h, plain } from "../dom.js";
 import { failure, loading } from "../parts.js";
 import { fieldText } from "./search/hits.js";
 
@@ -44,11 +44,11 @@ function shown(collection, row) {
 }
 
 function texts(row) {
-  if (row.chunks.length < 2) return h("div", { class: "chunk", dir: "auto", tabindex: "0", role: "group", "aria-label": "Text" }, row.text);
+  if (row.chunks.length < 2) return h("div", { class: "chunk", dir: "auto", tabindex: "0", role: "group", "aria-label": "Text" }, plain(row.text));
   return h(
     "ol",
     { class: "chunks" },
-    row.chunks.map((text, place) => h("li", null, h("div", { class: "chunk", dir: "auto", tabindex: "0", role: "group", "aria-label": `Passage ${place + 1}` }, text))),
+    row.chunks.map((text, place) => h("li", null, h("div", { class: "chunk", dir: "auto", tabindex: "0", role: "group", "aria-label": `Passage ${place + 1}` }, plain(text)))),
   );
 }
 

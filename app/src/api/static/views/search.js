@@ -40,6 +40,7 @@ class Page {
     this.announce = announce;
     this.asked = new AbortController();
     this.known = new Map();
+    this.paneled = null;
     this.to = (changed, options) => go(hashOf({ ...this.state, ...this.form.values(), ...changed }), options);
     this.form = searchForm(collections.map((each) => each.collection), {
       submit: (values) => this.to(values.q === "" ? values : { ...values, like: null }),
@@ -87,22 +88,34 @@ class Page {
   async showFilters() {
     const { collection } = this.state;
     const path = `/v1/collections/${encodeURIComponent(collection)}/fields`;
+    const about = this.collections.find((each) => each.collection === collection);
+    if (about === undefined || about.last_sync === null) {
+      this.paneled = null;
+      fill(this.filters, h("p", { class: "muted small" }, "Once rows are synced, their fields stand here."));
+      return;
+    }
     if (!this.known.has(collection)) {
+      this.paneled = null;
       fill(this.filters, loading("Looking at the fields …"));
       this.known.set(collection, get(path));
     }
     try {
       const { fields, sampled, rows } = await this.known.get(collection);
       if (collection !== this.state.collection) return;
-      const focused = focusedIn(this.filters);
+      const key = JSON.stringify([collection, this.state.filters]);
+      if (key === this.paneled) return;
+      this.paneled = key;
       fill(
         this.filters,
-        filterPanel(fields, this.state.filters, (filters) => this.to({ filters })),
+        filterPanel(fields, this.state.filters, (filters) => {
+          this.paneled = JSON.stringify([collection, filters]);
+          this.to({ filters });
+        }),
         sampled < rows && h("p", { class: "small muted" }, `Counted over ${number(sampled)} of ${number(rows)} rows.`),
       );
-      refocus(this.filters, focused);
     } catch (error) {
       this.known.delete(collection);
+      this.paneled = null;
       if (collection === this.state.collection) fill(this.filters, failure(error, () => this.showFilters()));
     }
   }
@@ -137,19 +150,4 @@ class Page {
     if (found.last_sync === null) return note("warning", "Nothing has been synced into this collection yet, so nothing can be found: ", h("code", null, `owl-sap sync ${found.collection}`));
     return h("div", { class: "card empty" }, h("p", null, "Say what you are looking for in your own words, in whatever language the rows are in, or type a number or a code."), h("p", { class: "small" }, "Press ", h("kbd", null, "/"), " to get to the search box from anywhere on this page."));
   }
-}
-
-/** What has the focus, in words that a panel that is built anew still understands. */
-function focusedIn(place) {
-  const focused = document.activeElement;
-  if (!place.contains(focused)) return null;
-  return { legend: focused.closest("fieldset")?.querySelector("legend").textContent, label: focused.getAttribute("aria-label") ?? focused.closest("label")?.querySelector(".value")?.textContent };
-}
-
-function refocus(place, focused) {
-  if (focused === null) return;
-  const set = [...place.querySelectorAll("fieldset")].find((each) => each.querySelector("legend").textContent === focused.legend);
-  const inputs = [...(set?.querySelectorAll("input") ?? [])];
-  const same = (input) => (input.getAttribute("aria-label") ?? input.closest("label")?.querySelector(".value")?.textContent) === focused.label;
-  inputs.find(same)?.focus();
 }

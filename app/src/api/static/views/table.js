@@ -9,7 +9,7 @@ import { badge, failure, loading, note, number } from "../parts.js";
 import { copyButton, facts, slowButton, table } from "../widgets.js";
 
 const SAMPLES = 5;
-const COLUMNS = [{ name: "Column" }, { name: "Type" }, { name: "Comment" }, { name: "May be empty" }];
+const COLUMNS = [{ name: "Column" }, { name: "Type", kind: "short" }, { name: "Comment", kind: "wide" }, { name: "May be empty" }];
 
 export function nameOf(path) {
   return `${path[0]}.${path.slice(1).join("/")}`;

@@ -10,8 +10,8 @@ const PAGE = 50;
 const COLUMNS = [
   { name: "Table" },
   { name: "Schema" },
-  { name: "Kind" },
-  { name: "Comment" },
+  { name: "Kind", kind: "short" },
+  { name: "Comment", kind: "wide" },
   { name: "Columns", kind: "number" },
   { name: "Rows", kind: "number" },
 ];

@@ -10,8 +10,14 @@ export function placeOf(name) {
   return `/v1/collections/${encodeURIComponent(name)}`;
 }
 
+/** There is no table behind it, so nothing to sync or to compare with. Known once something has been written. */
+export function writtenByClients(collection) {
+  return collection.method === "documents";
+}
+
 /** When it was last complete, and what is wrong about that. */
 export function freshness(collection) {
+  if (writtenByClients(collection)) return [badge("written by clients", "info")];
   if (collection.last_sync === null) return [badge("never synced", "warning")];
   const next = collection.next_sync;
   const overdue = next !== null && asDate(next).getTime() < Date.now() - LATE_MS;

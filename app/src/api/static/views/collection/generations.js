@@ -9,10 +9,10 @@ import { slowButton, table } from "../../widgets.js";
 
 const COLUMNS = [
   { name: "Number" },
-  { name: "State" },
+  { name: "State", kind: "short" },
   { name: "Model" },
   { name: "Rows", kind: "number" },
-  { name: "Last sync" },
+  { name: "Last sync", kind: "short" },
   { name: "Table" },
   { name: "Actions", kind: "actions" },
 ];
@@ -60,12 +60,12 @@ export class Generations {
 
   #actions(each, back) {
     const number_ = each.generation;
-    const button = (text, work, attributes = {}) =>
-      slowButton(text, work, (error) => this.failed(error), { "aria-label": `${text} generation ${number_}`, ...attributes });
+    const button = (text, to, work, attributes = {}) =>
+      slowButton(text, work, (error) => this.failed(error), { "aria-label": `${text}${to} generation ${number_}`, ...attributes });
     return [
-      each.state === "building" && button("Switch to", () => this.#switch(number_)),
-      each.state === "retired" && back && button("Go back to", () => this.#rollback(number_)),
-      each.state !== "active" && button("Drop", () => this.#drop(number_), { class: "danger" }),
+      each.state === "building" && button("Switch", " to", () => this.#switch(number_)),
+      each.state === "retired" && back && button("Go back", " to", () => this.#rollback(number_)),
+      each.state !== "active" && button("Drop", "", () => this.#drop(number_), { class: "danger" }),
     ];
   }
 

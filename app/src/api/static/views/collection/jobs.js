@@ -6,12 +6,12 @@ import { ago, duration } from "../../parts.js";
 import { table } from "../../widgets.js";
 
 const COLUMNS = [
-  { name: "Started" },
+  { name: "Started", kind: "short" },
   { name: "Collection" },
-  { name: "Job" },
-  { name: "State" },
+  { name: "Job", kind: "short" },
+  { name: "State", kind: "short" },
   { name: "Took", kind: "number" },
-  { name: "Result" },
+  { name: "Result", kind: "wide" },
 ];
 
 /** `none`: what is said when there are no jobs. `collection`: all are of this one, so it needs no column. */

@@ -10,10 +10,10 @@ import { slowButton, table } from "../../widgets.js";
 const MOST = 500;
 const COLUMNS = [
   { name: "Key" },
-  { name: "Stage" },
-  { name: "Reason" },
+  { name: "Stage", kind: "short" },
+  { name: "Reason", kind: "wide" },
   { name: "Attempts", kind: "number" },
-  { name: "Last seen" },
+  { name: "Last seen", kind: "short" },
 ];
 
 export class Quarantine {

@@ -36,7 +36,8 @@ function ranges(values) {
   });
   for (const group of groups) {
     const held = group.places.map((place) => values[place]);
-    group.name = `${held.reduce((one, other) => Math.min(one, other))} – ${held.reduce((one, other) => Math.max(one, other))}`;
+    const [least, most] = [Math.min, Math.max].map((choose) => held.reduce((one, other) => choose(one, other)));
+    group.name = least === most ? String(least) : `${least} – ${most}`;
   }
   return [...groups, none].filter((group) => group.places.length > 0);
 }

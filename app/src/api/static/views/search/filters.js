@@ -1,27 +1,27 @@
 // The filters beside the hits: made of what the fields of the collection hold. Gives choices to whoever made it.
 
-import { fill, h, hidden } from "../../dom.js";
+import { fill, h, hidden, plain } from "../../dom.js";
 import { number } from "../../parts.js";
 import { isDay } from "./state.js";
 
 const FEW = 8;
 
 /**
- * A panel over `fields` (as GET .../fields has them) with what is chosen of them. `onChange(filters)` with every choice.
+ * A panel over `fields` (as GET .../fields has them) with what is chosen of them. `onChange(filters)` with every choice; it
+ * shows its own changes itself, so that whoever types in it keeps the focus and the text.
  */
 export function filterPanel(fields, filters, onChange) {
   const usable = fields.filter((field) => !field.name.startsWith("$") && (field.values.length > 0 || field.min !== null));
   if (usable.length === 0) return h("p", { class: "muted small" }, "The rows of this collection have no fields to filter by.");
-  const choose = (name, choice) => {
-    const next = { ...filters };
-    if (choice === null) delete next[name];
-    else next[name] = choice;
-    onChange(next);
-  };
+  let current = filters;
   return usable.map((field) => {
-    const set = (choice) => choose(field.name, choice);
-    const chosen = filters[field.name] ?? {};
-    return h("fieldset", { class: "filter" }, h("legend", null, field.name), ranged(field) ? range(field, chosen, set) : values(field, chosen, set));
+    const set = (choice) => {
+      const { [field.name]: _, ...others } = current;
+      current = choice === null ? others : { ...others, [field.name]: choice };
+      onChange(current);
+    };
+    const chosen = () => current[field.name] ?? {};
+    return h("fieldset", { class: "filter" }, h("legend", null, field.name), ranged(field) ? range(field, chosen(), set) : values(field, chosen, set));
   });
 }
 
@@ -84,22 +84,28 @@ function range(field, { from = null, to = null }, set) {
   };
   const least = isNumber ? number(field.min) : String(field.min).slice(0, 10);
   const most = isNumber ? number(field.max) : String(field.max).slice(0, 10);
-  return [h("div", { class: "range" }, low, h("span", { class: "muted" }, "to"), high), h("p", { class: "small muted" }, `There are ${least} to ${most}.`)];
+  const side = (word, input) => h("span", { class: "side" }, h("span", { class: "small muted", "aria-hidden": "true" }, word), input);
+  return [
+    h("div", { class: isNumber ? "range" : "range days" }, side("from", low), side("to", high)),
+    h("p", { class: "small muted" }, `There are ${least} to ${most}.`),
+  ];
 }
 
-function values(field, { in: chosen = [] }, set) {
+function values(field, choice, set) {
+  const ticks = () => choice().in ?? [];
+  const chosen = ticks();
   const listed = field.values.map(({ value, count }) => ({ value: field.type === "mixed" ? String(value) : value, count }));
   const others = chosen.filter((value) => !listed.some((each) => each.value === value));
   const all = [...others.map((value) => ({ value, count: null })), ...listed];
   const toggle = (value, on) => {
-    const next = on ? [...chosen, value] : chosen.filter((each) => each !== value);
+    const next = on ? [...ticks(), value] : ticks().filter((each) => each !== value);
     set(next.length > 0 ? { in: next } : null);
   };
   const box = ({ value, count }) =>
     h(
       "label",
       { class: "check" },
-      h("input", { type: "checkbox", checked: chosen.includes(value), onchange: (event) => toggle(value, event.target.checked) }),
+      h("input", { type: "checkbox", checked: ticks().includes(value), onchange: (event) => toggle(value, event.target.checked) }),
       h("bdi", { class: "value" }, shown(value)),
       count !== null && h("span", { class: "count muted" }, hidden(", rows: "), number(count)),
     );
@@ -108,7 +114,7 @@ function values(field, { in: chosen = [] }, set) {
   const few = [...all.slice(0, FEW), ...ticked.filter((each) => all.indexOf(each) >= FEW)];
   const more = h("button", { type: "button", class: "link small", onclick: () => (fill(list, all.map(box)), more.remove()) }, `All ${all.length} values`);
   fill(list, few.map(box));
-  return [list, few.length < all.length && more, field.more && other(field, (value) => toggle(value, true))];
+  return [list, few.length < all.length && more, field.more && other(field, (value) => (toggle(value, true), list.append(box({ value, count: null }))))];
 }
 
 /** For a value that is too rare to be listed. */
@@ -123,5 +129,5 @@ function other(field, add) {
 
 function shown(value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
-  return value === "" ? "(blank)" : String(value);
+  return value === "" ? "(blank)" : plain(String(value));
 }

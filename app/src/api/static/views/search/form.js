@@ -4,7 +4,7 @@ import { h } from "../../dom.js";
 import { MODES, SIZES } from "./state.js";
 
 const NAMES = {
-  hybrid: ["Meaning and words", "both rankings fused; finds codes too"],
+  hybrid: ["Meaning + words", "both rankings fused; finds codes too"],
   vector: ["Meaning", "rows that mean the same, in other words too"],
   keyword: ["Words", "rows that hold the words themselves"],
 };
@@ -67,12 +67,16 @@ export function searchForm(collections, { submit, choose }) {
     h("div", { class: "field grow" }, h("label", { for: "query" }, "What are you looking for?"), query),
     h("button", { type: "submit", class: "primary" }, "Search"),
     h(
-      "fieldset",
-      { class: "modes" },
-      h("legend", { class: "visually-hidden" }, "Search by"),
-      modes.map((mode) => h("span", null, mode, h("label", { for: mode.id, title: NAMES[mode.value][1] }, NAMES[mode.value][0]))),
+      "div",
+      { class: "ways" },
+      h(
+        "fieldset",
+        { class: "modes" },
+        h("legend", { class: "visually-hidden" }, "Search by"),
+        modes.map((mode) => h("span", null, mode, h("label", { for: mode.id, title: NAMES[mode.value][1] }, NAMES[mode.value][0]))),
+      ),
+      options,
     ),
-    options,
   );
 
   function show(state) {

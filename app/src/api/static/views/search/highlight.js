@@ -7,7 +7,7 @@ const LEAST_STEM = 4;
 const ENDING = 2;
 const LITTLE = new Set(
   ("a an and are as at by for from in is it of on or that the this to was with " +
-    "am auf aus bei das dem den der des die ein eine einem einen einer ist im in mit nach oder und von zu zum zur").split(" "),
+    "am auf fur uber aus bei das dem den der des die ein eine einem einen einer ist im in mit nach oder und von zu zum zur").split(" "),
 );
 
 /** The words to mark, folded. */

@@ -1,6 +1,6 @@
 // The hits of a search: each with its score, its text with the words marked, its fields, and what can be done with it.
 
-import { fill, h, hidden } from "../../dom.js";
+import { fill, h, hidden, plain } from "../../dom.js";
 import { ago, note, number } from "../../parts.js";
 import { openRow } from "../row.js";
 import { firstOf, highlighted, wordsOf } from "./highlight.js";
@@ -45,18 +45,22 @@ function card(hit, state, { words, share, mode, more }) {
       h(
         "span",
         { class: "score", title: SCORES[mode] },
-        h("span", { class: "bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share(hit.score) * 100)}%` } })),
+        h("span", { class: "score-bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share(hit.score) * 100)}%` } })),
         hidden("Score "),
-        h("span", { class: "figure" }, score(hit.score)),
+        h("span", { class: "score-figure" }, score(hit.score)),
       ),
     ),
     passages(hit, words),
-    fields(hit.metadata),
     h(
       "div",
-      { class: "hit-tools" },
-      h("button", { type: "button", class: "small", onclick: () => more(hit.id) }, "More like this"),
-      h("button", { type: "button", class: "small", onclick: () => openRow(state.collection, hit.id) }, "Whole row"),
+      { class: "hit-foot" },
+      fields(hit.metadata),
+      h(
+        "div",
+        { class: "hit-tools" },
+        h("button", { type: "button", class: "small quiet", "aria-describedby": id, onclick: () => more(hit.id) }, "More like this"),
+        h("button", { type: "button", class: "small quiet", "aria-describedby": id, onclick: () => openRow(state.collection, hit.id) }, "Whole row"),
+      ),
     ),
   );
 }
@@ -68,7 +72,7 @@ export function keyOf({ id, key }) {
   return parts.map(([name, value], place) => [
     place > 0 && " · ",
     h("span", { class: "key-name" }, name, " "),
-    h("bdi", { class: "key-value" }, String(value)),
+    h("bdi", { class: "key-value" }, plain(String(value))),
   ]);
 }
 
@@ -82,7 +86,8 @@ function passages(hit, words) {
   );
 }
 
-function excerpt(text, words) {
+function excerpt(stored, words) {
+  const text = plain(stored);
   const place = h("p", { class: "text", dir: "auto" });
   if (text.length <= LONGEST) return fill(place, highlighted(text, words));
   const first = Math.max(0, firstOf(text, words));
@@ -98,7 +103,7 @@ function whole(text, at) {
 }
 
 function fields(metadata) {
-  const entries = Object.entries(metadata);
+  const entries = Object.entries(metadata).filter(([, value]) => value !== null);
   if (entries.length === 0) return null;
   return h(
     "dl",
@@ -110,7 +115,7 @@ function fields(metadata) {
 export function fieldText(value) {
   if (value === null) return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
+  return plain(typeof value === "object" ? JSON.stringify(value) : String(value));
 }
 
 function nothing(state) {

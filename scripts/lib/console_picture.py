@@ -1,0 +1,46 @@
+"""Starts `owl-sap demo --serve`, searches in the console and keeps what is seen. Called by scripts/console-picture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from playwright.sync_api import expect, sync_playwright
+
+SIZE = {"width": 1280, "height": 800}
+LOOKED_FOR = "#/search/notifications?q=burning+smell+from+an+electric+drive&mode=vector"
+ARGUMENTS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+PATIENCE = 60_000
+
+
+def main(chromium: str, picture: Path) -> None:
+    command = [sys.executable, "-m", "app", "demo", "--serve", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        try:
+            assert demo.stdout is not None
+            demo.stdout.readline()  # the report
+            draw(chromium, json.loads(demo.stdout.readline())["url"], picture)
+        finally:
+            demo.terminate()
+
+
+def draw(chromium: str, url: str, picture: Path) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        page = browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce")  # type: ignore[arg-type]
+        page.set_default_timeout(PATIENCE)
+        page.goto(f"{url}/{LOOKED_FOR}")
+        expect(page.locator(".hit").first).to_be_visible(timeout=PATIENCE)
+        expect(page.locator("fieldset.filter").first).to_be_visible(timeout=PATIENCE)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=picture)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

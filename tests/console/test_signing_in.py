@@ -1,0 +1,77 @@
+"""The key: asked for when the service wants one, kept for the tab only, forgotten on wish, sent nowhere but here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from app.src.access.keys import Grant, create
+from app.src.access.principal import Scope
+from tests.console.conftest import Open, Serve
+from tests.console.scene import Watch
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def key(keys: Path, *scopes: Scope) -> str:
+    return create(keys, Grant("-".join(scopes), scopes))[1]
+
+
+def sign_in(page: Page, key: str) -> None:
+    dialog = page.get_by_role("dialog", name="Sign in")
+    field = dialog.get_by_label("Key or token")
+    expect(field).to_be_focused()
+    assert field.get_attribute("type") == "password"
+    field.fill(key)
+    page.keyboard.press("Enter")
+
+
+def stored(page: Page) -> Any:
+    return page.evaluate("[Object.values(sessionStorage), Object.values(localStorage), document.cookie]")
+
+
+def test_a_key_is_asked_for_once_and_forgotten_on_wish(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
+    good = key(keys, "search")
+    address = serve(access={"keys": keys, "failures": "unlimited"})
+    watch.allow(401)
+    page = open_page(address, "#/search/materials?q=gearbox")
+    sign_in(page, "owl_wrong")
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_be_visible()
+    sign_in(page, good)
+    expect(page.locator(".hit")).to_have_count(10)
+    assert stored(page) == [[good], [], ""]
+    assert good not in page.url
+    page.reload()
+    expect(page.locator(".hit")).to_have_count(10)
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.get_by_role("button", name="Forget key").click()
+    expect(page.get_by_role("dialog", name="Sign in")).to_be_visible()
+    expect(page.locator(".hit")).to_have_count(0)
+    assert stored(page) == [[], [], ""]
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("alert")).to_contain_text("send an API key")
+    page.get_by_role("button", name="Try again").click()
+    sign_in(page, good)
+    expect(page.locator(".hit")).to_have_count(10)
+
+
+def test_a_scope_that_is_missing_is_named(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
+    metrics = key(keys, "metrics")
+    address = serve(access={"keys": keys})
+    watch.allow(401, 403)
+    page = open_page(address, "#/search/materials?q=gearbox")
+    sign_in(page, metrics)
+    expect(page.locator(".results").get_by_role("alert")).to_contain_text("Your key lacks the scope search")
+
+
+def test_nothing_is_asked_without_authentication(address: str, open_page: Open) -> None:
+    page = open_page(address, "#/search/materials?q=gearbox")
+    expect(page.locator(".hit")).to_have_count(10)
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
