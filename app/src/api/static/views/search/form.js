@@ -4,7 +4,7 @@ import { h } from "../../dom.js";
 import { MODES, SIZES } from "./state.js";
 
 const NAMES = {
-  hybrid: ["Meaning + words", "both rankings fused; finds codes too"],
+  hybrid: ["Meaning + words", "nearness in meaning and words that are found, in one ranking; finds codes too"],
   vector: ["Meaning", "rows that mean the same, in other words too"],
   keyword: ["Words", "rows that hold the words themselves"],
 };
