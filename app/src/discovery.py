@@ -120,9 +120,10 @@ class Discovery:
         except ValidationError as error:
             faults = (fault["msg"].removeprefix("Value error, ") for fault in error.errors(include_url=False))
             raise ConfigurationError("; ".join(faults)) from None
-        toml = collection_block(block, proposal.reasons, proposal.notes, proposal.create_view or "")
+        toml = collection_block(block, proposal.comments(), proposal.notes, proposal.create_view or "")
         return block | {
             "reasons": dict(proposal.reasons),
+            "guessed": sorted(proposal.guessed),
             "notes": list(proposal.notes),
             "create_view": proposal.create_view,
             "toml": toml,

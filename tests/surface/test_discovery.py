@@ -142,7 +142,9 @@ def test_a_proposal_works_as_it_stands(cli: Cli, tmp_path: Path, hana: dict[str,
 def test_the_proposal_as_json(cli: Cli, hana: dict[str, str]) -> None:
     document = cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json
     (block,) = tomllib.loads(document["toml"])["collections"]
-    assert block == {name: document[name] for name in ("name", "source", "key", "where", "template", "metadata")}
+    assert block == {
+        name: document[name] for name in ("name", "source", "key", "where", "template", "metadata", "changes")
+    }
     assert (block["key"], block["template"]) == (["MANDT", "QMNUM"], "{QMTXT}. {LTEXT}")
     assert set(document["reasons"]) <= set(block)
     assert tomllib.loads(cli("introspect", "SAPDEMO.QMEL", **hana).out) == {"collections": [block]}
