@@ -16,7 +16,7 @@ import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
-from connector import catalog, change_setup
+from connector import candidates, catalog, change_setup
 from connector.errors import ConnectorError, StatementFailed
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, utc_now
 from connector.introspection import introspect
@@ -185,6 +185,10 @@ def discovered(pool: HanaPool, hana: Any, schema: str) -> None:
     catalog.tables(pool, schema, "S")
     for name in ("SRC", "CLIENTS", "KEYLESS", "STAMPED", "STAMPED_TOO"):
         introspect(pool, TableRef(schema, name))
+    candidates.candidates(pool, schema)
+    with pytest.MonkeyPatch.context() as patched:  # as in a schema of many tables
+        patched.setattr(candidates, "_SMALL", 0)
+        candidates.candidates(pool, schema)
 
 
 def by_words(pool: HanaPool, store: HanaStore, schema: str, name: str) -> None:

@@ -156,6 +156,9 @@ def test_a_table_whose_texts_stand_elsewhere(cli: Cli, hana: dict[str, str]) -> 
     assert (document["source"], document["template"]) == ("SAPDEMO.MAKT", "{MAKTX}")
     assert "SAPDEMO.MARA has no text of its own" in document["reasons"]["source"]
     assert document["create_view"].startswith('CREATE VIEW "SAPDEMO"."V_MARA"')
+    assert "WHEN 'E' THEN 1 WHEN 'D' THEN 2 ELSE 3" in document["create_view"]
+    german = cli("introspect", "SAPDEMO.MARA", "--language", "de", "--json", **hana).json
+    assert "WHEN 'D' THEN 1 WHEN 'E' THEN 2 ELSE 3" in german["create_view"]
 
 
 @pytest.mark.covers("introspect")

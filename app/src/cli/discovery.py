@@ -53,6 +53,10 @@ def introspect(
     catalog_only: Annotated[
         bool, typer.Option("--catalog-only", help="Do not look at rows: no clients counted, no key tried.")
     ] = False,
+    language: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the texts in a proposed view, best first: E, D or en, de ...; repeatable."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Propose a collection for a table or view, as TOML for owl-sap.toml with a reason for each choice."""
@@ -61,7 +65,7 @@ def introspect(
     except ValueError as error:
         raise UsageFault(str(error)) from None
     with opened(loaded_for(ctx)) as service:
-        proposed = service.discovery.introspect(ref, name, look_at_rows=not catalog_only)
+        proposed = service.discovery.introspect(ref, name, look_at_rows=not catalog_only, languages=language or ())
     if json:
         output.write_json(proposed)
         return
