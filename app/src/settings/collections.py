@@ -264,9 +264,10 @@ class CollectionSettings(_Section):
         for column in self.row_rights:
             if column not in self.metadata:
                 declared = ", ".join((*self.metadata, column))
+                near = difflib.get_close_matches(column, self.metadata, n=1)
                 raise ValueError(
                     f'row_rights names the column "{column}", which is not declared in metadata: write '
-                    f"metadata = [{declared}] and sync"
+                    f"metadata = [{declared}] and sync" + (f', or did you mean "{near[0]}"?' if near else "")
                 )
             alike = [each for each in self.metadata if each != column and _may_meet(each, column)]
             if alike:
