@@ -11,9 +11,9 @@ from typing import Any
 import tomlkit
 from pydantic import BaseModel
 
+from app.src.settings.collections import CollectionSettings
 from app.src.settings.model import (
     ApiSettings,
-    CollectionSettings,
     EmbeddingSettings,
     HanaSettings,
     StoreSettings,
