@@ -5,7 +5,7 @@ Reads the SYS views only; never a row of the table itself.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from connector.errors import NoKey, PermissionRefused, UnknownColumn, UnknownTable
@@ -47,6 +47,7 @@ _VISIBLE = (
 )
 _OF_SCHEMA = _VISIBLE.format(schemas="SCHEMA_NAME = ?")
 _OF_ALL = _VISIBLE.format(schemas="SCHEMA_NAME <> 'SYS' AND SCHEMA_NAME NOT LIKE '\\_SYS\\_%' ESCAPE '\\'")
+_LISTING = "listing tables"
 _NAMES_AT_ONCE = 64
 """Names per look-up statement, always as many, so that there is one statement text."""
 _NAMES = ", ".join("?" * _NAMES_AT_ONCE)
@@ -57,6 +58,17 @@ _COUNT_COLUMNS = (
 _COUNT_TABLE_COLUMNS = _COUNT_COLUMNS.format(kind="TABLE", names=_NAMES)
 _COUNT_VIEW_COLUMNS = _COUNT_COLUMNS.format(kind="VIEW", names=_NAMES)
 _RECORD_COUNTS = f"SELECT TABLE_NAME, RECORD_COUNT FROM SYS.M_TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME IN ({_NAMES})"  # noqa: S608
+_LARGEST = (
+    "SELECT TABLE_NAME, RECORD_COUNT FROM SYS.M_TABLES WHERE SCHEMA_NAME = ? AND RECORD_COUNT > 0 "
+    "ORDER BY RECORD_COUNT DESC, TABLE_NAME LIMIT ?"
+)
+_THERE = f"SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME IN ({_NAMES}) ORDER BY TABLE_NAME"  # noqa: S608
+_COLUMNS_OF = (
+    "SELECT {kind}_NAME, COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION "
+    "FROM SYS.{kind}_COLUMNS WHERE SCHEMA_NAME = ? AND {kind}_NAME IN ({names}) ORDER BY {kind}_NAME, POSITION"
+)
+_COLUMNS_OF_TABLES = _COLUMNS_OF.format(kind="TABLE", names=_NAMES)
+_COLUMNS_OF_VIEWS = _COLUMNS_OF.format(kind="VIEW", names=_NAMES)
 _UNIQUE_CONSTRAINTS = (
     "SELECT CONSTRAINT_NAME, COLUMN_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? "
     "AND IS_PRIMARY_KEY = 'FALSE' AND IS_UNIQUE_KEY = 'TRUE' ORDER BY CONSTRAINT_NAME, POSITION"
@@ -105,7 +117,7 @@ def tables(
     Without `schema` all but SYS and _SYS_...; `text` must stand in the name or the comment, in capitals or not.
     Raises UnknownTable for a schema that is not there.
     """
-    doing = "listing tables"
+    doing = _LISTING
     pattern = f"%{_escaped(text)}%"
     last = (pattern, pattern, limit, offset)
     found = (
@@ -137,14 +149,49 @@ def record_counts(pool: HanaPool, schema: str, names: Sequence[str]) -> dict[tup
         return {}
 
 
-def _numbers(pool: HanaPool, sql: str, schema: str, names: Sequence[str]) -> dict[tuple[str, str], int]:
-    numbers: dict[tuple[str, str], int] = {}
+def schemas(pool: HanaPool) -> list[str]:
+    """What this user can see, but for those of the system."""
+    names = [str(row[0]) for row in pool.read(_SCHEMAS, doing="listing schemas")]
+    return [name for name in names if name != "SYS" and not name.startswith("_SYS_")]
+
+
+def largest_tables(pool: HanaPool, schema: str, limit: int) -> dict[tuple[str, str], int]:
+    """Rows by (schema, table) of the tables with most rows, as HANA keeps count. {} where the user may not see that."""
+    try:
+        found = pool.read(_LARGEST, (schema, limit), doing=f"looking for large tables of {schema}")
+    except (PermissionRefused, UnknownTable, UnknownColumn):
+        return {}
+    return {(schema, str(name)): int(rows) for name, rows in found}
+
+
+def tables_named(pool: HanaPool, schema: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that are tables of the schema."""
+    batches = _batches(list(names))
+    return [str(row[0]) for batch in batches for row in pool.read(_THERE, (schema, *batch), doing=_LISTING)]
+
+
+def columns_of(pool: HanaPool, schema: str, names: Sequence[str], *, views: bool) -> dict[str, tuple[Column, ...]]:
+    """The columns of several tables, or of several views, by name."""
+    sql = _COLUMNS_OF_VIEWS if views else _COLUMNS_OF_TABLES
+    found: dict[str, list[Sequence[object]]] = {}
+    for batch in _batches(names):
+        for name, *column in pool.read(sql, (schema, *batch), doing=_LISTING):
+            found.setdefault(str(name), []).append(column)
+    return {name: _columns(rows) for name, rows in found.items()}
+
+
+def _batches(names: Sequence[str]) -> Iterator[list[str]]:
+    """As many as a look-up statement takes; the last name fills up the rest."""
     for start in range(0, len(names), _NAMES_AT_ONCE):
         batch = list(names[start : start + _NAMES_AT_ONCE])
-        padded = batch + batch[-1:] * (_NAMES_AT_ONCE - len(batch))
+        yield batch + batch[-1:] * (_NAMES_AT_ONCE - len(batch))
+
+
+def _numbers(pool: HanaPool, sql: str, schema: str, names: Sequence[str]) -> dict[tuple[str, str], int]:
+    numbers: dict[tuple[str, str], int] = {}
+    for batch in _batches(names):
         numbers |= {
-            (schema, str(name)): int(number)
-            for name, number in pool.read(sql, (schema, *padded), doing="listing tables")
+            (schema, str(name)): int(number) for name, number in pool.read(sql, (schema, *batch), doing=_LISTING)
         }
     return numbers
 

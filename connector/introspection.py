@@ -4,23 +4,19 @@ does not say (keys, clients, text tables), and hands that to `proposal`. Changes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from connector import catalog
-from connector.errors import NoProposal
+from connector.change_advice import Stamps, stamp_column
+from connector.errors import NoProposal, UnknownTable
 from connector.hana import HanaPool, quote
 from connector.model import Column, Table, TableRef
-from connector.proposal import (
-    Facts,
-    Proposal,
-    client_column,
-    create_view,
-    is_text_table,
-    key_candidates,
-    nearest_first,
-    propose,
-)
+from connector.proposal import VIEW_TOLD, Facts, Proposal, client_column, key_candidates, propose
+from connector.sap_tables import known, outside_names, unreadable
+from connector.text_views import TextSources, create_view, is_text_table, items_key, nearest_first, shared_key
 
+_NEVER_INITIAL = frozenset({"TIMESTAMP", "SECONDDATE", "DATE"})
 _MOST_CLIENTS = 20
 _MOST_TEXT_TABLES = 3
 _LOOKED_AT = 20
@@ -37,49 +33,54 @@ class Introspection:
     reason: str = ""
 
 
-def introspect(pool: HanaPool, ref: TableRef, *, look_at_rows: bool = True) -> Introspection:
+def introspect(
+    pool: HanaPool, ref: TableRef, *, look_at_rows: bool = True, languages: Sequence[str] = ()
+) -> Introspection:
     """Describe a table or view and propose a collection over it.
 
     A table without text of its own, but with a text table (MARA and MAKT), gets a proposal for that one, and the SQL of
-    a view over both. With `look_at_rows` clients are counted, and for views the key is tried: each is one pass of HANA
-    over the table. Raises UnknownTable; PermissionRefused when the rows may not be read.
+    a view over both. With `look_at_rows` clients are counted, for views the key is tried, and a column that may tell
+    changes is looked at: each is one pass of HANA over the table. `languages`: which texts the view takes, best first.
+    Raises UnknownTable; PermissionRefused when the rows may not be read.
     """
     table = catalog.describe(pool, ref)
     counts = {} if table.is_view else catalog.record_counts(pool, ref.schema, [ref.name])
     rows = counts.get((ref.schema, ref.name))
-    texts = _text_tables(pool, table)
+    sources = TextSources() if unreadable(ref.name) else _text_sources(pool, table, languages)
     try:
-        proposal = propose(table, _facts(pool, table, texts, look_at_rows))
+        proposal = propose(table, replace(_facts(pool, table, look_at_rows), rows=rows, texts=sources))
     except NoProposal as error:
-        if not texts:
+        if not (sources.texts or sources.items):
             return Introspection(table, rows, None, str(error))
-        proposal = _of_text_table(pool, table, texts, look_at_rows)
+        proposal = _of_text_table(pool, table, sources, look_at_rows)
     return Introspection(table, rows, proposal)
 
 
-def _of_text_table(pool: HanaPool, table: Table, texts: list[Table], look_at_rows: bool) -> Proposal:
-    proposal = propose(texts[0], _facts(pool, texts[0], [], look_at_rows))
+def _of_text_table(pool: HanaPool, table: Table, sources: TextSources, look_at_rows: bool) -> Proposal:
+    texts = [*sources.texts, *sources.items]
+    proposal = propose(texts[0], _facts(pool, texts[0], look_at_rows))
     told = f"{table.ref} has no text of its own; its texts stand here, in {texts[0].ref}"
     others = ", ".join(str(other.ref) for other in texts[1:])
     note = (
         f"To filter by columns of {table.ref} too, make the view below and introspect that"
         + (f"; it also holds the texts of {others}" if others else "")
-        + "."
+        + f". {VIEW_TOLD}."
     )
     return replace(
         proposal,
-        reasons={**proposal.reasons, "source": told},
+        reasons={"source": told, **proposal.reasons},
         notes=(note, *proposal.notes),
-        create_view=create_view(table, texts),
+        create_view=create_view(table, sources),
     )
 
 
-def _facts(pool: HanaPool, table: Table, texts: list[Table], look_at_rows: bool) -> Facts:
+def _facts(pool: HanaPool, table: Table, look_at_rows: bool) -> Facts:
     unique = [] if table.primary_key or table.is_view else catalog.unique_keys(pool, table)
-    client = client_column(table)
+    client, stamp = client_column(table), stamp_column(table)
     clients = _clients(pool, table, client) if client is not None and look_at_rows else None
     shared = _tried(pool, table) if look_at_rows and not (table.primary_key or unique) else {}
-    return Facts(unique, clients, shared, texts)
+    stamps = _stamps(pool, table, stamp) if stamp is not None and look_at_rows else None
+    return Facts(unique, clients, shared, stamps)
 
 
 def _tried(pool: HanaPool, table: Table) -> dict[tuple[str, ...], int]:
@@ -112,19 +113,38 @@ def _shared(pool: HanaPool, table: Table, key: tuple[str, ...]) -> int | None:
     return int(shared) if values else None
 
 
-def _text_tables(pool: HanaPool, table: Table) -> list[Table]:
-    """Tables of the same schema with this primary key and a language, the likeliest first."""
-    if not table.primary_key:
-        return []
-    schema, key = table.ref.schema, set(table.primary_key)
-    keys = catalog.tables_with_key(pool, schema, table.primary_key[-1])
-    names = [name for name, other in keys.items() if len(other) == len(key) + 1 and key < set(other)]
-    found = []
-    for name in nearest_first(table.ref.name, names)[:_LOOKED_AT]:
-        other = catalog.describe(pool, TableRef(schema, name))
-        if is_text_table(other, table.primary_key):
-            found.append(other)
-    return found[:_MOST_TEXT_TABLES]
+def _stamps(pool: HanaPool, table: Table, column: Column) -> Stamps:
+    """Initial values count as none: ABAP writes zeros or blanks where nothing was set."""
+    name = quote(column.name)
+    value = name if column.type_name in _NEVER_INITIAL else f"NULLIF(LTRIM(TO_NVARCHAR({name}), '0. '), '')"
+    sql = f"SELECT COUNT(*), COUNT({value}), COUNT(DISTINCT {name}) FROM {_place(table)}"  # noqa: S608
+    rows, filled, distinct = pool.read(sql, doing=f"looking at {column.name} of {table.ref}")[0]
+    return Stamps(int(rows), int(filled), int(distinct))
+
+
+def _text_sources(pool: HanaPool, table: Table, languages: Sequence[str]) -> TextSources:
+    """Tables of the same schema with this primary key and a language, the likeliest first; those that SAP's conventions
+    name although their key is another; and those that hold several rows with texts for one."""
+    schema, name = table.ref.schema, table.ref.name
+    keys = catalog.tables_with_key(pool, schema, table.primary_key[-1]) if table.primary_key else {}
+    key = set(table.primary_key)
+    alike = [each for each, other in keys.items() if len(other) == len(key) + 1 and key < set(other)]
+    described = [catalog.describe(pool, TableRef(schema, each)) for each in nearest_first(name, alike)[:_LOOKED_AT]]
+    texts = [other for other in described if is_text_table(other, table)]
+    for each in outside_names(name):
+        if each not in keys and (other := _found(pool, TableRef(schema, each))) is not None:
+            texts += [other] if shared_key(other, table) else []
+    wanted = known(name).items
+    items = [catalog.describe(pool, TableRef(schema, each)) for each in wanted if each in keys]
+    items = [other for other in items if items_key(other, table)]
+    return TextSources(texts[:_MOST_TEXT_TABLES], items, languages)
+
+
+def _found(pool: HanaPool, ref: TableRef) -> Table | None:
+    try:
+        return catalog.describe(pool, ref)
+    except UnknownTable:
+        return None
 
 
 def _place(table: Table) -> str:

@@ -48,6 +48,7 @@ class Plan:
     histogram are about rows to be embedded: `tokens` of distinct chunks, for equal texts are embedded once;
     `duplicates`: rows whose text another of them has; `chunked`: rows of several chunks; `truncated`: rows with a chunk
     longer than the model takes, of which its end would be lost. `paused`: as which a sync would pause.
+    `estimated_range`: what it would be at the slowest and at the fastest batch that was measured.
     `method`: how a sync would find changes now; `reason`: why it would compare everything although another method is
     configured. The counts are of everything all the same.
     """
@@ -70,6 +71,7 @@ class Plan:
     chunked: int = 0
     duplicates: int = 0
     estimated_seconds: float | None = None
+    estimated_range: tuple[float, float] | None = None
     tokens_per_second: float | None = None
     seconds: float = 0.0
     token_histogram: dict[str, int] = field(default_factory=dict)
@@ -206,11 +208,14 @@ class _Pass:
         counted = self._plan
         if not counted.tokens:
             counted.estimated_seconds = round(read_seconds, 3)
+            counted.estimated_range = (counted.estimated_seconds, counted.estimated_seconds)
             return
-        rate = _tokens_per_second(self._embedder, self._workload.some_texts, measure_seconds)
-        if rate:
-            counted.tokens_per_second = round(rate, 1)
-            counted.estimated_seconds = round(read_seconds + counted.tokens / rate, 3)
+        speed = _measured(self._embedder, self._workload.some_texts, measure_seconds)
+        if speed is not None:
+            low, high = (round(read_seconds + counted.tokens / rate, 3) for rate in (speed.fastest, speed.slowest))
+            counted.tokens_per_second = round(speed.mean, 1)
+            counted.estimated_seconds = round(read_seconds + counted.tokens / speed.mean, 3)
+            counted.estimated_range = (low, high)
 
 
 def _stored(collection: str, store: VectorStore | None, embedder: Embedder) -> StoredIndex:
@@ -306,10 +311,20 @@ class _Samples:
         return len(self.texts) < len(self._wanted) and row >= self._wanted[len(self.texts)]
 
 
-def _tokens_per_second(embedder: Embedder, texts: Sequence[str], seconds: float) -> float | None:
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """Tokens a second: of all that was measured, and of single batches."""
+
+    mean: float
+    slowest: float
+    fastest: float
+
+
+def _measured(embedder: Embedder, texts: Sequence[str], seconds: float) -> _Speed | None:
     """Embeds the texts in growing batches, again until enough time went by, for `seconds` at most; the first batch only
     warms up. None when nothing could be embedded."""
     tokens, busy = 0, 0.0
+    rates: list[float] = []
     deadline = time.perf_counter() + seconds
     if not _embeds(embedder, texts[:_FIRST_BATCH]):
         return None
@@ -318,10 +333,12 @@ def _tokens_per_second(embedder: Embedder, texts: Sequence[str], seconds: float)
         batch = texts[start : start + size]
         began = time.perf_counter()
         if counted := _embeds(embedder, batch):
-            busy += time.perf_counter() - began
+            took = max(time.perf_counter() - began, 1e-9)
+            busy += took
             tokens += counted
+            rates.append(counted / took)
         start, size = (start + size, size * 2) if start + size < len(texts) else (0, size)
-    return tokens / busy if busy else None
+    return _Speed(tokens / busy, min(rates), max(rates)) if rates else None
 
 
 def _embeds(embedder: Embedder, texts: Sequence[str]) -> int:

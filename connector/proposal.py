@@ -3,25 +3,27 @@ Pure: asks nothing itself. A proposal is for a person to read and change; nothin
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from connector.catalog import NOT_COMPARABLE
-from connector.errors import ConfigurationError, NoProposal
+from connector.change_advice import FULL, Stamps, advise
+from connector.errors import NoProposal
 from connector.hana import quote
 from connector.model import Column, Table, TableRef
-from connector.roles import TEXTS, Role, guess, tells_changes
-from connector.watermarks import tells_time
+from connector.roles import TEXTS, Role, guess, measures
+from connector.sap_tables import long_text_note, unreadable
+from connector.text_views import TextSources, create_view, nameable
 
 MOST_TEXTS = 6
 MOST_METADATA = 8
-_MOST_CANDIDATES = 3
+_MOST_MEASURES = 2
+_MOST_CANDIDATES = 4
+_ITEM = re.compile(r"\b(number|no|item)\b|NUM$|_ITEM$", re.IGNORECASE)
+"""Of a key column: it counts, and nobody filters by it."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TEXT_TABLES = {"MARA": "MAKT", "EQUI": "EQKT", "T001W": "T001W", "CSKS": "CSKT", "CEPC": "CEPCT", "IFLOT": "IFLOTX"}
-"""Pairs whose names follow no rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +31,25 @@ class Facts:
     """What is known of a table besides its description.
 
     `clients`: (client, rows), most rows first; None: not asked. `shared`: for each key that was tried, how many of its
-    values belong to more than one row; 0 proves it unique now. `text_tables`: tables with the same primary key and a
-    language.
+    values belong to more than one row; 0 proves it unique now. `stamps`: of the column that may tell changes. `rows`:
+    as HANA keeps count. `texts`: what stands in other tables.
     """
 
     unique_keys: Sequence[tuple[str, ...]] = ()
     clients: Sequence[tuple[str, int]] | None = None
     shared: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    text_tables: Sequence[Table] = ()
+    stamps: Stamps | None = None
+    rows: int | None = None
+    texts: TextSources = field(default_factory=TextSources)
+
+
+Setting = str | list[str] | dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One block. `reasons`: by setting, why it is so; `notes`: what else a person should know before using it.
+    """One block. `reasons`: by setting, why it is so; `guessed`: those settings of which nothing proves that they are
+    right; `notes`: what else a person should know before using it.
 
     `create_view`: SQL of a view that joins the table with its text tables, where that would give more to find.
     """
@@ -53,25 +61,33 @@ class Proposal:
     template: str
     metadata: tuple[str, ...]
     reasons: Mapping[str, str]
+    changes: Mapping[str, str] = field(default_factory=lambda: dict(FULL))
+    guessed: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     create_view: str | None = None
 
-    def settings(self) -> dict[str, str | list[str]]:
+    def settings(self) -> dict[str, Setting]:
         """As they stand in the settings file."""
-        block: dict[str, str | list[str]] = {"name": self.name, "source": str(self.source), "key": list(self.key)}
+        block: dict[str, Setting] = {"name": self.name, "source": str(self.source), "key": list(self.key)}
         if self.where is not None:
             block["where"] = self.where
-        return block | {"template": self.template, "metadata": list(self.metadata)}
+        return block | {"template": self.template, "metadata": list(self.metadata), "changes": dict(self.changes)}
+
+    def comments(self) -> dict[str, str]:
+        """The reasons, with a mark where a person has to look."""
+        return {name: f"GUESS: {why}" if name in self.guessed else why for name, why in self.reasons.items()}
 
 
 def propose(table: Table, facts: Facts) -> Proposal:
-    """Raises NoProposal when no column holds text or none could be a key."""
+    """Raises NoProposal when no column holds text, none that SQL can read, or none could be a key."""
+    if (why := unreadable(table.ref.name)) is not None:
+        raise NoProposal(why)
     chosen = _Choices(table, facts)
     texts, template = chosen.template()
     key = chosen.key()
     where = chosen.where()
     metadata = chosen.metadata(key, texts)
-    chosen.changes()
+    changes = chosen.changes()
     return Proposal(
         name=collection_name(table.ref.name),
         source=table.ref,
@@ -80,8 +96,10 @@ def propose(table: Table, facts: Facts) -> Proposal:
         template=template,
         metadata=metadata,
         reasons=chosen.reasons,
+        changes=changes,
+        guessed=frozenset(chosen.guessed),
         notes=(*chosen.notes, *_about_texts(table, facts)),
-        create_view=create_view(table, facts.text_tables),
+        create_view=create_view(table, facts.texts),
     )
 
 
@@ -98,12 +116,13 @@ class _Choices:
         self._table = table
         self._facts = facts
         self.reasons: dict[str, str] = {}
+        self.guessed: set[str] = set()
         self.notes: list[str] = []
 
     def template(self) -> tuple[tuple[str, ...], str]:
         """The text columns, titles first, and the template made of them."""
         table = self._table
-        found = [(guess(column), column) for column in table.columns if _nameable(column)]
+        found = [(guess(column), column) for column in table.columns if nameable(column)]
         texts = [
             (guessed, column)
             for role in TEXTS
@@ -117,6 +136,8 @@ class _Choices:
         if left:
             reason += f"; left out: {', '.join(column.name for _, column in left)}"
         self.reasons["template"] = reason
+        if not all(guessed.known for guessed, _ in used):
+            self.guessed.add("template")
         template = _slot(used[0][1].name)
         for (before, _), (guessed, column) in pairwise(used):
             both_titles = before.role is guessed.role is Role.TITLE
@@ -142,12 +163,13 @@ class _Choices:
                 f"{table.ref} has no primary key, and no column looks like one: write the block by hand, with "
                 'key = ["...", ...] naming the columns that identify a row'
             )
+        self.guessed.add("key")
         kind = "a view has no primary key" if table.is_view else "no primary key and no unique constraint"
         for key in candidates:
             if facts.shared.get(key) == 0:
                 self.reasons["key"] = f"{kind}; chosen by name, and unique in the rows that are there now"
                 return key
-        key = min(candidates, key=lambda tried: facts.shared.get(tried, 0))
+        key = min(candidates, key=lambda tried: facts.shared.get(tried, 0)) if facts.shared else _likeliest(candidates)
         shared = facts.shared.get(key)
         told = "NOT PROVEN UNIQUE" if shared is None else f"NOT UNIQUE: {shared} of its values belong to several rows"
         self.reasons["key"] = (
@@ -168,6 +190,8 @@ class _Choices:
             )
             return None
         client = clients[0][0]
+        if len(clients) > 1:
+            self.guessed.add("where")
         if len(clients) == 1:
             why = f"{client} is the only client now; the condition keeps others out that may come"
         else:
@@ -183,39 +207,48 @@ class _Choices:
         table = self._table
         by_role: dict[Role, list[str]] = {}
         for column in table.columns:
-            if _nameable(column) and column.name not in texts:
+            numbered = column.name in table.primary_key and _ITEM.search(f"{column.name} {column.comment}")
+            if nameable(column) and column.name not in texts and not numbered:
                 by_role.setdefault(guess(column).role, []).append(column.name)
         wanted = [name for role in (Role.LANGUAGE, Role.CODE, Role.DATE) for name in by_role.get(role, [])]
-        chosen, left = wanted[:MOST_METADATA], wanted[MOST_METADATA:]
-        persons = by_role.get(Role.PERSON, [])
+        pairs = _pairs(table.columns, {*key, *texts})
+        most = MOST_METADATA - (2 * len(pairs) if len(wanted) + 2 * len(pairs) > MOST_METADATA else 0)
+        chosen, left = wanted[:most], wanted[most:]
         reason = "languages, codes and dates: what searches filter by" if chosen else "no column looks like a filter"
+        if pairs:
+            chosen += [name for pair in pairs for name in pair]
+            shown = ", ".join(f"{{{value}}} {{{unit}}}" for value, unit in pairs)
+            reason += f"; amounts with their currency and quantities with their unit, which a template shows as {shown}"
         if left:
             reason += f"; left out: {', '.join(left[:MOST_METADATA])}" + (" ..." if len(left) > MOST_METADATA else "")
+        persons = by_role.get(Role.PERSON, [])
         if persons:
             reason += f"; not proposed, they name persons: {', '.join(persons)}"
+        if chosen:
+            self.guessed.add("metadata")
         self.reasons["metadata"] = reason
         languages = by_role.get(Role.LANGUAGE, [])
         if any(name in key for name in languages):
-            self.notes.append(f"{languages[0]} is part of the key: there is one row for each language.")
-        return tuple(chosen)
-
-    def changes(self) -> None:
-        columns = [column for column in self._table.columns if tells_changes(column)]
-        if not columns:
-            return
-        told = (
-            f"{', '.join(column.name for column in columns[:3])} may say when a row changed, often to the day only and "
-            'not always kept up: sync does not rely on it and compares every row (changes = { method = "full" }, the '
-            "default)."
-        )
-        fits = next((column.name for column in columns if tells_time(column)), None)
-        if fits is not None:
-            name = json.dumps(fits, ensure_ascii=False)
-            told += (
-                " If every change sets it, in UTC, a run need read only what is new: changes = { method = "
-                f'"watermark", column = {name}, delay = "30s" }}; deletions then wait for the daily comparison.'
+            self.notes.append(
+                f"{languages[0]} is part of the key: there is one row for each language. For one language add "
+                f"{_plain(languages[0])} = 'E' to where; for one row each with the best language there is, introspect "
+                "the table whose texts these are, which shows a view."
             )
-        self.notes.append(told)
+        return tuple(dict.fromkeys(chosen))
+
+    def changes(self) -> Mapping[str, str]:
+        advice = advise(self._table, self._facts.stamps, self._facts.rows)
+        self.reasons["changes"] = advice.why
+        if advice.guess:
+            self.guessed.add("changes")
+        return advice.changes
+
+
+def _pairs(columns: Sequence[Column], taken: set[str]) -> list[tuple[str, str]]:
+    """A currency or unit once, with the first value that it belongs to."""
+    found = [(value.name, unit.name) for value, unit in measures(columns) if nameable(value) and nameable(unit)]
+    by_unit = {unit: value for value, unit in reversed(found) if not {unit, value} & taken}
+    return [(value, unit) for unit, value in reversed(by_unit.items())][:_MOST_MEASURES]
 
 
 def _told(column: Column) -> str:
@@ -228,15 +261,6 @@ def _no_text(table: Table) -> str:
         f"{table.ref} has no column that looks like text for people (columns: {columns}). Introspect a view that joins "
         "its texts, or write the block by hand"
     )
-
-
-def _nameable(column: Column) -> bool:
-    """Names that no statement of ours could hold are left out."""
-    try:
-        quote(column.name)
-    except ConfigurationError:
-        return False
-    return True
 
 
 def _slot(name: str) -> str:
@@ -256,17 +280,25 @@ def client_column(table: Table) -> Column | None:
 
 
 def key_candidates(table: Table) -> list[tuple[str, ...]]:
-    """Columns that may identify a row where nothing in the catalogue says so, best first; at most three.
+    """Columns that may identify a row where nothing in the catalogue says so, best first; at most four.
 
-    By name: the client, numbers and languages; then all before the first text; then one column alone that is called
-    like an id.
+    One column alone that is called like an id; then, by name, the client and numbers, without and with languages; then
+    all before the first text.
     """
-    usable = [column for column in table.columns if column.type_name not in NOT_COMPARABLE and _nameable(column)]
+    usable = [column for column in table.columns if column.type_name not in NOT_COMPARABLE and nameable(column)]
     by_name = tuple(column.name for column in usable if _identifies(column))
     leading = tuple(column.name for column in _before_text(usable))
     alone = [(column.name,) for column in usable if re.search(r"(^|_)U?U?ID$|GUID$|Id$", column.name)]
-    found = [key for key in (*alone[:1], by_name, leading) if key]
+    languages = {column.name for column in usable if guess(column).role is Role.LANGUAGE}
+    without = tuple(name for name in by_name if name not in languages)
+    found = [key for key in (*alone[:1], without, by_name, leading) if key]
     return list(dict.fromkeys(found))[:_MOST_CANDIDATES]
+
+
+def _likeliest(candidates: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Where no row was looked at: rather a language too many than rows that share a key."""
+    first, *others = candidates
+    return next((key for key in others[:1] if set(first) < set(key)), first)
 
 
 def _identifies(column: Column) -> bool:
@@ -286,62 +318,22 @@ def _before_text(columns: Iterable[Column]) -> list[Column]:
 # ---------------------------------------------------------------------------------------------------------- text tables
 
 
-def is_text_table(table: Table, key: Sequence[str]) -> bool:
-    """Has this table the primary key `key` plus one language, and a text?"""
-    rest = [name for name in table.primary_key if name not in key]
-    if len(table.primary_key) != len(key) + 1 or len(rest) != 1:
-        return False
-    language = table.column(rest[0])
-    if language is None or guess(language).role is not Role.LANGUAGE:
-        return False
-    return any(guess(column).role in TEXTS for column in table.columns)
-
-
-def nearest_first(table: str, others: Iterable[str]) -> list[str]:
-    """Names of text tables, the likeliest one first: known pairs, then MARAT or MART for MARA, then the alphabet."""
-    likely = [_TEXT_TABLES.get(table), f"{table}T", f"{table[:-1]}T", f"{table}_TEXTS", f"{table}_texts"]
-    return sorted(others, key=lambda name: (likely.index(name) if name in likely else len(likely), name))
-
-
 def _about_texts(table: Table, facts: Facts) -> list[str]:
-    if not facts.text_tables:
-        return []
-    names = ", ".join(str(other.ref) for other in facts.text_tables)
-    return [
-        f"Texts of {table.ref} in several languages stand in: {names}. To search them together with its columns, make "
-        "the view below and introspect that."
-    ]
+    notes = []
+    if facts.texts.texts:
+        names = ", ".join(str(other.ref) for other in facts.texts.texts)
+        notes.append(
+            f"Texts of {table.ref} in several languages stand in: {names}. {VIEW_TOLD}: make it and introspect that."
+        )
+    if facts.texts.items:
+        names = ", ".join(str(other.ref) for other in facts.texts.items)
+        notes.append(f"Items with texts of their own stand in: {names}; the view below strings them together.")
+    if (note := long_text_note(table.ref.name)) is not None:
+        notes.append(note)
+    return notes
 
 
-def create_view(table: Table, text_tables: Sequence[Table]) -> str | None:
-    """SQL of a view over the table and its text tables, one row per key and language; None without text tables.
-
-    The first text table decides which languages a row has; the others may lack a text.
-    """
-    if not text_tables or not table.primary_key:
-        return None
-    first = text_tables[0]
-    (language,) = (name for name in first.primary_key if name not in table.primary_key)
-    own = [column for column in table.columns if guess(column).role is not Role.PERSON and _nameable(column)]
-    items = [f"m.{quote(column.name)}" for column in own]
-    items.insert(len(table.primary_key), f"t1.{quote(language)}")
-    taken = {column.name for column in own} | {language}
-    joins = []
-    for number, other in enumerate(text_tables, 1):
-        alias = f"t{number}"
-        texts = [c.name for c in other.columns if guess(c).role in TEXTS and c.name not in taken and _nameable(c)]
-        taken.update(texts)
-        items += [f"{alias}.{quote(name)}" for name in texts]
-        conditions = [f"{alias}.{quote(name)} = m.{quote(name)}" for name in table.primary_key]
-        if number > 1:
-            (its_language,) = (name for name in other.primary_key if name not in table.primary_key)
-            conditions.append(f"{alias}.{quote(its_language)} = t1.{quote(language)}")
-        kind = "INNER" if number == 1 else "LEFT OUTER"
-        joins.append(f"  {kind} JOIN {_place(other.ref)} {alias} ON {' AND '.join(conditions)}")
-    view = TableRef(table.ref.schema, f"V_{table.ref.name}"[:127])
-    lines = [f"CREATE VIEW {_place(view)} AS SELECT {', '.join(items)}", f"  FROM {_place(table.ref)} m", *joins]
-    return "\n".join(lines)
-
-
-def _place(ref: TableRef) -> str:
-    return f"{quote(ref.schema)}.{quote(ref.name)}"
+VIEW_TOLD = (
+    "The view below gives each row the text of the first language that has one (fixed in it, because every sync must "
+    "read the same text, whoever logs on; SESSION_CONTEXT('LOCALE_SAP') would follow the logon)"
+)

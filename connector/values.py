@@ -45,10 +45,11 @@ _TIME_NAMES = _names("ERZET AEZET CPUTM AUZTV AUZTB STRUR LTRUR")
 _TIME_NAME = re.compile(r"(ZEIT|TIME|TIMS|TIM|UHR)$", re.IGNORECASE)
 _TIME_COMMENT = re.compile(r"\b(time|tims)\b|zeit\b", re.IGNORECASE)
 _STAMP = re.compile(r"T(IME)?ST(A)?MP|_AT$|CHANGED|CREATED|\btime ?stamp\b|zeitstempel", re.IGNORECASE)
-_ALPHA_NAMES = _names(
+ALPHA_NAMES = _names(
     "MATNR KUNNR LIFNR VBELN EBELN EBELP BELNR AUFNR QMNUM EQUNR POSNR BANFN MBLNR RSNUM PERNR PARNR KOSTL PRCTR SAKNR "
     "HKONT ANLN1 CHARG VBELV KUNAG KUNWE WARPL WAPOS"
 )
+"""SAP's names for numbers that are stored with leading zeros."""
 _ZEROS_COUNT = re.compile(
     r"PSTL|PLZ|ZIP|POST|TEL|FAX|PHONE|MOBIL|EAN|GTIN|UPC|ISBN|IBAN|BANK|BLZ|SWIFT|STCD|STEUER|TAX|HASH|GUID|BARCODE",
     re.IGNORECASE,
@@ -115,7 +116,7 @@ def _character_formatter(column: Column) -> Formatter:
     if is_tims(column):
         return lambda value: _convention(value, _tims)
     if column.length and not _ZEROS_COUNT.search(f"{column.name} {column.comment}"):
-        known, full = column.name in _ALPHA_NAMES, max(column.length, _SHORTEST_NUMC)
+        known, full = column.name in ALPHA_NAMES, max(column.length, _SHORTEST_NUMC)
         return lambda value: _without_zeros(plain(value), known, full)
     return plain
 

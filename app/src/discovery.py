@@ -4,6 +4,7 @@ Knows the parts, no HTTP and no terminal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from connector.model import CollectionSpec, TableRef
 from connector.protocols import Observer
 
 if TYPE_CHECKING:
+    from connector.candidates import Candidate
     from connector.introspection import Introspection
     from connector.plan import Plan, PlanOptions
     from connector.proposal import Proposal
@@ -54,6 +56,24 @@ class Discovery:
             for entry in tables(self._parts.pool("hana"), schema, text, limit=limit, offset=offset)
         ]
 
+    def schemas(self) -> list[str]:
+        """What the technical user can see, but for those of the system."""
+        from connector.catalog import schemas
+
+        return schemas(self._parts.pool("hana"))
+
+    def candidates(self, schema: str, most: int = 30) -> list[Candidate]:
+        """Tables and views that hold texts, best first. Raises UnknownTable for a schema that is not there."""
+        from connector.candidates import candidates
+
+        return candidates(self._parts.pool("hana"), schema, most)
+
+    def has_vectors(self) -> bool:
+        """Has this HANA a vector type?"""
+        from connector.hana import HanaFeatures
+
+        return HanaFeatures.probe(self._parts.pool("hana")).real_vector
+
     def table(self, ref: TableRef, *, look_at_rows: bool = True) -> dict[str, Any]:
         """One table or view: columns, key, and the proposal or why there is none. Raises UnknownTable."""
         found = self._introspect(ref, look_at_rows)
@@ -70,13 +90,16 @@ class Discovery:
             "reason": found.reason or None,
         }
 
-    def introspect(self, ref: TableRef, name: str | None = None, *, look_at_rows: bool = True) -> dict[str, Any]:
-        """A proposed collection: the settings of its block, `reasons` by setting, `notes`, `create_view` (SQL or None)
-        and `toml`, all of it as text for owl-sap.toml. `name` replaces the proposed one.
+    def introspect(
+        self, ref: TableRef, name: str | None = None, *, look_at_rows: bool = True, languages: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """A proposed collection: the settings of its block, `reasons` by setting, which of them are `guessed`, `notes`,
+        `create_view` (SQL or None; `languages`: of the texts in it, best first) and `toml`, all of it as text for
+        owl-sap.toml. `name` replaces the proposed one.
 
         Raises UnknownTable, and NoProposal where none can be made.
         """
-        found = self._introspect(ref, look_at_rows)
+        found = self._introspect(ref, look_at_rows, languages)
         if found.proposal is None:
             raise NoProposal(found.reason)
         return self._document(found.proposal, name)
@@ -108,10 +131,10 @@ class Discovery:
                 sample["text"] = sample["text"][: LONGEST_SAMPLE - 1] + "…"
         return {"source": str(spec.source), "template": spec.template, "max_tokens": embedder.max_tokens} | document
 
-    def _introspect(self, ref: TableRef, look_at_rows: bool) -> Introspection:
+    def _introspect(self, ref: TableRef, look_at_rows: bool, languages: Sequence[str] = ()) -> Introspection:
         from connector.introspection import introspect
 
-        return introspect(self._parts.pool("hana"), ref, look_at_rows=look_at_rows)
+        return introspect(self._parts.pool("hana"), ref, look_at_rows=look_at_rows, languages=languages)
 
     def _document(self, proposal: Proposal, name: str | None = None) -> dict[str, Any]:
         block = proposal.settings() | {"name": name or self._free(proposal.name)}
@@ -120,9 +143,10 @@ class Discovery:
         except ValidationError as error:
             faults = (fault["msg"].removeprefix("Value error, ") for fault in error.errors(include_url=False))
             raise ConfigurationError("; ".join(faults)) from None
-        toml = collection_block(block, proposal.reasons, proposal.notes, proposal.create_view or "")
+        toml = collection_block(block, proposal.comments(), proposal.notes, proposal.create_view or "")
         return block | {
             "reasons": dict(proposal.reasons),
+            "guessed": sorted(proposal.guessed),
             "notes": list(proposal.notes),
             "create_view": proposal.create_view,
             "toml": toml,

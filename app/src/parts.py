@@ -202,15 +202,16 @@ class Parts:
 
     def check_schema(self) -> None:
         """Raises UnknownTable when the schema that the vectors belong in is not there. Other stores have none."""
-        from connector.catalog import FIND_SCHEMA
+        from connector.catalog import FIND_SCHEMA, did_you_mean, schemas
 
         if not self.store_in_hana:
             return
         schema = self._schema()
         if not self.store_pool.read(FIND_SCHEMA, (schema,), doing="looking for the store's schema"):
+            near = did_you_mean(schema, schemas(self.store_pool))
             raise UnknownTable(
                 f'the schema for the vectors, "{schema}", does not exist or cannot be seen by this user; names are '
-                f'case-sensitive. CREATE SCHEMA "{schema}", or change [store] schema'
+                f'case-sensitive. CREATE SCHEMA "{schema}", or change [store] schema.{near}'
             )
 
     def close(self) -> None:

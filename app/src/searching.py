@@ -353,6 +353,7 @@ def _stored(spec: CollectionSpec, like: Like) -> Like:
 
 def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode, found: bool) -> list[str]:
     """A field that no row of ours can have is no error, because rows that others wrote may have it."""
+    from connector.catalog import did_you_mean
     from connector.document import metadata_names
     from connector.stores.filters import fields
     from connector.stores.words import words
@@ -364,7 +365,8 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode,
     if spec.written_by_clients:  # whose metadata nobody has declared
         unknown, declared = [], "filters look at the metadata that clients sent"
     if unknown:
-        notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}')
+        near = did_you_mean(unknown[0], [*names, *names.values()])
+        notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}.{near}'.rstrip("."))
     elif where and not found:
         notes.append(f"nothing was found, and the filter may be why; {declared}")
     if isinstance(query, str) and mode != "vector" and not words(query):

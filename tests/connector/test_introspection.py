@@ -69,7 +69,7 @@ def test_the_view_that_is_suggested_can_be_made_and_is_proposed_whole(pool, sche
     pool.execute(proposal.create_view)
     of_view = introspect(pool, TableRef(schema, "V_MARA")).proposal
     assert of_view is not None
-    assert (of_view.key, of_view.template) == (("MANDT", "MATNR", "SPRAS"), "{MAKTX}")
+    assert (of_view.key, of_view.template) == (("MANDT", "MATNR"), "{MAKTX}")
     assert "MTART" in of_view.metadata
     assert "unique in the rows" in of_view.reasons["key"]
 
@@ -78,7 +78,7 @@ def test_a_block_is_loaded_and_fits_its_table(pool, schema, tmp_path):
     for name in ("MAKT", "MARC", "V_TEXTS", "NOTES"):
         proposal = introspect(pool, TableRef(schema, name)).proposal
         assert proposal is not None
-        block = collection_block(proposal.settings(), proposal.reasons, proposal.notes, proposal.create_view or "")
+        block = collection_block(proposal.settings(), proposal.comments(), proposal.notes, proposal.create_view or "")
         (tmp_path / "owl-sap.toml").write_text(block, encoding="utf-8")
         (collection,) = load(None, environ={}, folder=tmp_path).settings.collections
         spec = collection.spec()
@@ -185,7 +185,7 @@ def test_hostile_names_over_the_wire(pool, schema, tmp_path):
     )
     proposal = introspect(pool, TableRef(schema, odd)).proposal
     assert proposal is not None
-    block = collection_block(proposal.settings(), proposal.reasons, proposal.notes)
+    block = collection_block(proposal.settings(), proposal.comments(), proposal.notes)
     (tmp_path / "owl-sap.toml").write_text(block, encoding="utf-8")
     (collection,) = load(None, environ={}, folder=tmp_path).settings.collections
     assert collection.metadata == ()

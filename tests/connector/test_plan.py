@@ -343,7 +343,27 @@ def test_the_estimate_follows_the_speed_that_is_measured(source, store, monkeypa
     assert found.tokens_per_second == pytest.approx(1000, rel=0.01)
     assert found.estimated_seconds == pytest.approx(found.tokens / 1000, rel=0.01)
     assert now[0] < 1.5, "measuring must not take long"
+    assert found.estimated_range == pytest.approx((found.estimated_seconds,) * 2, rel=0.01)
     assert len(embedder.texts) < 300
+
+
+def test_the_range_of_the_estimate_is_that_of_single_batches(source, store, monkeypatch):
+    """Small batches of a quarter of the speed, as on a card."""
+    now = [0.0]
+    monkeypatch.setattr("connector.plan.time.perf_counter", lambda: now[0])
+
+    class Faster(WordEmbedder):
+        def embed_documents(self, texts):
+            words = sum(len(text.split()) for text in texts)
+            now[0] += 0.001 * words * (4 if len(texts) < 50 else 1)
+            return super().embed_documents(texts)
+
+    for number in range(1000, 3000):
+        source.put("100", f"{number}", MAKTX=f"one two three {number}", MTART="ROH")
+    found = planned(Ends(source, store, Faster()), options=PlanOptions(500, measure_seconds=10.0))
+    low, high = found.estimated_range
+    assert (low, high) == pytest.approx((found.tokens / 1000, found.tokens / 250), rel=0.01)
+    assert low < found.estimated_seconds < high
 
 
 def test_nothing_to_embed_takes_the_time_of_reading(ends):

@@ -15,9 +15,10 @@ from app.src.settings.writing import collection_block
 from connector.document import Renderer
 from connector.errors import NoProposal
 from connector.model import Column, Table, TableRef
-from connector.proposal import Facts, Proposal, collection_name, create_view, nearest_first, propose
+from connector.proposal import Facts, Proposal, collection_name, propose
 from connector.roles import Role, guess
 from connector.template import Template
+from connector.text_views import TextSources, create_view, nearest_first
 from hana_emulator.sample.tables import TABLES
 from tests.connector.conftest import WordEmbedder
 
@@ -47,7 +48,7 @@ SAMPLE = {
 
 def loaded(proposal: Proposal, folder: Path):
     """The block as our own settings read it."""
-    text = collection_block(proposal.settings(), proposal.reasons, proposal.notes, proposal.create_view or "")
+    text = collection_block(proposal.settings(), proposal.comments(), proposal.notes, proposal.create_view or "")
     (folder / "owl-sap.toml").write_text(text, encoding="utf-8")
     (collection,) = load(None, environ={}, folder=folder).settings.collections
     return collection.spec()
@@ -69,7 +70,7 @@ def test_sample_tables(name, key, template, metadata, tmp_path):
     proposal = propose(SAMPLE[name], Facts(clients=CLIENTS))
     assert (proposal.key, proposal.template, proposal.metadata) == (key, template, metadata)
     assert proposal.where == "MANDT = '100'"
-    assert set(proposal.reasons) == {"key", "template", "where", "metadata"}
+    assert set(proposal.reasons) == {"key", "template", "where", "metadata", "changes"}
     spec = loaded(proposal, tmp_path)
     assert (spec.source, spec.key, spec.where) == (TableRef("SAPDEMO", name), key, "MANDT = '100'")
     assert Renderer(spec, SAMPLE[name], WordEmbedder()).key == key
@@ -89,7 +90,8 @@ def test_a_table_of_codes_has_no_text():
 def test_a_change_column_is_named_and_not_relied_on():
     made = table(column("ID", "INTEGER"), column("TXT", "NVARCHAR(99)"), column("LAEDA", "NVARCHAR(8)"), key=("ID",))
     proposal = propose(made, Facts())
-    assert any("LAEDA" in note and "full" in note for note in proposal.notes)
+    assert proposal.changes == {"method": "full"}
+    assert "LAEDA tells the day only" in proposal.reasons["changes"]
 
 
 # ------------------------------------------------------------------------------------------------------------- clients
@@ -138,7 +140,7 @@ BY_NAME = ("MANDT", "MATNR", "SPRAS")
     ("shared", "said"),
     [
         ({BY_NAME: 0}, "unique in the rows that are there now"),
-        ({BY_NAME: 7}, "NOT UNIQUE: 7"),
+        ({BY_NAME: 7, BY_NAME[:2]: 90}, "NOT UNIQUE: 7"),
         ({}, "NOT PROVEN UNIQUE"),
     ],
 )
@@ -215,15 +217,26 @@ def test_metadata_are_bounded_and_say_what_is_left_out():
 
 
 def test_text_tables_are_named_with_a_view_over_them():
-    mara, texts = SAMPLE["MARA"], [SAMPLE["MAKT"], SAMPLE["MATERIAL_TEXT"]]
-    sql = create_view(mara, texts)
+    sql = create_view(SAMPLE["MARA"], TextSources([SAMPLE["MAKT"], SAMPLE["MATERIAL_TEXT"]]))
     assert sql is not None
-    assert 'INNER JOIN "SAPDEMO"."MAKT" t1 ON t1."MANDT" = m."MANDT" AND t1."MATNR" = m."MATNR"' in sql
-    assert 'LEFT OUTER JOIN "SAPDEMO"."MATERIAL_TEXT" t2' in sql
-    assert 't2."SPRAS" = t1."SPRAS"' in sql
-    assert 't1."MAKTX", t2."LTEXT"' in sql
+    first, frm, texts, joined, *_ = sql.splitlines()
+    assert first.startswith('CREATE VIEW "SAPDEMO"."V_MARA" AS SELECT m."MANDT", m."MATNR", t1."SPRAS", m."MTART"')
+    assert first.endswith('t1."MAKTX", t2."LTEXT"')
+    assert frm == '  FROM "SAPDEMO"."MARA" m'
+    assert "CASE \"SPRAS\" WHEN 'E' THEN 1 WHEN 'D' THEN 2 ELSE 3 END" in texts
+    assert joined == '    ON t1."MANDT" = m."MANDT" AND t1."MATNR" = m."MATNR" AND t1."OWL_RANK" = 1'
     assert "ERNAM" not in sql
-    assert sql.count('"SPRAS"') == 3
+
+
+def test_the_wanted_languages_come_first_in_the_form_of_the_column():
+    french = TextSources([SAMPLE["MAKT"]], languages=["fr", "D"])
+    assert "WHEN 'F' THEN 1 WHEN 'D' THEN 2 WHEN 'E' THEN 3 ELSE 4" in str(create_view(SAMPLE["MARA"], french))
+    assert french.chain(column("LOCALE", "NVARCHAR(14)")) == ("fr", "de", "en")
+
+
+def test_nothing_to_join_is_no_view():
+    assert create_view(SAMPLE["QMEL"], TextSources()) is None
+    assert create_view(SAMPLE["QMEL"], TextSources([SAMPLE["MAKT"]], [SAMPLE["MAKT"]])) is None
 
 
 def test_names_of_text_tables_by_likelihood():
@@ -265,8 +278,8 @@ def test_no_name_or_comment_breaks_the_block(names, schema, name, comment, clien
         (columns[0], Column("SPRAS", "NVARCHAR", 1), Column("LTEXT", "NCLOB")),
         (key, "SPRAS"),
     )
-    proposal = propose(made, Facts(clients=[(client, 1)], text_tables=[text_table]))
-    text = collection_block(proposal.settings(), proposal.reasons, proposal.notes, proposal.create_view or "")
+    proposal = propose(made, Facts(clients=[(client, 1)], texts=TextSources([text_table])))
+    text = collection_block(proposal.settings(), proposal.comments(), proposal.notes, proposal.create_view or "")
     assert tomllib.loads(text) == {"collections": [proposal.settings()]}
     spec = loaded(proposal, tmp_path_factory.mktemp("s"))
     assert spec.key == (key,)

@@ -16,7 +16,7 @@ import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
-from connector import catalog, change_setup
+from connector import candidates, catalog, change_setup
 from connector.errors import ConnectorError, StatementFailed
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, utc_now
 from connector.introspection import introspect
@@ -68,6 +68,7 @@ def shape(sql: str, schema: str) -> str:
     sql = re.sub(r'"OWL_[A-Z]+_G\d(_[A-Z]+)?"', lambda match: f"<C{(match[1] or '').lower()}>", sql)
     sql = sql.replace('"OWL_STATE"', "<STATE>").replace('"OWL_QUARANTINE"', "<QUARANTINE>")
     sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>").replace('"CLIENTS"', "<T>").replace('"MOVING"', "<T>")
+    sql = sql.replace('"STAMPED"', "<T>").replace('"STAMPED_TOO"', "<T>")
     sql = re.sub(r'"OWL_LOG_[A-Z]+(_[IUD])?"', lambda match: f"<L{(match[1] or '').lower()}>", sql)
     sql = re.sub(r"TOP \d+", "TOP n", sql)
     sql = re.sub(r"REAL_VECTOR\(\d+\)", "REAL_VECTOR(n)", sql)
@@ -176,11 +177,18 @@ def discovered(pool: HanaPool, hana: Any, schema: str) -> None:
     """Lists of tables, and introspection of tables with and without a key, and of a view over clients."""
     hana.cursor().execute('CREATE VIEW "CLIENTS" AS SELECT \'100\' AS "MANDT", "TXT" FROM "SRC"')
     hana.cursor().execute('CREATE TABLE "KEYLESS" ("A" INTEGER NOT NULL UNIQUE, "TXT" NVARCHAR(99))')
+    texts = '"TXT" NVARCHAR(99), "CHANGED_AT"'
+    hana.cursor().execute(f'CREATE TABLE "STAMPED" ("A" INTEGER PRIMARY KEY, {texts} TIMESTAMP)')
+    hana.cursor().execute(f'CREATE TABLE "STAMPED_TOO" ("A" INTEGER PRIMARY KEY, {texts} DECIMAL(15))')
     hana.commit()
     catalog.tables(pool)
     catalog.tables(pool, schema, "S")
-    for name in ("SRC", "CLIENTS", "KEYLESS"):
+    for name in ("SRC", "CLIENTS", "KEYLESS", "STAMPED", "STAMPED_TOO"):
         introspect(pool, TableRef(schema, name))
+    candidates.candidates(pool, schema)
+    with pytest.MonkeyPatch.context() as patched:  # as in a schema of many tables
+        patched.setattr(candidates, "_SMALL", 0)
+        candidates.candidates(pool, schema)
 
 
 def by_words(pool: HanaPool, store: HanaStore, schema: str, name: str) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from app.src.cli import output
+from app.src.cli.discovery import _bars, _seconds
 from tests.emulator.process import Emulator, running
 
 Cli = Callable[..., Any]
@@ -142,7 +147,9 @@ def test_a_proposal_works_as_it_stands(cli: Cli, tmp_path: Path, hana: dict[str,
 def test_the_proposal_as_json(cli: Cli, hana: dict[str, str]) -> None:
     document = cli("introspect", "SAPDEMO.QMEL", "--json", **hana).json
     (block,) = tomllib.loads(document["toml"])["collections"]
-    assert block == {name: document[name] for name in ("name", "source", "key", "where", "template", "metadata")}
+    assert block == {
+        name: document[name] for name in ("name", "source", "key", "where", "template", "metadata", "changes")
+    }
     assert (block["key"], block["template"]) == (["MANDT", "QMNUM"], "{QMTXT}. {LTEXT}")
     assert set(document["reasons"]) <= set(block)
     assert tomllib.loads(cli("introspect", "SAPDEMO.QMEL", **hana).out) == {"collections": [block]}
@@ -154,6 +161,9 @@ def test_a_table_whose_texts_stand_elsewhere(cli: Cli, hana: dict[str, str]) -> 
     assert (document["source"], document["template"]) == ("SAPDEMO.MAKT", "{MAKTX}")
     assert "SAPDEMO.MARA has no text of its own" in document["reasons"]["source"]
     assert document["create_view"].startswith('CREATE VIEW "SAPDEMO"."V_MARA"')
+    assert "WHEN 'E' THEN 1 WHEN 'D' THEN 2 ELSE 3" in document["create_view"]
+    german = cli("introspect", "SAPDEMO.MARA", "--language", "de", "--json", **hana).json
+    assert "WHEN 'D' THEN 1 WHEN 'E' THEN 2 ELSE 3" in german["create_view"]
 
 
 @pytest.mark.covers("introspect")
@@ -210,6 +220,11 @@ def test_a_plan_for_people(cli: Cli, tmp_path: Path, hana: dict[str, str]) -> No
     assert len(json.loads(line)["samples"]) == 2
     tables = cli("--output", "table", "plan", "notifications", "--samples", "2", **hana).out
     assert all(title in tables for title in ("a sync would do", "Lengths", "Texts as they"))
+    assert "█" in tables
+    narrow = cli("--output", "table", "plan", "notifications", **hana | {"COLUMNS": "80"})
+    assert re.search(r"about [\d.]+ s \([\d.]+ s to [\d.]+ s\): reading took", narrow.err), narrow.err
+    assert "nothing would make a sync pause" in narrow.err
+    assert "no text loses its end" in narrow.err
     quiet = cli("plan", "notifications", "--samples", "0", "--no-estimate", "--json", **hana).json
     assert (quiet["estimated_seconds"], quiet["samples"]) == (None, [])
 
@@ -237,5 +252,27 @@ def test_what_cannot_be_planned(cli: Cli, tmp_path: Path, hana: dict[str, str]) 
     assert (other.code, other.json["new"] > 0, other.json["unchanged"]) == (0, True, 0)
     nowhere = cli("plan", "notifications", **in_hana(hana) | {"OWL_SAP_STORE__SCHEMA": "NOWHERE"})
     assert (nowhere.code, "NOWHERE" in nowhere.err) == (2, True)
+    small = cli("plan", "notifications", **in_hana(hana) | {"OWL_SAP_STORE__SCHEMA": "sapdemo"})
+    assert (small.code, "Did you mean 'SAPDEMO'" in small.err) == (2, True)
     wrong = cli("plan", "notifications", **hana | {"HANA_PASSWORD": "canary-91"})
     assert (wrong.code, "canary-91" in wrong.err) == (3, False)
+
+
+def test_the_screen_of_a_plan_fits_eighty_columns() -> None:
+    """With counts of a large table and a bucket without texts between two with some."""
+    bars = _bars({"0-16": 0, "17-32": 1_234_567, "33-64": 0, "65-128": 12_345_678, "129-256": 1, "513+": 0})
+    assert [(bar["tokens"], bar["share"], len(bar[""])) for bar in bars] == [
+        ("17-32", "9%", 4), ("33-64", "0%", 0), ("65-128", "91%", 32), ("129-256", "0%", 1)
+    ]  # fmt: skip
+    screen = Console(width=80, record=True, file=StringIO())
+    screen.print(output._drawn("Lengths of the texts to embed", bars, list(bars[0])))
+    lines = screen.export_text().splitlines()
+    assert len(lines) == len(bars) + 5, "nothing is folded"
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.04, "0.0 s"), (12.34, "12.3 s"), (600, "10 min"), (20_000, "5.6 h"), (900_000, "250.0 h")]
+)
+def test_how_long_in_words(seconds: float, said: str) -> None:
+    assert _seconds(seconds) == said

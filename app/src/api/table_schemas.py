@@ -34,7 +34,9 @@ class ProposalBody(BaseModel):
     where: str | None = None
     template: str
     metadata: list[str]
+    changes: dict[str, str] = Field(examples=[{"method": "full"}], description="how changes would be found")
     reasons: dict[str, str] = Field(description="by setting")
+    guessed: list[str] = Field(description="settings of which nothing proves that they are right")
     notes: list[str]
     create_view: str | None = Field(description="SQL of a view that joins the table with its texts")
     toml: str

@@ -17,6 +17,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     finetune,
     generations,
     grants,
+    initialising,
     jobs,
     keys,
     quarantine,

@@ -21,6 +21,8 @@ _PLAN_COLUMNS = (
     "rows", "new", "changed", "unchanged", "deleted", "empty", "unreadable", "duplicates", "chunked", "truncated",
     "tokens",
 )  # fmt: skip
+_BAR = 32
+"""Characters of the longest bar: with its figures it fits into 80 columns."""
 _SHOWN = 300
 """Characters of a sample on the screen; --json has all of it."""
 
@@ -53,6 +55,10 @@ def introspect(
     catalog_only: Annotated[
         bool, typer.Option("--catalog-only", help="Do not look at rows: no clients counted, no key tried.")
     ] = False,
+    language: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the texts in a proposed view, best first: E, D or en, de ...; repeatable."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Propose a collection for a table or view, as TOML for owl-sap.toml with a reason for each choice."""
@@ -61,7 +67,7 @@ def introspect(
     except ValueError as error:
         raise UsageFault(str(error)) from None
     with opened(loaded_for(ctx)) as service:
-        proposed = service.discovery.introspect(ref, name, look_at_rows=not catalog_only)
+        proposed = service.discovery.introspect(ref, name, look_at_rows=not catalog_only, languages=language or ())
     if json:
         output.write_json(proposed)
         return
@@ -92,12 +98,21 @@ def plan(
 
 
 def _show_texts(planned: Plan) -> None:
-    if planned.tokens:
-        histogram = [{"tokens": bucket, "texts": count} for bucket, count in planned.token_histogram.items() if count]
-        output.table("Lengths of the texts to embed", histogram)
     if planned.samples:
-        shown = [{"text": output.shorten(text, _SHOWN)} for text in planned.samples]
+        shown = [{"": number, "text": output.shorten(text, _SHOWN)} for number, text in enumerate(planned.samples, 1)]
         output.table("Texts as they would be embedded", shown)
+    if any(planned.token_histogram.values()):
+        output.table("Lengths of the texts to embed", _bars(planned.token_histogram))
+
+
+def _bars(histogram: Mapping[str, int]) -> list[dict[str, Any]]:
+    """From the first bucket that holds something to the last, those between them too."""
+    filled = [number for number, count in enumerate(histogram.values()) if count]
+    most, total = max(histogram.values()), sum(histogram.values())
+    return [
+        {"tokens": bucket, "texts": count, "share": f"{count / total:.0%}", "": "█" * -(-_BAR * count // most)}
+        for bucket, count in list(histogram.items())[filled[0] : filled[-1] + 1]
+    ]
 
 
 def _advice(plan: Mapping[str, Any]) -> list[str]:
@@ -105,11 +120,15 @@ def _advice(plan: Mapping[str, Any]) -> list[str]:
     why = f" ({plan['reason']})" if plan["reason"] else ""
     lines.append(f"{name}: a sync would find changes by: {plan['method']}{why}")
     if plan["estimated_seconds"] is not None:
-        speed = f", {plan['tokens_per_second']:,.0f} tokens/s" if plan["tokens_per_second"] else ""
-        lines.append(
-            f"{name}: about {plan['estimated_seconds']:,.1f} s (reading took {plan['seconds']:,.1f} s{speed}; "
-            "writing is not counted)"
-        )
+        lines.append(f"{name}: about {_told_time(plan)}")
+    to_embed = plan["new"] + plan["changed"] - plan["metadata_only"]
+    if plan["duplicates"]:
+        lines.append(f"{name}: {plan['duplicates']:,} rows have the text of another, which is embedded once")
+    if plan["truncated"]:
+        lines.append(f"{name}: {plan['truncated']:,} texts would lose their end, for the model takes no more")
+    elif to_embed:
+        cut = f"{plan['chunked']:,} are cut into chunks" if plan["chunked"] else "all fit the model whole"
+        lines.append(f"{name}: no text loses its end; {cut}")
     if plan["paused"] == "schema_changed":
         lines.append(
             f"{name}: a column in use has another type than at the last sync, so a sync would pause. If that is right: "
@@ -121,6 +140,23 @@ def _advice(plan: Mapping[str, Any]) -> list[str]:
             f"max_deletes allows: a sync would not delete them unless told so: owl-sap sync {name} --full "
             "--max-deletes 1"
         )
+    if not plan["paused"]:
+        lines.append(f"{name}: nothing would make a sync pause")
     if plan["unreadable"]:
         lines.append(f"{name}: {plan['unreadable']} rows cannot be rendered and would be set aside")
     return lines
+
+
+def _told_time(plan: Mapping[str, Any]) -> str:
+    speed = f", {plan['tokens_per_second']:,.0f} tokens/s" if plan["tokens_per_second"] else ""
+    low, high = plan["estimated_range"] or (plan["estimated_seconds"],) * 2
+    between = f" ({_seconds(low)} to {_seconds(high)})" if _seconds(low) != _seconds(high) else ""
+    about = f"{_seconds(plan['estimated_seconds'])}{between}"
+    return f"{about}: reading took {_seconds(plan['seconds'])}{speed}; writing is not counted"
+
+
+def _seconds(seconds: float) -> str:
+    """With two figures, in the unit that people would say."""
+    if seconds < 90:
+        return f"{seconds:,.1f} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"

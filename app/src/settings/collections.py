@@ -189,7 +189,7 @@ _NO_ZONE = "{!r} is no time zone; names are those of the IANA database, such as 
 class CollectionSettings(_Section):
     """One `[[collections]]` block."""
 
-    name: str
+    name: str = Field(description="letters, digits, - and _")
     documents: bool = Field(
         default=False,
         description="clients write it, over REST or with LangChain: it has no source, no template and nothing to sync",
@@ -203,7 +203,7 @@ class CollectionSettings(_Section):
     )
     key: Columns = Field(default=(), description="key columns; default: the primary key")
     where: str | None = Field(default=None, description="your own SQL condition, sent as it stands")
-    metadata: Columns = ()
+    metadata: Columns = Field(default=(), description="columns stored beside the vector, for filters")
     row_rights: dict[str, ClaimPath] = Field(
         default={},
         description="metadata column = claim of who asks: only rows with its value, or one of its values, are found; "
@@ -214,9 +214,11 @@ class CollectionSettings(_Section):
         min_length=1,
         description="a model of its own: packaged name, folder or hub id; default: [embedding] model",
     )
-    changes: ChangesSettings = ChangesSettings()
-    chunk: ChunkSettings = ChunkSettings()
-    schedule: ScheduleSettings | None = None
+    changes: ChangesSettings = Field(default=ChangesSettings(), description="how changes are found")
+    chunk: ChunkSettings = Field(
+        default=ChunkSettings(), description="how long texts are cut; default: pieces as long as the model takes"
+    )
+    schedule: ScheduleSettings | None = Field(default=None, description="when `serve` or `worker` syncs by itself")
     switch: Literal["manual", "auto"] = Field(
         default="manual",
         description="another model is built beside the one that serves; auto: it serves once it is complete and proved",
@@ -263,9 +265,10 @@ class CollectionSettings(_Section):
         for column in self.row_rights:
             if column not in self.metadata:
                 declared = ", ".join((*self.metadata, column))
+                near = difflib.get_close_matches(column, self.metadata, n=1)
                 raise ValueError(
                     f'row_rights names the column "{column}", which is not declared in metadata: write '
-                    f"metadata = [{declared}] and sync"
+                    f"metadata = [{declared}] and sync" + (f', or did you mean "{near[0]}"?' if near else "")
                 )
             alike = [each for each in self.metadata if each != column and _may_meet(each, column)]
             if alike:

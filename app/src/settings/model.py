@@ -24,16 +24,18 @@ class HanaSettings(_Section):
 
     host: str | None = Field(default=None, description="host name; an IP address is not matched against certificates")
     port: int = Field(default=443, ge=1, le=65535, description="443 for HANA Cloud, 3NN13 or 3NN15 on-premise")
-    user: str | None = None
+    user: str | None = Field(default=None, description="the technical user; docs/hana.md says what he needs")
     password: SecretStr | None = None
     userkey: str | None = Field(
         default=None, description="key of SAP's secure user store, instead of host, user and password"
     )
     schema_name: str | None = Field(default=None, alias="schema", description="current schema of the sessions")
-    encrypt: bool = True
-    validate_certificate: bool = True
+    encrypt: bool = Field(default=True, description="TLS; false only for a HANA that has none")
+    validate_certificate: bool = Field(default=True, description="false trusts whoever answers: for a trial at most")
     trust_store: str | None = Field(default=None, description="path of a PEM file, or the PEM itself")
-    host_name_in_certificate: str | None = None
+    host_name_in_certificate: str | None = Field(
+        default=None, description="where the certificate names another host than `host`"
+    )
     connect_timeout: float = Field(default=10.0, gt=0, description="seconds")
     communication_timeout: float = Field(default=120.0, gt=0, description="seconds a statement may stay unanswered")
     pool_size: int = Field(default=8, ge=1, le=256, description="connections at most, one per thread")
@@ -46,7 +48,9 @@ class HanaSettings(_Section):
 class StoreSettings(_Section):
     """Where the vectors live."""
 
-    kind: Literal["hana", "local"] = "hana"
+    kind: Literal["hana", "local"] = Field(
+        default="hana", description="hana (REAL_VECTOR), or local for a HANA without vector types"
+    )
     path: Path | None = Field(default=None, description="folder of the local store, created if absent")
     schema_name: str | None = Field(default=None, alias="schema", description="default: [hana] schema")
     hana: HanaSettings | None = Field(default=None, description="another HANA for the vectors; default: [hana]")
@@ -68,7 +72,9 @@ class EmbeddingSettings(_Section):
     model: str = Field(default=DEFAULT_MODEL, description='packaged name, folder, hub id, or "hash:384" for tests')
     revision: str | None = Field(default=None, description="pinned revision of a hub model")
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = "auto"
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
+        default="auto", description="auto fp32 tf32 fp16 bf16 int8; auto: what the device does fastest and well"
+    )
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:<n>")
     expect_gpu: bool = Field(
         default=False, description="no CUDA device is a warning at each start, a metric and a fault in doctor"
@@ -159,7 +165,7 @@ class SyncSettings(_Section):
 class ApiSettings(_Section):
     """The REST service and its limits."""
 
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", description="another than loopback only with [access]")
     port: int = Field(default=8000, ge=0, le=65535, description="0 picks a free one")
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024)
     max_bodies_bytes: int = Field(

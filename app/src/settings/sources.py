@@ -77,9 +77,10 @@ def no_collections(file: Path | None) -> str:
     """Why there is no collection, and what to do; `file` as in Loaded. Names no folder: REST clients see it too."""
     if file is None:
         return (
-            f"there is no {DEFAULT_FILE} in the working directory; make one (see owl-sap.example.toml) or give --config"
+            f"there is no {DEFAULT_FILE} in the working directory; `owl-sap init` writes one (owl-sap.example.toml is "
+            "another start), or give --config"
         )
-    return f"{file.name} has no [[collections]] block; owl-sap.example.toml shows one"
+    return f"{file.name} has no [[collections]] block; `owl-sap introspect SCHEMA.TABLE` proposes one"
 
 
 # ---------------------------------------------------------------------------------------------------- where it stands

@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import tomlkit
 from tomlkit.items import Table
 
 _WIDTH = 110
+Value = str | Sequence[str] | Mapping[str, str]
 
 
 def collection_block(
-    block: Mapping[str, str | Sequence[str]], comments: Mapping[str, str], notes: Iterable[str] = (), sql: str = ""
+    block: Mapping[str, Value], comments: Mapping[str, str], notes: Iterable[str] = (), sql: str = ""
 ) -> str:
     """`comments` by setting, wrapped; `notes` follow the block, then `sql`, line by line, as comments too."""
     table = tomlkit.table()
     for name, value in block.items():
         _comment(table, comments.get(name, ""))
-        table.add(name, value if isinstance(value, str) else list(value))
+        table.add(name, _item(value))
     for note in notes:
         _comment(table, note)
     for line in sql.splitlines():
@@ -30,6 +32,16 @@ def collection_block(
     document = tomlkit.document()
     document.add("collections", blocks)
     return tomlkit.dumps(document)
+
+
+def _item(value: Value) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        return list(value)
+    inline = tomlkit.inline_table()
+    inline.update(value)
+    return inline
 
 
 def _comment(table: Table, text: str) -> None:

@@ -1,0 +1,99 @@
+"""What is known by heart of SAP's own tables: where their texts stand, which items they have, what SQL cannot read.
+Facts for a proposal that a person reads. Source: SAP's data dictionary, as documentation and field lists show it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """`texts`: text tables, best first; `items`: tables with several rows for one of this, whose texts belong to it;
+    `long_text`: the object under which its long texts stand in STXH and STXL."""
+
+    about: str
+    texts: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+    long_text: str = ""
+
+
+KNOWN: Mapping[str, Known] = {
+    "MARA": Known("materials", ("MAKT",), long_text="MATERIAL"),
+    "MAKT": Known("names of materials"),
+    "MARC": Known("materials in plants", ("MAKT",)),
+    "MARD": Known("stocks of materials", ("MAKT",)),
+    "T023": Known("material groups", ("T023T",)),
+    "QMEL": Known("notifications", items=("QMFE", "QMSM"), long_text="QMEL"),
+    "QMFE": Known("items of notifications", long_text="QMFE"),
+    "QMSM": Known("tasks of notifications", long_text="QMSM"),
+    "AUFK": Known("orders", long_text="AUFK"),
+    "EQUI": Known("equipment", ("EQKT",), long_text="EQUI"),
+    "EQKT": Known("names of equipment"),
+    "IFLOT": Known("functional locations", ("IFLOTX",), long_text="IFLOT"),
+    "IFLOTX": Known("names of functional locations"),
+    "KNA1": Known("customers", long_text="KNA1"),
+    "LFA1": Known("suppliers", long_text="LFA1"),
+    "BUT000": Known("business partners"),
+    "ADRC": Known("addresses"),
+    "VBAK": Known("sales orders", items=("VBAP",), long_text="VBBK"),
+    "VBAP": Known("items of sales orders", long_text="VBBP"),
+    "EKKO": Known("purchase orders", items=("EKPO",), long_text="EKKO"),
+    "EKPO": Known("items of purchase orders", long_text="EKPO"),
+    "CSKS": Known("cost centres", ("CSKT",)),
+    "CEPC": Known("profit centres", ("CEPCT",)),
+    "SKA1": Known("accounts", ("SKAT",)),
+    "T001W": Known("plants"),
+}
+_LONG_TEXTS = frozenset({"STXH", "STXL", "STXB"})
+_BW_MASTER = re.compile(r"/(BIC|BI0)/P(.+)")
+_CDS = re.compile(r"[IC]_[A-Za-z0-9_]+")
+UNPACK = (
+    "Unpack them with an ABAP program that calls READ_TEXT for each header in STXH and writes key, language and text "
+    "into a table of your own (the text as a string, which is an NCLOB), and introspect that table"
+)
+
+
+def known(table: str) -> Known:
+    return KNOWN.get(table, Known(""))
+
+
+def unreadable(table: str) -> str | None:
+    """Why no text can be had from it by SQL, where that is so."""
+    if table not in _LONG_TEXTS:
+        return None
+    what = "holds the headers of" if table == "STXH" else "holds"
+    return (
+        f"{table} {what} SAPscript's long texts, which stand in STXL as compressed ABAP clusters: SQL sees bytes only, "
+        f"and so does every tool that reads the database. {UNPACK}"
+    )
+
+
+def long_text_note(table: str) -> str | None:
+    """A warning for a table whose best texts may be out of reach."""
+    object_name = known(table).long_text
+    if not object_name:
+        return None
+    return (
+        f"Long texts written in SAP GUI are not in {table}: they stand in STXL (object {object_name}), compressed, "
+        f"where SQL cannot read them. {UNPACK}."
+    )
+
+
+def text_table_names(table: str) -> Sequence[str]:
+    """Names under which the texts of a table stand by SAP's conventions, the likeliest first: known pairs; BW's master
+    data (/BIC/PZMAT has its texts in /BIC/TZMAT); a CDS view I_Product with I_ProductText; MARAT or MART; CAP's
+    _TEXTS."""
+    names = [*known(table).texts]
+    if found := _BW_MASTER.fullmatch(table):
+        names.append(f"/{found[1]}/T{found[2]}")
+    if _CDS.fullmatch(table):
+        names.append(f"{table}{'TEXT' if table.isupper() else 'Text'}")
+    return [*names, f"{table}T", f"{table[:-1]}T", f"{table}_TEXTS", f"{table}_texts", f"{table}.texts"]
+
+
+def outside_names(table: str) -> Sequence[str]:
+    """Those of them that no key leads to: in their key, or in the table's, there is something else."""
+    return text_table_names(table)[:-5]

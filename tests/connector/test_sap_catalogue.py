@@ -1,0 +1,341 @@
+"""SAP's tables -> what is proposed for them; and the views over their texts, made and read on the stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from connector.change_advice import Stamps, advise, stamp_column
+from connector.document import Renderer
+from connector.errors import NoProposal
+from connector.hana import ConnectionOptions, HanaPool
+from connector.introspection import introspect
+from connector.model import CollectionSpec, Column, Table, TableRef
+from connector.proposal import Facts, propose
+from connector.roles import measures
+from tests.connector.conftest import WordEmbedder
+from tests.connector.sap_catalogue import CATALOGUE, create
+from tests.emulator.process import Emulator
+
+FULL = {"method": "full"}
+KEPT_UP = Stamps(rows=100, filled=100, distinct=90)
+
+
+def watermark(column: str) -> dict[str, str]:
+    return {"method": "watermark", "column": column, "delay": "30s"}
+
+
+# table: template, metadata, changes (with a time stamp that is kept up in the rows)
+PROPOSED: dict[str, tuple[str, str, dict[str, str]]] = {
+    "MAKT": ("{MAKTX}", "SPRAS", FULL),
+    "QMEL": ("{QMTXT}", "QMART PRIOK ERDAT AEDAT QMDAT", FULL),
+    "QMFE": ("{FETXT}", "FEGRP", FULL),
+    "QMSM": ("{MATXT}", "", FULL),
+    "AUFK": ("{KTEXT}", "AUART AUTYP LTEXT WERKS ERDAT AEDAT", FULL),
+    "EQKT": ("{EQKTX}", "SPRAS", FULL),
+    "IFLOTX": ("{PLTXT}", "SPRAS", FULL),
+    "KNA1": ("{NAME1}, {NAME2}. {ORT01}. {STRAS}", "SPRAS LAND1 BRSCH KTOKD ERDAT", FULL),
+    "LFA1": ("{NAME1}. {ORT01}", "SPRAS LAND1 KTOKK", FULL),
+    "BUT000": ("{NAME_ORG1}, {NAME_ORG2}, {NAME_LAST}, {NAME_FIRST}", "TYPE BPKIND CHDAT", FULL),
+    "ADRC": ("{NAME1}. {CITY1}. {STREET}", "LANGU NATION COUNTRY DATE_FROM", FULL),
+    "VBAK": ("{KTEXT}", "AUART VKORG ERDAT AEDAT NETWR WAERK", watermark("UPD_TMSTMP")),
+    "VBAP": ("{ARKTX}", "ERDAT KWMENG VRKME NETWR WAERK", FULL),
+    "EKPO": ("{TXZ01}", "MATKL MENGE MEINS", FULL),
+    "/BIC/TZMAT": ("{TXTSH}, {TXTMD}", "LANGU", FULL),
+    "/BIC/AZD00100": ('{"/BIC/ZTEXT"}', "", FULL),
+    "SAP_BOOKS": ("{title}. {descr}", "createdAt modifiedAt price currency_code", watermark("modifiedAt")),
+    "SAP_BOOKS_TEXTS": ("{title}. {descr}", "locale", FULL),
+    "I_ProductText": ("{ProductName}", "Language", FULL),
+    "I_MaintenanceNotification": (
+        "{NotificationText}",
+        "NotificationType MaintPriority CreationDate",
+        watermark("LastChangeDateTime"),
+    ),
+}
+WITHOUT_TEXT = {"MARA", "MARC", "EQUI", "IFLOT", "EKKO", "/BIC/PZMAT", "I_Product", "STXH", "STXL"}
+
+
+def facts(table: Table) -> Facts:
+    return Facts(clients=[("100", 5)], stamps=KEPT_UP if stamp_column(table) is not None else None)
+
+
+def test_every_table_of_the_catalogue_is_expected_to_give_something() -> None:
+    assert PROPOSED.keys() | WITHOUT_TEXT == CATALOGUE.keys()
+
+
+@pytest.mark.parametrize("name", PROPOSED)
+def test_what_is_proposed(name: str) -> None:
+    table = CATALOGUE[name]
+    proposal = propose(table, facts(table))
+    template, metadata, changes = PROPOSED[name]
+    assert (proposal.template, " ".join(proposal.metadata), proposal.changes) == (template, metadata, changes)
+    client = next((column.name for column in table.columns if column.name in ("MANDT", "CLIENT")), None)
+    assert proposal.where == (None if client is None else f"{client} = '100'")
+    assert proposal.key == (table.primary_key or proposal.key)
+    spec = CollectionSpec(
+        "tried", table.ref, proposal.template, proposal.key, proposal.where, metadata=proposal.metadata
+    )
+    Renderer(spec, table, WordEmbedder())
+
+
+@pytest.mark.parametrize("name", ["MARA", "MARC", "EQUI", "IFLOT", "EKKO", "/BIC/PZMAT", "I_Product"])
+def test_tables_of_codes_and_numbers_have_no_text_of_their_own(name: str) -> None:
+    with pytest.raises(NoProposal, match="no column that looks like text"):
+        propose(CATALOGUE[name], Facts())
+
+
+@pytest.mark.parametrize("name", ["STXH", "STXL"])
+def test_long_texts_cannot_be_read_and_what_to_do_is_said(name: str) -> None:
+    with pytest.raises(NoProposal, match=r"compressed ABAP clusters.*READ_TEXT.*introspect that table"):
+        propose(CATALOGUE[name], Facts())
+
+
+@pytest.mark.parametrize(("name", "told"), [("QMEL", "object QMEL"), ("VBAK", "object VBBK"), ("KNA1", "object KNA1")])
+def test_who_has_long_texts_elsewhere_is_warned(name: str, told: str) -> None:
+    assert any("STXL" in note and told in note for note in propose(CATALOGUE[name], Facts()).notes)
+
+
+def test_what_is_guessed_bears_a_mark() -> None:
+    known, view = (propose(CATALOGUE[name], Facts()) for name in ("QMEL", "I_ProductText"))
+    assert "template" not in known.guessed
+    assert "key" not in known.guessed
+    assert {"template", "key"} <= view.guessed
+    assert view.comments()["template"].startswith("GUESS: ")
+    assert not known.comments()["key"].startswith("GUESS")
+    several = propose(CATALOGUE["QMEL"], Facts(clients=[("100", 5), ("200", 4)]))
+    assert "where" in several.guessed
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [
+        ("MARA", "BRGEW GEWEI, NTGEW GEWEI"),
+        ("EQUI", "ANSWT WAERS"),
+        ("VBAP", "KWMENG VRKME, NETWR WAERK"),
+        ("EKPO", "MENGE MEINS"),
+        ("I_Product", "GrossWeight WeightUnit"),
+        ("SAP_BOOKS", "price currency_code"),
+        ("KNA1", ""),
+    ],
+)
+def test_amounts_and_quantities_find_their_unit(name: str, pairs: str) -> None:
+    found = measures(CATALOGUE[name].columns)
+    assert ", ".join(f"{value.name} {unit.name}" for value, unit in found) == pairs
+
+
+# ------------------------------------------------------------------------------------------------- ways to find changes
+
+
+@pytest.mark.parametrize(
+    ("name", "stamps", "told"),
+    [
+        ("MARA", None, "LAEDA tells the day only"),
+        ("AUFK", None, "AEDAT tells the day only"),
+        ("QMEL", None, "AEDAT and AEZEIT tell day and time in two columns"),
+        ("BUT000", None, "CHDAT and CHTIM tell day and time in two columns"),
+        ("MAKT", None, "no column tells when a row changed"),
+        ("VBAK", None, "were not looked at"),
+        ("VBAK", Stamps(0, 0, 0), "the table is empty"),
+        ("VBAK", Stamps(100, 60, 55), "40 of 100 rows have no value"),
+        ("VBAK", Stamps(100, 100, 1), "all rows have the same value"),
+    ],
+)
+def test_why_every_row_is_compared(name: str, stamps: Stamps | None, told: str) -> None:
+    advice = advise(CATALOGUE[name], stamps)
+    assert (advice.changes, advice.guess, told in advice.why) == (FULL, False, True), advice.why
+
+
+def test_a_time_stamp_that_is_kept_up_is_proposed_with_its_trap() -> None:
+    advice = advise(CATALOGUE["EKKO"], KEPT_UP)
+    assert (advice.changes, advice.guess) == (watermark("LASTCHANGEDATETIME"), True)
+    assert "daily comparison" in advice.why
+
+
+def test_other_ways_are_named_where_a_table_is_large() -> None:
+    why = advise(CATALOGUE["MARA"], None, 2_000_000).why
+    assert all(word in why for word in ('hash = "server"', "rowid", "triggers"))
+    of_view = advise(CATALOGUE["I_ProductText"], None, 2_000_000).why
+    assert 'hash = "server"' in of_view
+    assert "rowid" not in of_view
+    assert "rowid" not in advise(CATALOGUE["MARA"], None, 1000).why
+
+
+# ------------------------------------------------------------------------------------------------------ on the stand-in
+
+
+@pytest.fixture(scope="module")
+def pool(emulator: Emulator) -> Iterator[HanaPool]:
+    options = ConnectionOptions(
+        host=emulator.host, port=emulator.port, user=emulator.user, password=emulator.password, encrypt=False
+    )
+    with HanaPool(options, 2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def rows(hana: Any, hana_schema: str) -> Any:
+    """`rows(table, row, ...)` makes a table of the catalogue and fills it; values by column, the rest stay empty."""
+
+    def fill(name: str, *values: dict[str, Any]) -> TableRef:
+        table = CATALOGUE[name]
+        cursor = hana.cursor()
+        cursor.execute(create(table, hana_schema))
+        for row in values:
+            columns = ", ".join(f'"{column}"' for column in row)
+            marks = ", ".join("?" * len(row))
+            cursor.execute(f'INSERT INTO "{hana_schema}"."{name}" ({columns}) VALUES ({marks})', tuple(row.values()))
+        hana.commit()
+        return TableRef(hana_schema, name)
+
+    return fill
+
+
+def seen(pool: HanaPool, proposal: Any, columns: str) -> list[tuple[Any, ...]]:
+    """The rows of the view that was proposed."""
+    assert proposal.create_view is not None
+    pool.execute(proposal.create_view)
+    name = proposal.create_view.split(" AS ", 1)[0].removeprefix("CREATE VIEW ")
+    return [tuple(row) for row in pool.read(f"SELECT {columns} FROM {name} ORDER BY 1, 2")]
+
+
+def materials(rows: Any) -> TableRef:
+    found = rows("MARA", *({"MANDT": "100", "MATNR": number, "MTART": "ROH"} for number in "12345"))
+    texts = [("1", "D", "Öl"), ("1", "E", "Oil"), ("2", "D", "Rohr"), ("2", "F", "Tube"), ("3", "F", "Vis"),
+             ("4", "E", ""), ("4", "D", "Blech")]  # fmt: skip
+    rows("MAKT", *({"MANDT": "100", "MATNR": n, "SPRAS": lang, "MAKTX": text} for n, lang, text in texts))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("languages", "expected"),
+    [
+        ((), [("1", "E", "Oil"), ("2", "D", "Rohr"), ("3", "F", "Vis"), ("4", "D", "Blech"), ("5", None, None)]),
+        (
+            ("fr", "D"),
+            [("1", "D", "Öl"), ("2", "F", "Tube"), ("3", "F", "Vis"), ("4", "D", "Blech"), ("5", None, None)],
+        ),
+    ],
+)
+def test_each_material_has_the_text_of_the_best_language(
+    pool: HanaPool, rows: Any, languages: tuple[str, ...], expected: list[tuple[str, ...]]
+) -> None:
+    """Wanted first, then the others, then any; a blank text is none; a material without text is there, once."""
+    proposal = introspect(pool, materials(rows), languages=languages).proposal
+    assert proposal is not None
+    assert proposal.source.name == "MAKT"
+    assert seen(pool, proposal, '"MATNR", "SPRAS", "MAKTX"') == expected
+
+
+def test_the_view_is_proposed_with_one_row_a_material(pool: HanaPool, rows: Any) -> None:
+    ref = materials(rows)
+    proposal = introspect(pool, ref).proposal
+    assert proposal is not None
+    pool.execute(str(proposal.create_view))
+    of_view = introspect(pool, TableRef(ref.schema, "V_MARA")).proposal
+    assert of_view is not None
+    assert (of_view.key, of_view.template, of_view.where) == (("MANDT", "MATNR"), "{MAKTX}", "MANDT = '100'")
+    assert "MTART" in of_view.metadata
+    assert of_view.metadata[-2:] == ("BRGEW", "GEWEI")
+
+
+def test_a_plants_materials_find_their_names_by_a_shorter_key(pool: HanaPool, rows: Any) -> None:
+    materials(rows)
+    marc = rows("MARC", *({"MANDT": "100", "MATNR": "2", "WERKS": plant} for plant in ("P1", "P2")))
+    found = seen(pool, introspect(pool, marc).proposal, '"MATNR", "WERKS", "MAKTX"')
+    assert found == [("2", "P1", "Rohr"), ("2", "P2", "Rohr")]
+
+
+def test_items_and_tasks_of_a_notification_are_strung_together(pool: HanaPool, rows: Any) -> None:
+    head = rows("QMEL", *({"MANDT": "100", "QMNUM": number, "QMTXT": f"Leak {number}"} for number in "12"))
+    items = (("0002", "gasket torn"), ("0001", "screw loose"))
+    rows("QMFE", *({"MANDT": "100", "QMNUM": "1", "FENUM": n, "FETXT": text} for n, text in items))
+    rows("QMSM", {"MANDT": "100", "QMNUM": "1", "MANUM": "0001", "MATXT": "replace gasket"})
+    proposal = introspect(pool, head).proposal
+    assert proposal is not None
+    assert (proposal.source, proposal.template) == (head, "{QMTXT}"), "it has a text of its own and needs no view"
+    assert any("QMFE" in note and "strings them together" in note for note in proposal.notes)
+    assert seen(pool, proposal, '"QMNUM", "QMTXT", "FETXT", "MATXT"') == [
+        ("1", "Leak 1", "screw loose. gasket torn", "replace gasket"),
+        ("2", "Leak 2", None, None),
+    ]
+
+
+def test_an_order_whose_only_texts_are_those_of_its_items(pool: HanaPool, rows: Any) -> None:
+    order = rows("EKKO", {"MANDT": "100", "EBELN": "45", "BSART": "NB"})
+    rows("EKPO", *({"MANDT": "100", "EBELN": "45", "EBELP": n, "TXZ01": f"Pump {n}"} for n in ("00010", "00020")))
+    proposal = introspect(pool, order).proposal
+    assert proposal is not None
+    assert proposal.source.name == "EKPO"
+    assert seen(pool, proposal, '"EBELN", "BSART", "TXZ01"') == [("45", "NB", "Pump 00010. Pump 00020")]
+
+
+def test_bws_texts_stand_under_another_key_and_only_active_rows_count(pool: HanaPool, rows: Any) -> None:
+    master = rows("/BIC/PZMAT", *({"/BIC/ZMAT": "1", "OBJVERS": v, "/BIC/ZGROUP": v} for v in ("A", "M")))
+    rows("/BIC/TZMAT", *({"/BIC/ZMAT": "1", "LANGU": lang, "TXTMD": lang * 3} for lang in "DE"))
+    proposal = introspect(pool, master).proposal
+    assert proposal is not None
+    assert proposal.source.name == "/BIC/TZMAT"
+    assert seen(pool, proposal, '"/BIC/ZMAT", "OBJVERS", "LANGU", "TXTMD"') == [("1", "A", "E", "EEE")]
+
+
+def test_caps_translations_replace_the_default_as_cap_does_it(pool: HanaPool, rows: Any) -> None:
+    books = rows("SAP_BOOKS", *({"ID": n, "title": f"Titel {n}", "descr": "Roman"} for n in "12"))
+    translated = [("1", "en", "Title 1", "Novel"), ("2", "fr", "Titre 2", None)]
+    rows("SAP_BOOKS_TEXTS", *({"ID": n, "locale": lang, "title": t, "descr": d} for n, lang, t, d in translated))
+    proposal = introspect(pool, books, languages=["en"]).proposal
+    assert proposal is not None
+    assert (proposal.source, proposal.changes["method"]) == (books, "full"), "the time stamps are empty here"
+    expected = [("1", "Title 1", "Novel"), ("2", "Titel 2", "Roman")]
+    assert seen(pool, proposal, '"ID", "title", "descr"') == expected
+
+
+def test_a_cds_views_texts_stand_in_the_view_beside_it(pool: HanaPool, rows: Any, hana_schema: str) -> None:
+    for name in ("I_Product", "I_ProductText"):
+        stored = TableRef(hana_schema, name)
+        rows(name)
+        pool.execute(f'RENAME TABLE "{hana_schema}"."{name}" TO "Z{name}"')
+        pool.execute(f'CREATE VIEW "{hana_schema}"."{name}" AS SELECT * FROM "{hana_schema}"."Z{name}"')
+    pool.execute(f'INSERT INTO "{hana_schema}"."ZI_Product" ("Product", "ProductType") VALUES (\'P1\', \'FERT\')')
+    for language in "DE":
+        text = f"INSERT INTO \"{hana_schema}\".\"ZI_ProductText\" VALUES ('P1', '{language}', 'Pump {language}')"
+        pool.execute(text)
+    proposal = introspect(pool, TableRef(hana_schema, "I_Product")).proposal
+    assert proposal is not None
+    assert proposal.source == stored
+    assert seen(pool, proposal, '"Product", "ProductType", "Language", "ProductName"') == [
+        ("P1", "FERT", "E", "Pump E")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "method", "told"),
+    [
+        ("20240131101112.1234567", "20240201101112.1234567", "watermark", "set in all 2 rows"),
+        ("0", "20240201101112.1234567", "full", "1 of 2 rows have no value"),
+        (None, "20240201101112.1234567", "full", "1 of 2 rows have no value"),
+    ],
+)
+def test_initial_time_stamps_are_none(
+    pool: HanaPool, rows: Any, first: str | None, second: str, method: str, told: str
+) -> None:
+    stamps = ({"MANDT": "100", "VBELN": str(n), "UPD_TMSTMP": at} for n, at in enumerate((first, second)))
+    proposal = introspect(pool, rows("VBAK", *stamps)).proposal
+    assert proposal is not None
+    assert (proposal.changes["method"], told in proposal.reasons["changes"]) == (method, True)
+    only_catalogue = introspect(pool, TableRef(proposal.source.schema, "VBAK"), look_at_rows=False).proposal
+    assert only_catalogue is not None
+    assert only_catalogue.changes == FULL
+
+
+def test_stxl_is_refused_without_a_look_at_its_rows(pool: HanaPool, rows: Any) -> None:
+    found = introspect(pool, rows("STXL"))
+    assert found.proposal is None
+    assert "READ_TEXT" in found.reason
+
+
+def test_a_columns_time_alone_is_no_change() -> None:
+    created = Table(TableRef("S", "T"), (Column("CREATED_AT", "TIMESTAMP"), Column("EXCHANGE_RATE", "DECIMAL", 9, 5)))
+    assert stamp_column(created) is None
+    assert "no column tells" in advise(created, None).why

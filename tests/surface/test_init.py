@@ -1,0 +1,255 @@
+"""`owl-sap init` as a person runs it: flags, questions on a terminal, the template without a database; and that what it
+wrote works with the verbs that follow.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app.src.cli import app
+from app.src.settings import load
+from tests.emulator.process import Emulator, running
+from tests.surface.conftest import Cli, environment
+
+FILE, VARIABLES = "owl-sap.toml", ".env.example"
+HASHING = {"OWL_SAP_EMBEDDING__MODEL": "hash:64"}
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    with running("--data", str(tmp_path_factory.mktemp("init")), "--sample") as emulator:
+        yield emulator
+        assert emulator.stop() == 0
+
+
+@pytest.fixture
+def where(sample: Emulator) -> list[str]:
+    return ["--host", sample.host, "--port", str(sample.port), "--user", sample.user, "--no-encrypt"]
+
+
+@pytest.fixture
+def password(sample: Emulator) -> dict[str, str]:
+    return {"HANA_PASSWORD": sample.password} | HASHING
+
+
+def written(folder: Path) -> dict:
+    return tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
+
+
+# ----------------------------------------------------------------------------------------------------------- with flags
+
+
+@pytest.mark.covers("init", "plan", "sync", "search")
+@pytest.mark.parametrize("store", ["local", "hana"])
+def test_from_nothing_to_a_search(
+    cli: Cli, tmp_path: Path, where: list[str], password: dict[str, str], store: str
+) -> None:
+    tables = ["--table", "SAPDEMO.QMEL", "--table", "SAPDEMO.MARA"]
+    made = cli("init", *where, *tables, "--store", store, "--json", **password)
+    assert made.code == 0, made.err
+    assert made.json["collections"] == ["qmel", "makt"]
+    assert made.json["next"][0] == "owl-sap plan qmel"
+    assert password["HANA_PASSWORD"] not in (tmp_path / FILE).read_text() + (tmp_path / VARIABLES).read_text()
+    for command in made.json["next"][store == "hana" :]:  # planned in one of them
+        verb, name = command.split()[1:3]
+        words = ["leaking pump"] if verb == "search" else []
+        run = cli(verb, name, *words, "--json", **password)
+        assert run.code == 0, run.err
+        assert run.json
+    schema = written(tmp_path)["store"].get("schema")
+    assert (schema is None) == (store == "local")
+
+
+@pytest.mark.covers("init")
+def test_what_is_written_says_why(cli: Cli, tmp_path: Path, where: list[str], password: dict[str, str]) -> None:
+    run = cli("init", *where, "--schema", "SAPDEMO", "--table", "MARA", "--language", "de", **password)
+    assert run.code == 0, run.err
+    text = (tmp_path / FILE).read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if re.match(r"\w+ = ", line):
+            above = text[: text.index(line)].splitlines()[-1]
+            explained = "  # " in line or above.startswith("#") or line.startswith(("name", "source"))
+            assert explained, f"{line!r} has no word of explanation"
+    assert "has REAL_VECTOR" in text
+    assert "GUESS: languages, codes and dates" in text
+    assert "SAPDEMO.MARA has no text of its own" in text
+    assert re.search(r"^# CREATE VIEW .*\n(#.*\n)*# .*WHEN 'D' THEN 1", text, re.MULTILINE)
+    assert "plan makt" in run.err
+    assert not (tmp_path / ".env").exists()
+
+
+@pytest.mark.covers("init")
+def test_the_likeliest_tables_by_themselves(
+    cli: Cli, tmp_path: Path, where: list[str], password: dict[str, str]
+) -> None:
+    made = cli("init", *where, "--schema", "SAPDEMO", "--yes", "--json", "--out", "a/b", **password)
+    assert made.code == 0, made.err
+    assert made.json["collections"] == ["qmel", "makt", "kna1"]
+    assert made.json["next"][0] == f"cd {Path('a/b')} && owl-sap plan qmel"
+    assert [each["name"] for each in written(tmp_path / "a" / "b")["collections"]] == made.json["collections"]
+
+
+@pytest.mark.covers("init")
+def test_a_password_out_of_a_file(cli: Cli, tmp_path: Path, sample: Emulator, where: list[str]) -> None:
+    (tmp_path / "secret").write_text(sample.password + "\n")
+    run = cli("init", *where, "--table", "SAPDEMO.KNA1", "--password-file", "secret", **HASHING)
+    assert run.code == 0, run.err
+    assert sample.password not in (tmp_path / FILE).read_text()
+
+
+@pytest.mark.covers("init", errors=True)
+def test_nothing_is_overwritten_unless_told_so(
+    cli: Cli, tmp_path: Path, where: list[str], password: dict[str, str]
+) -> None:
+    table = ["--table", "SAPDEMO.KNA1"]
+    assert cli("init", *where, *table, **password).code == 0
+    before = (tmp_path / FILE).read_text()
+    again = cli("init", *where, "--table", "SAPDEMO.QMEL", **password)
+    assert (again.code, "--force" in again.err, FILE in again.err, VARIABLES in again.err) == (2, True, True, True)
+    assert (tmp_path / FILE).read_text() == before
+    forced = cli("init", *where, *table, "--force", "--json", **password)
+    assert (forced.code, forced.json["collections"]) == (0, ["kna1"]), "the name of the file that goes is free"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [VARIABLES, FILE]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--table", "SAPDEMO.QMELL"], 2, "Did you mean 'QMEL'"),
+        (["--table", "sapdemo.QMEL"], 2, "case-sensitive"),
+        (["--table", "QMEL"], 2, "SCHEMA.TABLE"),
+        (["--schema", "SAPDEMO"], 2, "which tables of SAPDEMO? --table"),
+        (["--schema", "SAPDEM", "--yes"], 2, "Did you mean 'SAPDEMO'"),
+        (["--offline", "--table", "SAPDEMO.QMEL"], 2, "--offline"),
+        (["--password-file", "nowhere", "--table", "SAPDEMO.QMEL"], 2, "--password-file"),
+    ],
+)
+def test_what_is_refused_and_leaves_nothing_behind(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: list[str],
+    password: dict[str, str],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    """In this process, for there are many."""
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ.keys() - environment().keys():
+        monkeypatch.delenv(name)
+    run = CliRunner().invoke(app, ["init", *where, *arguments], env=password | {"COLUMNS": "200"})
+    assert (run.exit_code, said in run.stderr) == (code, True), run.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.covers("init", errors=True)
+def test_without_a_database_or_the_right_password(cli: Cli, tmp_path: Path, where: list[str]) -> None:
+    nowhere = cli("init", "--table", "S.T")
+    assert (nowhere.code, "--host" in nowhere.err, "--offline" in nowhere.err) == (2, True, True)
+    wrong = cli("init", *where, "--table", "SAPDEMO.QMEL", HANA_PASSWORD="canary-73")
+    assert (wrong.code, "canary-73" in wrong.err) == (3, False)
+    none = cli("init", *where, "--table", "SAPDEMO.QMEL")
+    assert (none.code, "HANA_PASSWORD" in none.err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -------------------------------------------------------------------------------------------------------- on a terminal
+
+
+def typed(folder: Path, arguments: list[str], answers: list[tuple[str, str]], **variables: str) -> tuple[int, str]:
+    """Exit code and screen of a run on a terminal; each answer is given once its question stands there, and a hidden
+    one once the terminal shows no more what is typed: until then it would be thrown away."""
+    leader, follower = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "app", *arguments],
+        cwd=folder,
+        env=environment(**variables),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    screen, waiting, deadline = "", list(answers), time.monotonic() + 30
+    try:
+        while time.monotonic() < deadline:
+            if select.select([leader], [], [], 0.05)[0]:
+                try:
+                    screen += os.read(leader, 4096).decode(errors="replace")
+                except OSError:  # the other end is closed: it has ended
+                    break
+            hidden = not termios.tcgetattr(leader)[3] & termios.ECHO
+            if waiting and waiting[0][0] in screen and hidden == waiting[0][0].startswith("Password"):
+                os.write(leader, (waiting.pop(0)[1] + "\n").encode())
+        assert time.monotonic() < deadline, screen
+        return child.wait(20), screen
+    finally:
+        os.close(leader)
+        with suppress(ProcessLookupError):
+            child.kill()
+        child.wait()
+
+
+@pytest.mark.covers("init")
+def test_questions_on_a_terminal(tmp_path: Path, sample: Emulator) -> None:
+    answers = [
+        ("host name", sample.host),
+        ("Port", str(sample.port)),
+        ("Technical user", sample.user),
+        ("Password", sample.password),
+        ("Which ones", "99"),
+        ("from 1 to", "1, V_MATERIALS"),
+    ]
+    code, screen = typed(tmp_path, ["init", "--no-encrypt", "--store", "local"], answers, **HASHING)
+    assert code == 0, screen
+    assert sample.password not in screen
+    assert "99 is not in the list" in screen
+    names = [each["name"] for each in written(tmp_path)["collections"]]
+    assert names == ["qmel", "v_materials"]
+    assert "owl-sap search qmel" in screen
+
+
+# --------------------------------------------------------------------------------------------------- without a database
+
+
+@pytest.mark.covers("init")
+def test_a_template_to_fill_in(cli: Cli, tmp_path: Path) -> None:
+    run = cli("init", "--offline", "--host", "hana.example.org", "--json")
+    assert run.code == 0, run.err
+    assert run.json["collections"] == []
+    assert load(environ={}, folder=tmp_path).settings.hana.host == "hana.example.org"
+    assert "HANA_PASSWORD=\n" in (tmp_path / VARIABLES).read_text()
+
+
+def test_every_comment_of_a_setting_can_be_uncommented(cli: Cli, tmp_path: Path) -> None:
+    """One after the other, and in the block of a collection all at once."""
+    assert cli("init", "--offline").code == 0
+    text = (tmp_path / FILE).read_text(encoding="utf-8")
+    head, block = text.split("# [[collections]]\n")
+    head, settings = head.splitlines(), 0
+    for number, line in enumerate(head):
+        if re.match(r"# \w+ = ", line):
+            settings += 1
+            changed = [*head[:number], line.removeprefix("# "), *head[number + 1 :]]
+            (tmp_path / FILE).write_text("\n".join(changed), encoding="utf-8")
+            load(environ={}, folder=tmp_path)
+    assert settings >= 25
+    lines = [line.removeprefix("# ") for line in block.splitlines() if " = " in line]
+    block = "\n".join(lines).replace('["SPRAS"]', '["SPRAS", "MTART"]')
+    (tmp_path / FILE).write_text(f"[[collections]]\n{block}\n", encoding="utf-8")
+    (collection,) = load(environ={}, folder=tmp_path).settings.collections
+    assert (collection.name, collection.source, collection.switch) == ("materials", "SAPABAP1.MAKT", "auto")
