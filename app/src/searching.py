@@ -256,19 +256,15 @@ class Searching:
 
     # ----------------------------------------------------------------------------------------------- what is stored
 
-    def serving(self, name: str) -> CollectionStatus:
-        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
-        return self._known_status(name)
-
     def _never_written(self, name: str) -> bool:
         """Which is no error where clients write: they may ask first."""
         try:
-            self._known_status(name)
+            self.serving(name)
         except UnknownCollection:
             return True
         return False
 
-    def _known_status(self, name: str) -> CollectionStatus:
+    def serving(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
         asked, status = self._known.get(name, (-math.inf, None))
         if status is None or time.monotonic() - asked >= _STATUS_SECONDS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -13,6 +13,9 @@ from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
 from app.src.cli.exits import OK, UsageFault
 from app.src.cli.progress import watched
+
+if TYPE_CHECKING:
+    from app.src.evaluation.run import Mode
 
 _ALL = "all"
 _FIGURES = ("mode", "group", "queries", "hit_1", "hit_3", "hit_10", "mrr", "recall", "ndcg")
@@ -32,12 +35,13 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """How well labelled queries find the rows that answer them: recall, MRR, nDCG, by mode and group."""
-    from app.src.evaluation.report import Wanted, differences
+    from app.src.evaluation.report import differences
+    from app.src.evaluation.run import Wanted
 
     modes = _modes(mode)
     earlier = None if against is None else _report(against)
     with opened(loaded_for(ctx)) as service, watched(name) as observer:
-        report = service.evaluate(name, Wanted(queries, modes, k), observer.progress).as_dict()
+        report = service.evaluating.evaluate(name, Wanted(queries, modes, k), observer.progress).as_dict()
     changed = None if earlier is None else differences(earlier, report)
     if save is not None:
         _write(save, report)
@@ -53,14 +57,13 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     return OK
 
 
-def _modes(mode: str) -> tuple[str, ...]:
-    from app.src.searching import MODES
+def _modes(mode: str) -> tuple[Mode, ...]:
+    from app.src.evaluation.run import MODES
 
-    if mode == _ALL:
-        return MODES
-    if mode not in MODES:
+    chosen = MODES if mode == _ALL else tuple(known for known in MODES if known == mode)
+    if not chosen:
         raise UsageFault(f"--mode {mode}: there is {', '.join(MODES)} or {_ALL}")
-    return (mode,)
+    return chosen
 
 
 def _report(file: Path) -> dict[str, Any]:
