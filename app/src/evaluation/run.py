@@ -42,7 +42,7 @@ class Evaluating:
         self._parts = parts
 
     def evaluate(self, name: str, wanted: Wanted, progress: Progress = _silent) -> Evaluation:
-        """Every query in every mode. Raises ConfigurationError for what is wrong with the file, and as a search does."""
+        """Every query in every mode. Raises ConfigurationError for what is wrong with the file, else as search."""
         spec, stored = self._spec(name), self._stored(name)
         queries = read(wanted.file, stored.key or spec.key)
 
