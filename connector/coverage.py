@@ -19,11 +19,11 @@ was we were what when where which while who whom whose why will with without wou
 """
 _GERMAN = """
 aber alle allem allen aller alles als also am an auch auf aus bei beim bin bis bist bitte da damit dann das dass dem
-den denn der des die dies diese diesem diesen dieser dieses doch dort du durch ein eine einem einen einer eines er es
-etwas für gegen gibt hab habe haben hat ich ihm ihn ihnen ihr ihre im in ist ja jede jedem jeden jeder jedes jemand
-kann kein keine können man mehr mein mit muss müssen nach nicht nichts noch nun nur ob oder ohne sehr sein seine sich
-sie sind so soll um und uns unser unter vom von vor war waren was wegen weil welche welcher wenn wer werden wie wieder
-will wir wird wo zu zum zur
+den denn der des die dies diese diesem diesen dieser dieses doch dort du durch ein eine einem einen einer eines er
+es etwas für gegen gibt hab habe haben hat ich ihm ihn ihnen ihr ihre im in ist ja jede jedem jeden jeder jedes
+jemand kann kein keine können man mehr mein mit muss müssen nach nicht nichts noch nun nur ob oder ohne sehr sein
+seine sich sie sind so soll um und uns unser unter vom von vor war waren was wegen weil welche welcher wenn wer
+werden wie wieder will wir wird wo zu zum zur
 """
 _ENDINGS = (
     *("lichen", "ungen", "ingly", "liche"),

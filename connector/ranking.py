@@ -61,14 +61,17 @@ def closeness(
 def blend(
     candidates: Sequence[Hit], close: Sequence[float] | NDArray[np.float64], covered: Sequence[float]
 ) -> list[Hit]:
-    """All candidates by closeness + WORDS_WEIGHT * coverage ** WORDS_POWER, which becomes their score; ties by id. A
-    sum of scores that have a common scale keeps what ranks throw away, how far apart they are: Bruch, Gai and Ingber,
+    """Each document once, by the best of its chunks: closeness + WORDS_WEIGHT * coverage ** WORDS_POWER, which becomes
+    the score; ties by id, then by chunk. A sum of scores that have a common scale keeps what ranks throw away, how far apart they are: Bruch, Gai and Ingber,
     "An analysis of fusion functions for hybrid retrieval", TOIS 2023."""
     scored = [
         replace(hit, score=float(near) + WORDS_WEIGHT * share**WORDS_POWER)
         for hit, near, share in zip(candidates, close, covered, strict=True)
     ]
-    return sorted(scored, key=lambda hit: (-hit.score, hit.id))
+    best: dict[str, Hit] = {}
+    for hit in sorted(scored, key=lambda hit: (-hit.score, hit.id, hit.number)):
+        best.setdefault(hit.id, hit)
+    return list(best.values())
 
 
 def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, balance: float) -> list[int]:

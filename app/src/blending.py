@@ -93,17 +93,20 @@ class Blending:
         near = store.search(name, vector, depth, where, serving, within)
         worded = store.keyword(name, " ".join(words), depth, where, serving, within) if words else []
         near, worded = seen(near, within), seen(worded, within)
-        chosen = {hit.id: hit for hit in near}
-        for hit in worded:
-            chosen.setdefault(hit.id, hit)
-        keyed = [hit for hit in self._keyed(store, stored, words, depth, narrow) if hit.id not in chosen]
+        chosen = {(hit.id, hit.number): hit for hit in (*near, *worded)}
+        ids = {hit.id for hit in chosen.values()}
+        keyed = [hit for hit in self._keyed(store, stored, words, depth, narrow) if hit.id not in ids]
         candidates = [*chosen.values(), *keyed]
+        if not candidates:
+            return Ranked([], words=words)
         vectors = store.vectors(name, candidates, serving)
-        close = closeness(vector, vectors, self._backdrop(store, stored)) if candidates else np.zeros(0)
+        close = closeness(vector, vectors, self._backdrop(store, stored))
         covered = [coverage(words, parts_of(f"{hit.text} {hit.id}")) for hit in candidates]
+        hits = blend(candidates, close, covered)
         cosines = (vectors.astype(np.float64) @ vector.astype(np.float64)).tolist()
-        known = dict(zip((hit.id for hit in candidates), cosines, strict=True))
-        return Ranked(blend(candidates, close, covered), known, near, worded, words, len(keyed))
+        of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
+        known = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
+        return Ranked(hits, known, near, worded, words, len(keyed))
 
     def _keyed(
         self, store: VectorStore, stored: CollectionStatus, words: Sequence[str], count: int, narrow: Narrow

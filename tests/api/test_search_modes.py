@@ -60,19 +60,32 @@ def test_keyword(client: httpx.Client, synced: Service) -> None:
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
-def test_hybrid_is_the_fusion_of_both(client: httpx.Client, synced: Service) -> None:
-    rankings = [keys(ask(client, query="hydraulic pump seal", mode=mode, k=50)) for mode in ("vector", "keyword")]
-    assert rankings[0] != rankings[1]
-    assert len(rankings[1]) < len(rankings[0])
-    expected: dict[str, float] = {}
-    for ranking in rankings:
-        for rank, key in enumerate(ranking, start=1):
-            expected[key] = expected.get(key, 0) + 1 / (60 + rank)
-    answer = ask(client, query="hydraulic pump seal", mode="hybrid", k=50)
-    assert {hit["key"]["MATNR"]: hit["score"] for hit in answer["hits"]} == pytest.approx(expected)
+def test_hybrid_is_the_blend_of_both(client: httpx.Client, synced: Service) -> None:
+    text = "the hydraulic pumps and seal"  # three words that count
+    cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query=text, k=50)["hits"]}
+    answer = ask(client, query=text, mode="hybrid", k=50)
+    assert set(keys(answer)) == set(cosines), "here the candidates are all rows"
+    for hit in answer["hits"]:
+        share = sum(word in hit["text"].lower() for word in ("hydraulic", "pump", "seal")) / 3
+        assert hit["score"] == pytest.approx(cosines[hit["key"]["MATNR"]] + 0.5 * share**3, abs=1e-5), hit["text"]
     assert [-hit["score"] for hit in answer["hits"]] == sorted(-hit["score"] for hit in answer["hits"])
     assert set(answer["took_ms"]) == {"embed", "store"}
-    assert keys(ask(client, query="hydraulic pump seal", mode="hybrid", k=2)) == keys(answer)[:2]
+    assert keys(ask(client, query=text, mode="hybrid", k=2)) == keys(answer)[:2]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_hybrid_finds_a_number_of_the_key_that_no_text_holds(
+    client: httpx.Client, source: TableSource, service: Service
+) -> None:
+    source.rows_by_key["000000000000471100"] = {"MATNR": "000000000000471100", "MAKTX": "grey lid", "MTART": "ROH"}
+    service.sync("materials")
+    for text in ("471100", "000000471100", "material 471100"):
+        assert keys(ask(client, query=text, mode="hybrid", k=1)) == ["000000000000471100"], text
+    assert ask(client, query="471100", mode="hybrid", filter={"MTART": "FERT"}, k=50)["hits"] == [
+        hit for hit in ask(client, query="471100", mode="hybrid", k=50)["hits"] if hit["metadata"]["MTART"] == "FERT"
+    ]
+    explained = ask(client, query="471100", mode="hybrid", k=1, explain=True)["explain"]
+    assert explained["words"] == ["471100"]
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
