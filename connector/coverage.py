@@ -82,7 +82,7 @@ def related(asked: str, other: str) -> bool:
     if asked == other:
         return True
     if not (asked.isalpha() and other.isalpha()):
-        return asked.isdigit() and other.isdigit() and len(asked) >= 3 and asked.lstrip("0") == other.lstrip("0")
+        return asked.isdigit() and other.isdigit() and asked.lstrip("0") == other.lstrip("0")
     one, two = stem(asked), stem(other)
     if one == two:
         return True

@@ -62,8 +62,8 @@ def blend(
     candidates: Sequence[Hit], close: Sequence[float] | NDArray[np.float64], covered: Sequence[float]
 ) -> list[Hit]:
     """Each document once, by the best of its chunks: closeness + WORDS_WEIGHT * coverage ** WORDS_POWER, which becomes
-    the score; ties by id, then by chunk. A sum of scores that have a common scale keeps what ranks throw away, how far apart they are: Bruch, Gai and Ingber,
-    "An analysis of fusion functions for hybrid retrieval", TOIS 2023."""
+    the score; ties by id, then by chunk. A sum of scores that have a common scale keeps what ranks throw away, how far
+    apart they are: Bruch, Gai and Ingber, "An analysis of fusion functions for hybrid retrieval", TOIS 2023."""
     scored = [
         replace(hit, score=float(near) + WORDS_WEIGHT * share**WORDS_POWER)
         for hit, near, share in zip(candidates, close, covered, strict=True)

@@ -62,15 +62,12 @@ class HanaSearch:
             plan = self._pool.in_transaction(ask, doing="explaining a search")
         except (StatementFailed, PermissionRefused) as error:
             return IndexUse(None, f"HANA does not explain the search (error {error.code})")
-        named = [
-            (str(operator), str(details or ""))
-            for operator, details in plan
-            if "VECTOR" in str(operator).upper() or "HNSW" in str(operator).upper()
-        ]
-        if not named:
-            return IndexUse(None, "HANA's plan names no vector search")
-        operator, details = named[0]
-        return IndexUse("HNSW" in operator.upper(), f"{operator}: {details}" if details else operator)
+        operators = [(str(operator), str(details or "")) for operator, details in plan]
+        for operator, details in operators:
+            if "HNSW" in operator.upper() or "VECTOR INDEX" in operator.upper():
+                return IndexUse(True, f"{operator}: {details}" if details else operator)
+        exact = [details for _, details in operators if "COSINE_SIMILARITY" in details]
+        return IndexUse(False, exact[-1] if exact else "no operator of HANA's plan names a vector index")
 
     def by_words(self, text: str, k: int, condition: filters.Condition | None, *, full_text: bool) -> list[Hit]:
         """`full_text`: whether HANA takes text search on these columns."""

@@ -33,7 +33,7 @@ def test_words_that_say_what_it_is_about(text: str, found: tuple[str, ...]) -> N
         ("exactly", "exact"),
         ("leaking", "leaks"),
         ("kartons", "wellpappkarton"),
-        ("pumpe", "pumpengehause"),
+        ("motor", "motorschutzschalter"),
         ("getriebe", "getrieben"),
         ("100195", "000000000000100195"),
         ("000100195", "100195"),
@@ -47,7 +47,6 @@ def test_words_that_are_asked_for_by_another(asked: str, other: str) -> None:
     ("asked", "other"),
     [
         ("table", "stable"),
-        ("12", "0012"),
         ("100195", "9100195"),
         ("6205", "62050"),
         ("m12", "m120"),
@@ -68,7 +67,10 @@ def test_the_share_of_the_words() -> None:
     assert coverage(("x",), frozenset()) == 0
 
 
-@given(st.text(max_size=60), st.text(max_size=60))
+letters = st.text(alphabet="aäöüßéABCxyz 0123,.-/", max_size=40)
+
+
+@given(letters, letters)
 def test_any_text_has_a_share_between_none_and_all(asked: str, row: str) -> None:
     words = content_words(asked)
     assert 0 <= coverage(words, parts_of(row)) <= 1

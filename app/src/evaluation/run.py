@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from app.src.evaluation.queries import LabelledQuery, read
+from app.src.evaluation.recall import RecallReport, probe
 from app.src.evaluation.report import Evaluation, Progress, evaluate
 from app.src.parts import Parts
 from connector.errors import UnknownCollection
@@ -62,6 +63,15 @@ class Evaluating:
         }
         outcomes = evaluate(queries, wanted.modes, wanted.k, ask, progress)
         return Evaluation(subject, wanted.k, outcomes, missing, notes)
+
+    def recall(self, name: str, queries: int = 100, k: int = 10, progress: Progress = _silent) -> RecallReport:
+        """What the collection's index loses, asked with vectors of up to `queries` stored rows. Raises
+        UnknownCollection, ValueError for an empty collection."""
+        self._spec(name)
+        stored, store = self._stored(name), self._parts.store
+        sample = store.sample(name, queries, stored.generation, texts=False).chosen
+        vectors = [vector for vector in store.vectors(name, sample, stored.generation) if vector.any()]
+        return probe(store, name, vectors, k, progress)
 
     def _stored(self, name: str) -> CollectionStatus:
         stored = self._parts.store.status(name)
