@@ -420,6 +420,14 @@ class StoredText:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexUse:
+    """Whether a vector search goes by an approximate index (None: the store does not say), and why."""
+
+    used: bool | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Some rows of a collection, each by its first chunk, of the `rows` that there are."""
 

@@ -20,6 +20,7 @@ from connector.model import (
     Filter,
     Generation,
     Hit,
+    IndexUse,
     Key,
     KeyRange,
     Lease,
@@ -220,6 +221,28 @@ class VectorStore(Protocol):
 
     def vectors(self, collection: str, hits: Sequence[Hit | StoredText], generation: int | None = None) -> Vectors:
         """The stored vectors of the chunks that were found, in order; zeros for one that is gone meanwhile."""
+        ...
+
+    def exact(self, collection: str, vector: NDArray[np.float32], k: int, generation: int | None = None) -> list[Hit]:
+        """As `search` over all rows, never by an approximate index: what an index is measured by."""
+        ...
+
+    def index_use(
+        self,
+        collection: str,
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> IndexUse:
+        """Whether `search` with these arguments goes by an approximate index."""
+        ...
+
+    def keyed(
+        self, collection: str, number: str, count: int, generation: int | None = None, within: Filter | None = None
+    ) -> list[StoredText]:
+        """The first chunk of up to `count` rows whose id holds `number` (letters and digits) anywhere, by id; of those
+        outside `within` none. Costs a look at every id."""
         ...
 
     def texts_of(

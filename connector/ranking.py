@@ -1,36 +1,77 @@
-"""Rankings made of rankings: reciprocal rank fusion, and a choice of hits that are relevant and differ from each other;
-and how alike two rankings are. Pure: knows hits and vectors, no store.
+"""Rankings made of scores: nearness in meaning blended with the words that are there, a choice of hits that are
+relevant and differ from each other; and how alike two rankings are. Pure: knows hits and vectors, no store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Hit
 
-RANK_CONSTANT = 60
-"""Cormack, Clarke and Buettcher, "Reciprocal rank fusion outperforms Condorcet and individual rank learning methods",
-SIGIR 2009."""
+WORDS_WEIGHT, WORDS_POWER = 0.5, 3.0
+"""What a row gains that holds all words of the search text, beside a cosine; and how steeply that falls when some are
+missing: half the words give an eighth. Chosen on one half of benchmarks/queries (docs/search.md)."""
+FEWEST_ROWS = 100
+"""With fewer, what rows have in common cannot be told from what they are about."""
 
 
-def fuse(rankings: Sequence[Sequence[Hit]]) -> list[Hit]:
-    """All hits of `rankings` (best first, each document once in each) by the sum of 1 / (60 + rank), rank from 1; ties
-    by id. The sum is the hit's score: at most 1/61 for each ranking. Of a document found by several, the chunk that
-    ranks highest is shown, that of the earlier ranking when they rank alike.
+@dataclass(frozen=True, slots=True)
+class Backdrop:
+    """What the vectors of a collection have in common: their mean, and the direction in which they differ most, which
+    tells about language and kind of row rather than about its subject. Mu and Viswanath, "All-but-the-top", ICLR 2018.
     """
-    scores: dict[str, float] = {}
-    shown: dict[str, tuple[int, Hit]] = {}
-    for ranking in rankings:
-        for rank, hit in enumerate(ranking, start=1):
-            scores[hit.id] = scores.get(hit.id, 0.0) + 1.0 / (RANK_CONSTANT + rank)
-            if hit.id not in shown or rank < shown[hit.id][0]:
-                shown[hit.id] = rank, hit
-    fused = [replace(hit, score=scores[id_]) for id_, (_, hit) in shown.items()]
-    return sorted(fused, key=lambda hit: (-hit.score, hit.id))
+
+    mean: NDArray[np.float64]
+    direction: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, vectors: NDArray[np.float32]) -> Backdrop | None:
+        """Of a sample (n, d), at least FEWEST_ROWS; None for fewer, and where they do not differ. Costs n * d * d."""
+        if len(vectors) < FEWEST_ROWS:
+            return None
+        rows = vectors.astype(np.float64)
+        mean = rows.mean(axis=0)
+        values, directions = np.linalg.eigh((rows - mean).T @ (rows - mean))
+        return cls(mean, directions[:, -1]) if values[-1] > 1e-9 else None
+
+    def without(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+        """What is left of each (n, d), as unit vectors; zeros of what was nothing else."""
+        rest = np.asarray(vectors, np.float64) - self.mean
+        rest -= np.outer(rest @ self.direction, self.direction)
+        lengths = np.linalg.norm(rest, axis=1, keepdims=True)
+        unit: NDArray[np.float64] = np.divide(rest, lengths, out=np.zeros_like(rest), where=lengths > 1e-9)
+        return unit
+
+
+def closeness(
+    query: NDArray[np.float32], vectors: NDArray[np.float32], backdrop: Backdrop | None
+) -> NDArray[np.float64]:
+    """The cosine of each unit vector (n, d) with the query (d,), without what the collection has in common."""
+    rows, asked = vectors.astype(np.float64), query.astype(np.float64)
+    if backdrop is not None:
+        rows, asked = backdrop.without(vectors), backdrop.without(query[None, :])[0]
+    cosines: NDArray[np.float64] = rows @ asked
+    return cosines
+
+
+def blend(
+    candidates: Sequence[Hit], close: Sequence[float] | NDArray[np.float64], covered: Sequence[float]
+) -> list[Hit]:
+    """Each document once, by the best of its chunks: closeness + WORDS_WEIGHT * coverage ** WORDS_POWER, which becomes
+    the score; ties by id, then by chunk. A sum of scores that have a common scale keeps what ranks throw away, how far
+    apart they are: Bruch, Gai and Ingber, "An analysis of fusion functions for hybrid retrieval", TOIS 2023."""
+    scored = [
+        replace(hit, score=float(near) + WORDS_WEIGHT * share**WORDS_POWER)
+        for hit, near, share in zip(candidates, close, covered, strict=True)
+    ]
+    best: dict[str, Hit] = {}
+    for hit in sorted(scored, key=lambda hit: (-hit.score, hit.id, hit.number)):
+        best.setdefault(hit.id, hit)
+    return list(best.values())
 
 
 def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, balance: float) -> list[int]:

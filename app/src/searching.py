@@ -8,16 +8,19 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src import passages
 from app.src.access.rows import Nothing
 from app.src.access.rows import seen as _seen
+from app.src.blending import Blending, Narrow, Ranked, explanation
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
+from app.src.passages import Passage, Sought
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection, UnknownRow
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Vectors
 
@@ -38,6 +41,7 @@ class SearchOptions:
     """How to search. `min_score`: hits below it are left out, by their score in the modes vector and keyword, by their
     cosine in hybrid, whose scores say nothing about how good a hit is. `mmr_lambda` from 0 to 1: choose hits that
     differ from each other (`connector.ranking.mmr`) among the best `depth`; None or 1: the best ones.
+    `passages`: so many chunks of each hit (1: its `text` is the best one). `explain`: say how the hits were found.
 
     Raises ValueError for what is no mode and out of range.
     """
@@ -47,6 +51,8 @@ class SearchOptions:
     mmr_lambda: float | None = None
     depth: int | None = None
     """Hits of each ranking that fusion and MMR choose from; None: by DEEP and DEEPEST."""
+    passages: int = 1
+    explain: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -55,6 +61,8 @@ class SearchOptions:
             raise ValueError("min_score must be a finite number")
         if self.mmr_lambda is not None and not 0 <= self.mmr_lambda <= 1:
             raise ValueError(f"mmr_lambda is {self.mmr_lambda:g}; it goes from 0 (different) to 1 (relevant)")
+        if not 1 <= self.passages <= passages.MOST:
+            raise ValueError(f"passages is {self.passages}; a hit has 1 to {passages.MOST}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +86,12 @@ class FoundHit:
     score: float
     text: str
     metadata: Mapping[str, Any]
+    passages: list[Passage] | None = None
+    """The one found first; None unless several were asked for."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        shown = asdict(self)
+        return shown if self.passages is not None else {name: shown[name] for name in shown if name != "passages"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,8 @@ class Found:
     notes: list[str] = field(default_factory=list)
     stale_since: str | None = None
     rows: Literal["all", "some", "none"] = "all"
+    explain: dict[str, Any] | None = None
+    """How the hits were found, where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +154,14 @@ class Searching:
         self._metrics = metrics
         self._stored = stored
         self._embedder_for = embedder
+        self._blending = Blending()
         self._known: dict[str, tuple[float, CollectionStatus]] = {}
         self._embedders: dict[str, tuple[tuple[int, str], EngineEmbedder]] = {}
 
     def forget(self, name: str) -> None:
         """Another generation may serve."""
         self._known.pop(name, None)
+        self._blending.forget(name)
 
     def search(
         self,
@@ -193,19 +208,34 @@ class Searching:
         depth = max(k, min(options.depth or max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
         itself = query.id if isinstance(query, Like) else None
         with stages.timed("store"):
-            hits = self._ranked(stored, query, vector, depth + (itself is not None), narrowed, options)
-            hits = [hit for hit in hits if hit.id != itself]
+            ranked = self._ranked(stored, query, vector, depth + (itself is not None), narrowed, options)
+            hits = [hit for hit in ranked.hits if hit.id != itself]
+        candidates = len(hits)
         if spread:
             with stages.timed("rank"):
                 hits = self._spread(stored, hits, k, options)
+        columns, texts = self.key_columns(spec, stored), None
+        if options.passages > 1:
+            with stages.timed("passages"):
+                sought = Sought(query if isinstance(query, str) else "", vector, options.passages)
+                texts = passages.of_hits(self._parts.store, stored, hits[:k], sought, narrowed.rows)
+        found = [
+            _found(hit, columns, spec, None if texts is None else texts[place]) for place, hit in enumerate(hits[:k])
+        ]
         for stage, seconds in stages.seconds.items():
             self._metrics.search_seconds.labels(spec.name, stage).observe(seconds)
-        columns = self.key_columns(spec, stored)
+        took = {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()}
+        explained = None
+        if options.explain:
+            index = self._parts.store.index_use(spec.name, depth, narrowed.where, stored.generation, narrowed.rows)
+            explained = explanation(ranked, hits[:k], [hit.id for hit in found], index)
+            explained |= {"mode": options.mode, "stages": took, "candidates": candidates}
         return Found(
-            [_found(hit, columns, spec) for hit in hits[:k]],
-            {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()},
+            found,
+            took,
             _notes(spec, narrowed.where, query, options.mode, bool(hits)) + self._cut(query, stored, options.mode),
             rows="all" if narrowed.within is None else "some",
+            explain=explained,
         )
 
     # --------------------------------------------------------------------------------------------------- the rankings
@@ -218,42 +248,30 @@ class Searching:
         depth: int,
         narrowed: Narrowed,
         options: SearchOptions,
-    ) -> list[Hit]:
-        """Up to `depth` hits of the mode, best first, none below the smallest score."""
-        from connector.ranking import fuse
-
+    ) -> Ranked:
+        """Up to `depth` hits of the mode, best first, none below the smallest score; hybrid has more."""
         store, least = self._parts.store, options.min_score
         name, serving = stored.collection, stored.generation
         where, within = narrowed.where, narrowed.rows
+        if options.mode == "hybrid" and vector is not None:
+            ranked = self._blending.hybrid(store, stored, (str(query), vector), depth, Narrow(where, within))
+            if least is None:
+                return ranked
+            return replace(ranked, hits=[hit for hit in ranked.hits if ranked.cosines[hit.id] >= least])
         near = [] if vector is None else store.search(name, vector, depth, where, serving, within)
         worded = [] if options.mode == "vector" else store.keyword(name, str(query), depth, where, serving, within)
         near, worded = _seen(near, within), _seen(worded, within)
-        if options.mode != "hybrid" or vector is None:
-            return [hit for hit in near or worded if least is None or hit.score >= least]
-        fused = fuse([near, worded])
-        if least is None:
-            return fused
-        cosines = {hit.id: hit.score for hit in near}
-        others = [hit for hit in fused if hit.id not in cosines]
-        cosines |= dict(zip((hit.id for hit in others), self._cosines(stored, others, vector), strict=True))
-        return [hit for hit in fused if cosines[hit.id] >= least]
-
-    def _cosines(self, stored: CollectionStatus, hits: Sequence[Hit], vector: NDArray[np.float32]) -> list[float]:
-        """Of the chunk shown, as far as it is still stored (0 otherwise)."""
-        if not hits:
-            return []
-        cosines: list[float] = (self._vectors(stored, hits).astype(np.float64) @ vector).tolist()
-        return cosines
+        return Ranked([hit for hit in near or worded if least is None or hit.score >= least], {}, near, worded)
 
     def _vectors(self, stored: CollectionStatus, hits: Sequence[Hit]) -> Vectors:
         return self._parts.store.vectors(stored.collection, hits, stored.generation)
 
     def _spread(self, stored: CollectionStatus, hits: list[Hit], k: int, options: SearchOptions) -> list[Hit]:
-        """By MMR. Scores that are no cosines become shares of the best one."""
+        """By MMR. BM25's scores become shares of the best one; the others are on the scale of a cosine."""
         from connector.ranking import mmr
 
         relevance = np.array([hit.score for hit in hits], dtype=np.float64)
-        if options.mode != "vector" and len(relevance):
+        if options.mode == "keyword" and len(relevance):
             relevance /= relevance.max()
         chosen = mmr(relevance, self._vectors(stored, hits), k, options.mmr_lambda or 0.0)
         return [hits[place] for place in chosen]
@@ -265,16 +283,12 @@ class Searching:
         if not spec.written_by_clients:
             return False
         try:
-            self._known_status(spec.name)
+            self.serving(spec.name)
         except UnknownCollection:
             return True
         return False
 
     def serving(self, name: str) -> CollectionStatus:
-        """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
-        return self._known_status(name)
-
-    def _known_status(self, name: str) -> CollectionStatus:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
         asked, status = self._known.get(name, (-math.inf, None))
         if status is None or time.monotonic() - asked >= _STATUS_SECONDS:
@@ -374,15 +388,15 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode,
     return notes
 
 
-def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec) -> FoundHit:
+def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec, texts: list[Passage] | None = None) -> FoundHit:
     from connector.document import parse_id
     from connector.documents import shown_id
     from connector.quarantine import named_key
 
     if hit.id.startswith("record:"):
-        return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
+        return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata, texts)
     key = named_key(parse_id(hit.id), columns)
-    return FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata)
+    return FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata, texts)
 
 
 def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:

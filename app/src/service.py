@@ -27,12 +27,13 @@ from app.src.calibration import Calibration, CalibrationRequest
 from app.src.changes import Changes
 from app.src.discovery import Discovery
 from app.src.documents import ClientDocuments, Writing
+from app.src.evaluation.run import Evaluating
 from app.src.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
 from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness, told
-from app.src.searching import MODES, Asked, Found, Narrowed, Searching, SearchOptions
+from app.src.searching import Asked, Found, Mode, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from app.src.watching import Watch, behind
 from connector.documents import nothing_to_sync, stored_ids
@@ -42,9 +43,6 @@ from connector.protocols import Observer, Source, VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
-    from app.src.evaluation.queries import LabelledQuery
-    from app.src.evaluation.report import Evaluation
-    from app.src.evaluation.report import Wanted as Labelled
     from app.src.training.run import Onlooker
     from app.src.training.run import Report as TrainingReport
     from app.src.training.run import Request as TrainingRequest
@@ -107,6 +105,7 @@ class Service:
         self.documents = ClientDocuments(
             Writing(self.parts, self.metrics, self._generations, self.rights), self.spec, self._written
         )
+        self.evaluating = Evaluating(self._found_ids, self.spec, self.parts)
         self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
         self._browsing = Browsing(self.parts, self._searching)
 
@@ -511,20 +510,9 @@ class Service:
     def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
         return self.rights.visible(name, principal)
 
-    def evaluate(
-        self, name: str, wanted: Labelled, progress: Callable[[int, int], None] = lambda *_: None
-    ) -> Evaluation:
-        """How good the search of the collection is by labelled queries, in the modes wanted. Raises as `search`, and
-        ConfigurationError for what is wrong with the queries."""
-        from app.src.evaluation.report import evaluation
-
-        def ask(query: LabelledQuery, mode: str, count: int) -> list[str]:
-            options = SearchOptions(next(known for known in MODES if known == mode))
-            hits = self.search(name, query.text, count, query.where, options, principal=OPERATOR).hits
-            return stored_ids(spec, [hit.id for hit in hits])
-
-        spec = self.spec(name)
-        return evaluation(wanted, self._searching.serving(name), self.store, ask, progress)
+    def _found_ids(self, name: str, text: str, k: int, where: Filter | None, mode: Mode) -> list[str]:
+        hits = self.search(name, text, k, where, SearchOptions(mode), principal=OPERATOR).hits
+        return stored_ids(self.spec(name), [hit.id for hit in hits])
 
     def embedder_of(self, name: str) -> EngineEmbedder:
         """The model of what serves. Raises ModelMismatch when it cannot be had."""

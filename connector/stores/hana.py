@@ -32,6 +32,7 @@ from connector.model import (
     Filter,
     Generation,
     Hit,
+    IndexUse,
     Lease,
     QuarantinedRow,
     Recipe,
@@ -460,6 +461,32 @@ class HanaStore:
             generation,
             lambda found: HanaSearch(self._pool, found.table).vectors(ids, found.stamp.dimension),
         )
+
+    def exact(self, collection: str, vector: NDArray[np.float32], k: int, generation: int | None = None) -> list[Hit]:
+        return self._serving(
+            collection,
+            generation,
+            lambda found: HanaSearch(self._pool, found.table).exact(vector, found.stamp.dimension, k),
+        )
+
+    def index_use(
+        self,
+        collection: str,
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> IndexUse:
+        def ask(found: _Collection) -> IndexUse:
+            condition = filters.narrowed(where, within, self._names_of(found))
+            return HanaSearch(self._pool, found.table).index_use(k, condition)
+
+        return self._serving(collection, generation, ask)
+
+    def keyed(
+        self, collection: str, number: str, count: int, generation: int | None = None, within: Filter | None = None
+    ) -> list[StoredText]:
+        return self._serving(collection, generation, lambda found: self._reading(found, within).keyed(number, count))
 
     def texts_of(
         self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None

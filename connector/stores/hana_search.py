@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.errors import RowRejected, StatementFailed
-from connector.hana import HanaPool, Rows
-from connector.model import Hit, Vectors
-from connector.stores import filter_sql, filters, hana_keywords, records
+from connector.errors import PermissionRefused, RowRejected, StatementFailed
+from connector.hana import HanaPool, Rows, Session
+from connector.model import Hit, IndexUse, Vectors
+from connector.stores import filter_sql, filters, hana_keywords, hana_tables, records
 from connector.stores.hana_tables import VectorSql
 
 VECTORS_PAGE = 500
@@ -40,6 +41,33 @@ class HanaSearch:
 
         with _filter_errors(condition):
             return _best(read, k)
+
+    def exact(self, vector: NDArray[np.float32], dimension: int, k: int) -> list[Hit]:
+        """As `nearest` over all rows, without an index."""
+        query = records.vector_text(records.unit_query(vector, dimension))
+        return _best(lambda count: self._pool.read(self._table.exact(count), (query,), doing="searching exactly"), k)
+
+    def index_use(self, k: int, condition: filters.Condition | None) -> IndexUse:
+        """As HANA's plan of the search says."""
+        compiled, name = _compiled(condition), f"OWL_{uuid4().hex}"
+        sql = hana_tables.explain(name, self._table.search(max(k, 1), compiled.sql, compiled.projection))
+
+        def ask(session: Session) -> Rows:
+            session.execute(sql, doing="explaining a search")
+            rows = session.query(hana_tables.EXPLAINED, (name,), doing="explaining a search")
+            session.execute(hana_tables.FORGET_PLAN, (name,), doing="explaining a search")
+            return rows
+
+        try:
+            plan = self._pool.in_transaction(ask, doing="explaining a search")
+        except (StatementFailed, PermissionRefused) as error:
+            return IndexUse(None, f"HANA does not explain the search (error {error.code})")
+        operators = [(str(operator), str(details or "")) for operator, details in plan]
+        for operator, details in operators:
+            if "HNSW" in operator.upper() or "VECTOR INDEX" in operator.upper():
+                return IndexUse(True, f"{operator}: {details}" if details else operator)
+        exact = [details for _, details in operators if "COSINE_SIMILARITY" in details]
+        return IndexUse(False, exact[-1] if exact else "no operator of HANA's plan names a vector index")
 
     def by_words(self, text: str, k: int, condition: filters.Condition | None, *, full_text: bool) -> list[Hit]:
         """`full_text`: whether HANA takes text search on these columns."""

@@ -315,6 +315,13 @@ class VectorSql:
         """By "ID"."""
         return self._texts(f'"ID" IN ({", ".join("?" * count)}) AND "SRC_KEY" IS NULL', condition)
 
+    def keyed(self, count: int, condition: str = "") -> str:
+        """Parameters: the pattern, then those of the condition."""
+        return (
+            f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META" FROM {self.table} '
+            f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{_and(condition)} ORDER BY "SRC_KEY"'
+        )
+
     def _texts(self, which: str, condition: str) -> str:
         return (
             f'SELECT "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META" FROM {self.table} '
@@ -337,6 +344,10 @@ class VectorSql:
         """Records, records of ours, documents of ours."""
         return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.table}'
 
+    def exact(self, count: int) -> str:
+        """As `search` without a condition; the hint keeps HANA from using an HNSW index."""
+        return f"{self.search(count)} WITH HINT (NO_VECTOR_INDEX)"
+
     def search(self, count: int, condition: str = "", projection: str = "") -> str:
         """Parameters: the query as text (`records.vector_text`), then those of the condition. `projection` (full-text
         search in metadata) makes the condition range over named metadata fields.
@@ -351,3 +362,15 @@ class VectorSql:
             f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
             f'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" FROM {source}{where} ORDER BY "SCORE" DESC'
         )
+
+
+def explain(name: str, sql: str) -> str:
+    """What HANA would do for `sql`, into its table of plans under `name` (letters, digits and _)."""
+    return f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {sql}"
+
+
+EXPLAINED = (
+    'SELECT "OPERATOR_NAME", "OPERATOR_DETAILS" FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ? '
+    'ORDER BY "OPERATOR_ID"'
+)
+FORGET_PLAN = 'DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?'

@@ -26,6 +26,7 @@ from connector.model import (
     Filter,
     Generation,
     Hit,
+    IndexUse,
     Lease,
     QuarantinedRow,
     Recipe,
@@ -357,6 +358,26 @@ class LocalStore:
         with self._file.read() as db:
             dimension = _serving(db, collection, generation).stamp.dimension
             return Records(db).vectors([hit.record for hit in hits], dimension)
+
+    def exact(self, collection: str, vector: NDArray[np.float32], k: int, generation: int | None = None) -> list[Hit]:
+        return self.search(collection, vector, k, None, generation)
+
+    def index_use(
+        self,
+        collection: str,
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> IndexUse:
+        return IndexUse(False, "the local store looks at every row's vector: its search is exact")
+
+    def keyed(
+        self, collection: str, number: str, count: int, generation: int | None = None, within: Filter | None = None
+    ) -> list[StoredText]:
+        with self._file.read() as db:
+            found = _serving(db, collection, generation)
+            return self._reading(db, found, within).keyed(number, count)
 
     def texts_of(
         self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None

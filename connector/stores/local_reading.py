@@ -42,6 +42,13 @@ class Reading:
         found = {text.record: text for text in self._read("id", chosen, texts=texts)}
         return Sample([found[id_] for id_ in chosen], len(ids))
 
+    def keyed(self, number: str, count: int) -> list[StoredText]:
+        sql = (
+            "SELECT document, number, text, meta, id FROM records "
+            f"WHERE instr(document, ?) > 0 AND number = 0 AND {self._where} ORDER BY document LIMIT ?"
+        )
+        return [_text(row) for row in self._db.execute(sql, (number, *self._parameters, count))]
+
     def _read(self, column: str, ids: Sequence[Any], *, texts: bool) -> list[StoredText]:
         text = "text" if texts else "''"
         found: list[StoredText] = []
@@ -52,5 +59,9 @@ class Reading:
                 f"SELECT document, number, {text}, meta, id FROM records WHERE {column} IN ({places}) AND {self._where}"
             )
             rows = self._db.execute(sql, (*some, *self._parameters))
-            found += (StoredText(row[0], row[1], row[2], records.metadata_of(row[3]), row[4]) for row in rows)
+            found += map(_text, rows)
         return found
+
+
+def _text(row: Sequence[Any]) -> StoredText:
+    return StoredText(row[0], row[1], row[2], records.metadata_of(row[3]), row[4])

@@ -60,19 +60,32 @@ def test_keyword(client: httpx.Client, synced: Service) -> None:
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
-def test_hybrid_is_the_fusion_of_both(client: httpx.Client, synced: Service) -> None:
-    rankings = [keys(ask(client, query="hydraulic pump seal", mode=mode, k=50)) for mode in ("vector", "keyword")]
-    assert rankings[0] != rankings[1]
-    assert len(rankings[1]) < len(rankings[0])
-    expected: dict[str, float] = {}
-    for ranking in rankings:
-        for rank, key in enumerate(ranking, start=1):
-            expected[key] = expected.get(key, 0) + 1 / (60 + rank)
-    answer = ask(client, query="hydraulic pump seal", mode="hybrid", k=50)
-    assert {hit["key"]["MATNR"]: hit["score"] for hit in answer["hits"]} == pytest.approx(expected)
+def test_hybrid_is_the_blend_of_both(client: httpx.Client, synced: Service) -> None:
+    text = "the hydraulic pumps and seal"  # three words that count
+    cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query=text, k=50)["hits"]}
+    answer = ask(client, query=text, mode="hybrid", k=50)
+    assert set(keys(answer)) == set(cosines), "here the candidates are all rows"
+    for hit in answer["hits"]:
+        share = sum(word in hit["text"].lower() for word in ("hydraulic", "pump", "seal")) / 3
+        assert hit["score"] == pytest.approx(cosines[hit["key"]["MATNR"]] + 0.5 * share**3, abs=1e-5), hit["text"]
     assert [-hit["score"] for hit in answer["hits"]] == sorted(-hit["score"] for hit in answer["hits"])
     assert set(answer["took_ms"]) == {"embed", "store"}
-    assert keys(ask(client, query="hydraulic pump seal", mode="hybrid", k=2)) == keys(answer)[:2]
+    assert keys(ask(client, query=text, mode="hybrid", k=2)) == keys(answer)[:2]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_hybrid_finds_a_number_of_the_key_that_no_text_holds(
+    client: httpx.Client, source: TableSource, service: Service
+) -> None:
+    source.rows_by_key["000000000000471100"] = {"MATNR": "000000000000471100", "MAKTX": "grey lid", "MTART": "ROH"}
+    service.sync("materials")
+    for text in ("471100", "000000471100"):
+        assert keys(ask(client, query=text, mode="hybrid", k=1)) == ["000000000000471100"], text
+    assert ask(client, query="471100", mode="hybrid", filter={"MTART": "FERT"}, k=50)["hits"] == [
+        hit for hit in ask(client, query="471100", mode="hybrid", k=50)["hits"] if hit["metadata"]["MTART"] == "FERT"
+    ]
+    explained = ask(client, query="471100", mode="hybrid", k=1, explain=True)["explain"]
+    assert explained["words"] == ["471100"]
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
@@ -247,3 +260,55 @@ def test_a_text_longer_than_the_model_takes_is_noted(
 def test_options_out_of_range(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SearchOptions(**options)
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+@pytest.mark.parametrize("mode", MODES)
+def test_passages_of_a_long_row(client: httpx.Client, source: TableSource, service: Service, mode: str) -> None:
+    long = ". ".join(
+        f"{subject} number {n} stands in hall {n}"
+        for n, subject in enumerate(["press", "oven", "boiler", "lathe"] * 60)
+    )
+    source.rows_by_key["L"] = {"MATNR": "L", "MAKTX": long, "MTART": "FERT"}
+    service.sync("materials")
+    plain = ask(client, query="boiler hall", mode=mode, k=3)["hits"]
+    assert all(hit["passages"] is None for hit in plain)
+    hits = ask(client, query="boiler hall", mode=mode, k=3, passages=3)["hits"]
+    assert [hit["id"] for hit in hits] == [hit["id"] for hit in plain]
+    for hit in hits:
+        assert hit["passages"][0]["text"] == hit["text"], "the one that was found"
+        rest = [passage["score"] for passage in hit["passages"][1:]]
+        assert rest == sorted(rest, reverse=True)
+        assert len({passage["chunk"] for passage in hit["passages"]}) == len(hit["passages"])
+    (chunked,) = (hit for hit in hits if hit["key"]["MATNR"] == "L")
+    assert len(chunked["passages"]) == 3
+    assert all(passage["text"] in long for passage in chunked["passages"])
+    if mode == "vector":
+        assert chunked["passages"][0]["score"] == pytest.approx(chunked["score"], abs=1e-5)
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_how_hits_were_found(client: httpx.Client, synced: Service) -> None:
+    assert "explain" not in ask(client, query="pump seal", mode="hybrid")
+    for mode, rankings in (("vector", {"vector"}), ("keyword", {"keyword"}), ("hybrid", {"vector", "keyword"})):
+        answer = ask(client, query="the pump seal", mode=mode, k=2, explain=True)
+        explained = answer["explain"]
+        assert explained["mode"] == mode
+        assert {name for name, count in explained["rankings"].items() if count} == rankings
+        assert [hit["id"] for hit in explained["hits"]] == [hit["id"] for hit in answer["hits"]]
+        assert explained["stages"] == answer["took_ms"]
+        assert explained["index"]["used"] is False
+        best = explained["hits"][0]
+        assert any(best[name] is not None for name in rankings)
+        assert all(best[name] is None for name in {"vector", "keyword"} - rankings)
+        if mode == "hybrid":
+            assert explained["words"] == ["pump", "seal"]
+            assert best["cosine"] == pytest.approx(best["vector"]["score"], abs=1e-5)
+        else:
+            assert best[mode]["rank"] == 1
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
+@pytest.mark.parametrize("passages", [0, 21, -1, "2", 1.5])
+def test_so_many_passages_there_are_not(client: httpx.Client, synced: Service, passages: Any) -> None:
+    assert client.post(SEARCH, json={"query": "a", "passages": passages}).status_code == 422

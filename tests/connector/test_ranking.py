@@ -1,4 +1,4 @@
-"""Fusion and MMR against their formulas written out, and MMR against LangChain's."""
+"""Blending and MMR against their formulas written out, and MMR against LangChain's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.model import Hit
-from connector.ranking import RANK_CONSTANT, fuse, mmr, overlap, rank_biased_overlap
+from connector.ranking import FEWEST_ROWS, Backdrop, blend, closeness, mmr, overlap, rank_biased_overlap
 
 
 def hits(*ids: str, number: int = 0) -> list[Hit]:
@@ -21,38 +21,47 @@ def ids(found: Sequence[Hit]) -> list[str]:
     return [hit.id for hit in found]
 
 
-def test_fusion_by_hand():
-    fused = fuse([hits("a", "b", "c"), hits("c", "a", "d")])
-    expected = {"a": 1 / 61 + 1 / 62, "c": 1 / 63 + 1 / 61, "b": 1 / 62, "d": 1 / 63}
-    assert ids(fused) == ["a", "c", "b", "d"]
-    assert [hit.score for hit in fused] == pytest.approx(list(expected.values()))
+def test_a_blend_by_hand():
+    candidates = hits("a", "b", "c", "d")
+    blended = blend(candidates, [0.4, 0.1, 0.3, 0.2], [0.0, 1.0, 0.5, 0.0])
+    expected = {"b": 0.1 + 0.5, "a": 0.4, "c": 0.3 + 0.5 * 0.125, "d": 0.2}
+    assert ids(blended) == list(expected)
+    assert [hit.score for hit in blended] == pytest.approx(list(expected.values()))
+    assert [hit.text for hit in blended] == ["text b 0", "text a 0", "text c 0", "text d 0"]
+    assert blend([], [], []) == []
 
 
-def test_equal_sums_go_by_id_and_one_list_alone_keeps_its_order():
-    assert ids(fuse([hits("z"), hits("a")])) == ["a", "z"]
-    assert ids(fuse([hits("c", "a", "b"), []])) == ["c", "a", "b"]
-    assert fuse([[], []]) == fuse([]) == []
+def test_of_a_document_the_best_chunk_is_shown_and_equal_scores_go_by_id_and_chunk():
+    blended = blend([*hits("b", "a", number=2), *hits("a", "b", number=1)], [0.3, 0.2, 0.2, 0.1], [0, 0, 0, 0])
+    assert [(hit.id, hit.number) for hit in blended] == [("b", 2), ("a", 1)]
+    assert ids(blend(hits("z", "a"), [0.5, 0.5], [0, 0])) == ["a", "z"]
 
 
-def test_the_chunk_that_ranks_highest_is_shown():
-    first, second = hits("a", "b", number=1), hits("b", "a", number=2)
-    assert {hit.id: hit.number for hit in fuse([first, second])} == {"a": 1, "b": 2}
-    assert fuse([hits("a", number=1), hits("a", number=2)])[0].number == 1
+def test_what_all_rows_have_in_common_does_not_count():
+    random = np.random.default_rng(1)
+    subject = np.zeros((FEWEST_ROWS, 8))
+    subject[np.arange(FEWEST_ROWS), 2 + np.arange(FEWEST_ROWS) % 6] = 1.0
+    language = np.where(random.random(FEWEST_ROWS) < 0.5, 3.0, -3.0)
+    rows = subject + 0.05 * random.standard_normal(subject.shape)
+    rows[:, 0] += 5.0
+    rows[:, 1] += language
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    backdrop = Backdrop.of(rows)
+    assert backdrop is not None
+    query = np.eye(8, dtype=np.float32)[2] + np.float32([5, -3, 0, 0, 0, 0, 0, 0])
+    query /= np.linalg.norm(query)
+    right = np.arange(FEWEST_ROWS) % 6 == 0
+    plain, without = closeness(query, rows, None), closeness(query, rows, backdrop)
+    assert plain == pytest.approx(rows.astype(float) @ query.astype(float))
+    assert plain[right].min() < plain[~right].max(), "language and what all have in common decide"
+    assert without[right].min() > without[~right].max() + 0.5
+    assert np.abs(without).max() <= 1 + 1e-9
+    assert np.linalg.norm(backdrop.without(rows), axis=1) == pytest.approx(1)
 
 
-rankings = st.lists(
-    st.permutations("abcdefgh").flatmap(lambda ids: st.integers(0, 8).map(lambda n: ids[:n])), max_size=3
-)
-
-
-@given(rankings)
-def test_fusion_is_the_sum_over_the_lists(lists: list[list[str]]):
-    fused = fuse([hits(*one) for one in lists])
-    assert set(ids(fused)) == {id_ for one in lists for id_ in one}
-    for hit in fused:
-        ranks = [one.index(hit.id) + 1 for one in lists if hit.id in one]
-        assert hit.score == pytest.approx(sum(1 / (RANK_CONSTANT + rank) for rank in ranks))
-    assert [(-hit.score, hit.id) for hit in fused] == sorted((-hit.score, hit.id) for hit in fused)
+def test_few_rows_and_equal_ones_have_no_backdrop():
+    assert Backdrop.of(unit(FEWEST_ROWS - 1, 1)) is None
+    assert Backdrop.of(np.repeat(unit(1, 1), FEWEST_ROWS, axis=0)) is None
 
 
 def unit(count: int, seed: int, dimension: int = 6) -> np.ndarray:

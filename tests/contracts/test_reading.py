@@ -228,3 +228,52 @@ def test_a_record_of_ours_is_not_read_by_its_number(beside: tuple[HanaStore, lis
     store, _ = beside
     (ours,) = store.texts_of("mixed", [id_of(3)])
     assert store.texts_of("mixed", [f"record:{ours.record}"]) == []
+
+
+# ---------------------------------------------------------------------------------------- by numbers, and exactly
+
+
+@pytest.mark.parametrize("within", [None, WITHIN], ids=["all", "some"])
+def test_rows_whose_key_holds_a_number(store: VectorStore, within: Any) -> None:
+    allowed = [number for number in range(COUNT) if within is None or owner_of(number) == "A"]
+    wanted = [number for number in allowed if "059" in f"{number:04}"]
+    found = store.keyed(NAME, "059", 50, None, within)
+    assert [(text.id, text.number) for text in found] == [(id_of(number), 0) for number in wanted]
+    assert store.keyed(NAME, "059", 2, None, within) == found[:2]
+    assert store.keyed(NAME, "no such", 5, None, within) == []
+    assert [text for text in store.keyed(NAME, "secret", 5, None, within)] == [], "another collection's"
+
+
+def test_exact_search_finds_the_truly_best(store: VectorStore) -> None:
+    query = VECTORS[3]
+    best: dict[str, float] = {}
+    for chunk, score in zip(ALL, (VECTORS.astype(float) @ query.astype(float)).tolist(), strict=True):
+        best[chunk.id] = max(score, best.get(chunk.id, -2.0))
+    ranking = sorted(best, key=lambda id_: (-best[id_], id_))[:7]
+    found = store.exact(NAME, query, 7)
+    assert [hit.id for hit in found] == ranking
+    assert [hit.score for hit in found] == pytest.approx([best[id_] for id_ in ranking], abs=1e-5)
+    with pytest.raises(UnknownCollection):
+        store.exact("nothing", query, 1)
+
+
+def test_without_an_index_none_is_used(store: VectorStore) -> None:
+    for where in (None, {"N": {"$gt": 5}}, {"M": "A"}):
+        use = store.index_use(NAME, 5, where, None, WITHIN)
+        assert use.used is False
+        assert use.detail
+
+
+def test_an_index_that_is_used_is_named(emulator: Emulator) -> None:
+    connection = emulator.connect(autocommit=True)
+    connection.cursor().execute('CREATE SCHEMA "INDEXED"')
+    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
+    with HanaPool(ConnectionOptions(**login, encrypt=False), size=2) as pool:
+        store = HanaStore(pool, "INDEXED", index_from=1)
+        fill(store)
+        store.optimise(NAME)
+        assert store.index_use(NAME, 5, None).used is True
+        assert "HNSW" in store.index_use(NAME, 5, None).detail
+        assert store.exact(NAME, VECTORS[0], 3)[0].id == ALL[0].id
+    connection.cursor().execute('DROP SCHEMA "INDEXED" CASCADE')
+    connection.close()

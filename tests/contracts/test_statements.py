@@ -70,6 +70,7 @@ def shape(sql: str, schema: str) -> str:
     sql = sql.replace('"SRC"', "<T>").replace('"NULLS"', "<T>").replace('"CLIENTS"', "<T>").replace('"MOVING"', "<T>")
     sql = sql.replace('"STAMPED"', "<T>").replace('"STAMPED_TOO"', "<T>")
     sql = re.sub(r'"OWL_LOG_[A-Z]+(_[IUD])?"', lambda match: f"<L{(match[1] or '').lower()}>", sql)
+    sql = re.sub(r"'OWL_[0-9a-f]{32}'", "'OWL_x'", sql)
     sql = re.sub(r"TOP \d+", "TOP n", sql)
     sql = re.sub(r"REAL_VECTOR\(\d+\)", "REAL_VECTOR(n)", sql)
     sql = re.sub(r"TO_NVARCHAR\(\?\)(, TO_NVARCHAR\(\?\))+", "TO_NVARCHAR(?), ...", sql)
@@ -132,6 +133,8 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
         store.search(spec.name, embedder.embed_query("text 3"), 3, condition, None, WITHIN)
     by_words(pool, store, schema, spec.name)
     read(store, spec.name)
+    store.exact(spec.name, embedder.embed_query("text 3"), 3)
+    store.index_use(spec.name, 3, None)
     store.status(spec.name)
     source.rows(Query(spec.source, ("A", "B"), ("TXT",)), [("0", 2), ("1", 3)])
     HanaFeatures.probe(pool)
@@ -210,6 +213,7 @@ def read(store: HanaStore, name: str) -> None:
         assert store.texts_of(name, ['["0",2]', "record:1"], None, within)
         for texts in (True, False):
             assert store.sample(name, 3, None, within, texts=texts).rows
+    store.keyed(name, "0", 3)
 
 
 class RefusesTextSearch:

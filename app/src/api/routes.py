@@ -108,7 +108,8 @@ def _add_search(routes: APIRouter, desk: Desk) -> None:
         found = await desk.run(partial(_search, service, name, body, asker(request)), request)
         hits, notes = found.hits, found.notes
         tell(request.scope, hits=len(hits), rows=found.rows)
-        return Json({"hits": hits, "took_ms": found.took_ms, "notes": notes, "stale_since": found.stale_since})
+        answer = {"hits": hits, "took_ms": found.took_ms, "notes": notes, "stale_since": found.stale_since}
+        return Json(answer if found.explain is None else answer | {"explain": found.explain})
 
 
 def _add_health(routes: APIRouter, desk: Desk) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.src.browsing import MOST_IDS
+from app.src.passages import MOST as MOST_PASSAGES
 from app.src.searching import Asked, Like, Mode, SearchOptions
 
 _LAST_NUMBER = 2**31 - 1
@@ -130,6 +131,10 @@ class SearchRequest(Body):
         description="choose hits that differ from each other (maximal marginal relevance): 1 is relevance alone, 0 "
         "difference alone",
     )
+    passages: int = Field(
+        default=1, ge=1, le=MOST_PASSAGES, description="so many matching passages of each hit; 1: its text is the best"
+    )
+    explain: bool = Field(default=False, description="say how the hits were found")
 
     @model_validator(mode="after")
     def _one_of(self) -> SearchRequest:
@@ -145,7 +150,7 @@ class SearchRequest(Body):
 
     @property
     def options(self) -> SearchOptions:
-        return SearchOptions(self.mode, self.min_score, self.mmr_lambda)
+        return SearchOptions(self.mode, self.min_score, self.mmr_lambda, passages=self.passages, explain=self.explain)
 
 
 class SyncBody(Body):
@@ -246,12 +251,51 @@ class DocumentsDeleted(BaseModel):
     deleted: int = Field(description="how many of the documents there were")
 
 
+class PassageBody(BaseModel):
+    text: str
+    score: float = Field(description="its cosine with the search text; mode keyword: the share of the words it holds")
+    chunk: int = Field(description="its number in the row, from 0")
+
+
 class HitBody(BaseModel):
     id: str
     key: dict[str, Any]
-    score: float = Field(description="mode vector: the cosine; keyword: BM25; hybrid: the sum of 1 / (60 + rank)")
+    score: float = Field(
+        description="mode vector: the cosine; keyword: BM25; hybrid: nearness in meaning, and up to 0.5 for its words"
+    )
     text: str
     metadata: dict[str, Any]
+    passages: list[PassageBody] | None = Field(
+        default=None, description="where more than one was asked for: the one that was found, then its others"
+    )
+
+
+class PlaceBody(BaseModel):
+    rank: int
+    score: float
+
+
+class ExplainedHit(BaseModel):
+    id: str
+    score: float
+    cosine: float | None
+    vector: PlaceBody | None = Field(description="where it stood by meaning")
+    keyword: PlaceBody | None = Field(description="where it stood by words")
+
+
+class IndexBody(BaseModel):
+    used: bool | None = Field(description="an approximate index; null: the store does not say")
+    detail: str
+
+
+class ExplainBody(BaseModel):
+    mode: Mode
+    stages: dict[str, float] = Field(description="milliseconds")
+    candidates: int = Field(description="rows that the hits were chosen from")
+    rankings: dict[str, int] = Field(description="rows that each way of looking gave", examples=[{"vector": 50}])
+    words: list[str] = Field(description="mode hybrid: the words that were looked for")
+    index: IndexBody
+    hits: list[ExplainedHit]
 
 
 class SearchResponse(BaseModel):
@@ -261,6 +305,7 @@ class SearchResponse(BaseModel):
     stale_since: str | None = Field(
         description="set while HANA is away: the UTC time of the last complete sync, since when rows may have changed"
     )
+    explain: ExplainBody | None = Field(default=None, description="where it was asked for")
 
 
 _ROW_ID = '["000000000000001201"]'

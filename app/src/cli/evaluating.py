@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -14,9 +14,13 @@ from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, ver
 from app.src.cli.exits import OK, UsageFault
 from app.src.cli.progress import watched
 
+if TYPE_CHECKING:
+    from app.src.evaluation.run import Mode
+
 _ALL = "all"
 _FIGURES = ("mode", "group", "queries", "hit_1", "hit_3", "hit_10", "mrr", "recall", "ndcg")
 _WORST = ("mode", "line", "query", "right", "ranks")
+_RECALL = ("k", "queries", "index_used", "recall", "low", "high", "same_first", "search_ms", "exact_ms")
 _DIFFERENCES = ("mode", "measure", "difference", "low", "high", "p")
 
 
@@ -24,20 +28,34 @@ _DIFFERENCES = ("mode", "measure", "difference", "low", "high", "p")
 def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     ctx: typer.Context,
     name: Name,
-    queries: Annotated[Path, typer.Argument(metavar="FILE", help="Labelled queries, one JSON object a line.")],
+    queries: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Labelled queries, one JSON object a line.", show_default=False),
+    ] = None,
     mode: Annotated[str, typer.Option(help="vector, keyword, hybrid or all.")] = _ALL,
     k: Annotated[int, typer.Option("-k", "--k", min=1, max=1000, help="Hits that recall and nDCG look at.")] = 10,
     save: Annotated[Path | None, typer.Option(help="Write the whole report, every query's outcome too.")] = None,
     against: Annotated[Path | None, typer.Option(help="A report saved before: what changed since?")] = None,
+    recall: Annotated[
+        bool, typer.Option("--recall", help="Instead of FILE: what the vector index loses against exact search.")
+    ] = False,
+    sample: Annotated[
+        int, typer.Option("--queries", min=1, max=10_000, help="With --recall: stored rows to ask with.")
+    ] = 100,
     json: JsonFlag = False,
 ) -> int:
     """How well labelled queries find the rows that answer them: recall, MRR, nDCG, by mode and group."""
-    from app.src.evaluation.report import Wanted, differences
+    from app.src.evaluation.report import differences
+    from app.src.evaluation.run import Wanted
 
+    if recall == (queries is not None):
+        raise UsageFault("give a FILE of labelled queries, or --recall")
+    if queries is None:
+        return _recall(ctx, name, sample, k, json)
     modes = _modes(mode)
     earlier = None if against is None else _report(against)
     with opened(loaded_for(ctx)) as service, watched(name) as observer:
-        report = service.evaluate(name, Wanted(queries, modes, k), observer.progress).as_dict()
+        report = service.evaluating.evaluate(name, Wanted(queries, modes, k), observer.progress).as_dict()
     changed = None if earlier is None else differences(earlier, report)
     if save is not None:
         _write(save, report)
@@ -53,14 +71,28 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     return OK
 
 
-def _modes(mode: str) -> tuple[str, ...]:
-    from app.src.searching import MODES
+def _recall(ctx: typer.Context, name: str, queries: int, k: int, json: bool) -> int:
+    with opened(loaded_for(ctx)) as service, watched(name) as observer:
+        try:
+            report = service.evaluating.recall(name, queries, k, observer.progress).as_dict()
+        except ValueError as error:
+            raise UsageFault(f"{name}: {error}") from None
+    if json:
+        output.write_json(report)
+    else:
+        output.counts(f"{name}: usual search against exact search", [report], _RECALL, records=[report])
+        output.say(f"{name}: {report['index_detail']}")
+        output.say(f"{name}: {report['proposal']}")
+    return OK
 
-    if mode == _ALL:
-        return MODES
-    if mode not in MODES:
+
+def _modes(mode: str) -> tuple[Mode, ...]:
+    from app.src.evaluation.run import MODES
+
+    chosen = MODES if mode == _ALL else tuple(known for known in MODES if known == mode)
+    if not chosen:
         raise UsageFault(f"--mode {mode}: there is {', '.join(MODES)} or {_ALL}")
-    return (mode,)
+    return chosen
 
 
 def _report(file: Path) -> dict[str, Any]:

@@ -37,19 +37,23 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
         float | None,
         typer.Option(min=0, max=1, metavar="LAMBDA", help="Prefer hits unlike each other: 0 most, 1 not at all."),
     ] = None,
+    passages: Annotated[int, typer.Option(min=1, max=20, help="Matching passages of each hit.")] = 1,
+    explain: Annotated[bool, typer.Option("--explain", help="Say how the hits were found, on stderr as JSON.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """The source rows nearest to TEXT in meaning, in words or in both, best first; or those like a row."""
     asked = _asked(text, like)
     where = _parsed_filter(filter_)
     loaded = loaded_for(ctx)
-    options = _options(mode, min_score, mmr)
+    options = _options(mode, min_score, mmr, passages, explain)
     with opened(loaded) as service, _refusals():
         found = service.search(name, asked, k, where, options, principal=OPERATOR)
     for note in found.notes:
         output.say(note)
     if found.stale_since is not None:
         output.say(f"HANA is away: rows may have changed since {found.stale_since}, the last complete sync")
+    if found.explain is not None:
+        output.line_on_stderr({"explain": found.explain})
     hits = [hit.as_dict() for hit in found.hits]
     if json:
         output.write_json(hits)
@@ -99,14 +103,14 @@ def rows(
     output.table(name, shown, ("key", "text", "metadata", "chunks"), records=records)
 
 
-def _options(mode: str, min_score: float | None, mmr_lambda: float | None) -> Any:
+def _options(mode: str, min_score: float | None, mmr_lambda: float | None, passages: int, explain: bool) -> Any:
     from app.src.searching import MODES, SearchOptions
 
     chosen = next((known for known in MODES if known == mode), None)
     if chosen is None:
         raise UsageFault(f"--mode {mode}: there is {_MODES}")
     try:
-        return SearchOptions(chosen, min_score, mmr_lambda)
+        return SearchOptions(chosen, min_score, mmr_lambda, passages=passages, explain=explain)
     except ValueError as error:
         raise UsageFault(str(error)) from None
 

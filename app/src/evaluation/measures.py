@@ -56,8 +56,8 @@ MEASURES = tuple(each.name for each in fields(Figures))
 
 def figures(found: Sequence[bool], right: int, k: int) -> Figures:
     """`found` should be max(k, 10) long, as far as there are so many hits."""
-    hits = (hit(found, rank) for rank in HIT_RANKS)
-    return Figures(recall(found, right, k), *hits, reciprocal_rank(found), ndcg(found, right, k))
+    first, third, tenth = (hit(found, rank) for rank in HIT_RANKS)
+    return Figures(recall(found, right, k), first, third, tenth, reciprocal_rank(found), ndcg(found, right, k))
 
 
 def mean(each: Iterable[Figures]) -> Figures:

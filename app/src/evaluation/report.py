@@ -7,23 +7,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from app.src.evaluation.measures import HIT_RANKS, MEASURES, Figures, figures, mean
-from app.src.evaluation.queries import LabelledQuery, read
+from app.src.evaluation.queries import LabelledQuery
 from app.src.evaluation.significance import paired
 from connector.errors import BadFilter, ConfigurationError
-from connector.model import CollectionStatus
-from connector.protocols import VectorStore
 
 FORMAT = 1
 """Of a saved report."""
 WORST = 10
 
-Ask = Callable[[LabelledQuery, str, int], Sequence[str]]
+Ask = Callable[[LabelledQuery, Any, int], Sequence[str]]
 """A query, a mode and how many: the ids of the hits, best first."""
 Progress = Callable[[int, int], None]
 
@@ -70,38 +67,6 @@ class Evaluation:
             "modes": {mode: _mode(outcomes) for mode, outcomes in self.outcomes.items()},
             "notes": self.notes,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to evaluate: the file of labelled queries, the modes, and how many hits count."""
-
-    file: Path
-    modes: tuple[str, ...]
-    k: int = 10
-
-
-def evaluation(
-    wanted: Wanted, stored: CollectionStatus, store: VectorStore, ask: Ask, progress: Progress = lambda *_: None
-) -> Evaluation:
-    """Of the collection as it is `stored`. Raises ConfigurationError for what is wrong with the file, and what `ask`
-    does."""
-    queries = read(wanted.file, stored.key)
-    labels = dict.fromkeys(id_ for query in queries for names in query.right for id_ in names)
-    held = {chunk.id for chunk in store.stored_of(stored.collection, list(labels))}
-    missing = {names for query in queries for names in query.right if not names & held}
-    notes = []
-    if missing:
-        notes.append(f"{len(missing)} rows that the labels name are not in the collection; they count as not found")
-    subject = {
-        "collection": stored.collection,
-        "store": stored.store,
-        "generation": stored.generation,
-        "model": stored.model,
-        "rows": stored.rows,
-    }
-    outcomes = evaluate(queries, wanted.modes, wanted.k, ask, progress)
-    return Evaluation(subject, wanted.k, outcomes, len(missing), notes)
 
 
 def evaluate(

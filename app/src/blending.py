@@ -1,0 +1,149 @@
+"""Hybrid search: candidates near in meaning, with the words, and by the number in their key; blended into one ranking.
+Knows the store, no engine and no configuration.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.src.access.rows import seen
+from connector.coverage import content_words, coverage, parts_of
+from connector.model import CollectionStatus, Filter, Hit, IndexUse, StoredText
+from connector.protocols import VectorStore
+from connector.ranking import Backdrop, blend, closeness
+from connector.stores import filters
+
+SAMPLED = 2_000
+"""Rows whose vectors tell what a collection has in common."""
+REMEMBERED_SECONDS = 600.0
+_NUMBERS = 2
+"""Words of a search text that are looked for in keys, at most."""
+_SHORTEST_NUMBER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """Which rows take part, as `VectorStore.search` has it."""
+
+    where: Filter | None
+    within: Filter | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """`hits` best first. `cosines` by id, of the chunk shown, as far as they are known; `near` and `worded`: what each
+    ranking found, best first; `words` that were looked for; `keyed`: how many rows the numbers in keys added."""
+
+    hits: list[Hit]
+    cosines: dict[str, float] = field(default_factory=dict)
+    near: list[Hit] = field(default_factory=list)
+    worded: list[Hit] = field(default_factory=list)
+    words: tuple[str, ...] = ()
+    keyed: int = 0
+
+
+def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
+    """How `hits` were found, named by `ids`: what each ranking gave, and where each hit stood in it."""
+    places = {
+        name: {hit.id: {"rank": rank, "score": round(hit.score, 6)} for rank, hit in enumerate(ranking, 1)}
+        for name, ranking in (("vector", ranked.near), ("keyword", ranked.worded))
+    }
+    return {
+        "rankings": {"vector": len(ranked.near), "keyword": len(ranked.worded), "key": ranked.keyed},
+        "words": list(ranked.words),
+        "index": {"used": index.used, "detail": index.detail},
+        "hits": [
+            {
+                "id": id_,
+                "score": hit.score,
+                "cosine": ranked.cosines.get(hit.id),
+                **{name: found.get(hit.id) for name, found in places.items()},
+            }
+            for hit, id_ in zip(hits, ids, strict=True)
+        ],
+    }
+
+
+class Blending:
+    """Thread-safe. What a collection has in common is remembered for ten minutes: it changes slowly."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._backdrops: dict[tuple[str, int], tuple[float, Backdrop | None]] = {}
+
+    def hybrid(
+        self,
+        store: VectorStore,
+        stored: CollectionStatus,
+        query: tuple[str, NDArray[np.float32]],
+        depth: int,
+        narrow: Narrow,
+    ) -> Ranked:
+        """`query`: the text and its vector. Raises as the store does."""
+        (text, vector), serving = query, stored.generation
+        name, where, within = stored.collection, narrow.where, narrow.within
+        words = content_words(text)
+        near = store.search(name, vector, depth, where, serving, within)
+        worded = store.keyword(name, " ".join(words), depth, where, serving, within) if words else []
+        near, worded = seen(near, within), seen(worded, within)
+        chosen = {(hit.id, hit.number): hit for hit in (*near, *worded)}
+        ids = {hit.id for hit in chosen.values()}
+        keyed = [hit for hit in self._keyed(store, stored, words, depth, narrow) if hit.id not in ids]
+        candidates = [*chosen.values(), *keyed]
+        if not candidates:
+            return Ranked([], words=words)
+        vectors = store.vectors(name, candidates, serving)
+        close = closeness(vector, vectors, self._backdrop(store, stored))
+        covered = [coverage(words, parts_of(f"{hit.text} {hit.id}")) for hit in candidates]
+        hits = blend(candidates, close, covered)
+        cosines = (vectors.astype(np.float64) @ vector.astype(np.float64)).tolist()
+        of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
+        known = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
+        return Ranked(hits, known, near, worded, words, len(keyed))
+
+    def _keyed(
+        self, store: VectorStore, stored: CollectionStatus, words: Sequence[str], count: int, narrow: Narrow
+    ) -> list[Hit]:
+        """Rows whose key holds one of the words that look like a number: people paste numbers of materials, and no
+        template needs to name them."""
+        numbers = [word for word in words if len(word) >= _SHORTEST_NUMBER and any(map(str.isdigit, word))][:_NUMBERS]
+        condition = filters.parse(narrow.where)
+        found: dict[str, Hit] = {}
+        for number in numbers:
+            rows = store.keyed(stored.collection, number, count, stored.generation, narrow.within)
+            for row in seen(rows, narrow.within):
+                if coverage((number,), parts_of(row.id)) and (
+                    condition is None or filters.matches(condition, row.metadata)
+                ):
+                    found.setdefault(row.id, _hit(row))
+        return list(found.values())
+
+    def _backdrop(self, store: VectorStore, stored: CollectionStatus) -> Backdrop | None:
+        """Of all rows, whoever asks: it weighs directions and tells no row."""
+        key = (stored.collection, stored.generation)
+        with self._lock:
+            asked, known = self._backdrops.get(key, (-REMEMBERED_SECONDS, None))
+            if time.monotonic() - asked < REMEMBERED_SECONDS:
+                return known
+            sample = store.sample(stored.collection, SAMPLED, stored.generation, texts=False).chosen
+            vectors = store.vectors(stored.collection, sample, stored.generation)
+            known = Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
+            self._backdrops[key] = time.monotonic(), known
+            return known
+
+    def forget(self, name: str) -> None:
+        """Its rows have changed."""
+        with self._lock:
+            for key in [key for key in self._backdrops if key[0] == name]:
+                del self._backdrops[key]
+
+
+def _hit(row: StoredText) -> Hit:
+    return Hit(row.id, 0.0, row.text, row.metadata, row.number, row.record)

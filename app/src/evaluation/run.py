@@ -1,0 +1,86 @@
+"""Evaluation of a collection for every surface: reads the labelled queries, asks them, and says what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from app.src.evaluation.queries import LabelledQuery, read
+from app.src.evaluation.recall import RecallReport, probe
+from app.src.evaluation.report import Evaluation, Progress, evaluate
+from app.src.parts import Parts
+from connector.errors import UnknownCollection
+from connector.model import CollectionSpec, CollectionStatus, Filter
+
+Mode = Literal["vector", "keyword", "hybrid"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+Search = Callable[[str, str, int, Filter | None, Mode], Sequence[str]]
+"""Collection, text, how many, filter, mode: the ids of the hits, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to evaluate: the file of labelled queries, the modes, and how many hits recall and nDCG look at."""
+
+    file: Path
+    modes: tuple[Mode, ...] = MODES
+    k: int = 10
+
+
+def _silent(done: int, total: int) -> None:
+    return
+
+
+class Evaluating:
+    """`search` shows every row, as the operator sees them; `spec` says what is configured (UnknownCollection)."""
+
+    def __init__(self, search: Search, spec: Callable[[str], CollectionSpec], parts: Parts) -> None:
+        self._search = search
+        self._spec = spec
+        self._parts = parts
+
+    def evaluate(self, name: str, wanted: Wanted, progress: Progress = _silent) -> Evaluation:
+        """Every query in every mode. Raises ConfigurationError for what is wrong with the file, else as search."""
+        spec, stored = self._spec(name), self._stored(name)
+        queries = read(wanted.file, stored.key or spec.key)
+
+        def ask(query: LabelledQuery, mode: Mode, count: int) -> Sequence[str]:
+            return self._search(name, query.text, count, query.where, mode)
+
+        missing = self._missing(name, queries)
+        notes = []
+        if missing:
+            notes.append(f"{missing} rows that the labels name are not in the collection; they count as not found")
+        subject = {
+            "collection": name,
+            "store": stored.store,
+            "generation": stored.generation,
+            "model": stored.model,
+            "rows": stored.rows,
+        }
+        outcomes = evaluate(queries, wanted.modes, wanted.k, ask, progress)
+        return Evaluation(subject, wanted.k, outcomes, missing, notes)
+
+    def recall(self, name: str, queries: int = 100, k: int = 10, progress: Progress = _silent) -> RecallReport:
+        """What the collection's index loses, asked with vectors of up to `queries` stored rows. Raises
+        UnknownCollection, ValueError for an empty collection."""
+        self._spec(name)
+        stored, store = self._stored(name), self._parts.store
+        sample = store.sample(name, queries, stored.generation, texts=False).chosen
+        vectors = [vector for vector in store.vectors(name, sample, stored.generation) if vector.any()]
+        return probe(store, name, vectors, k, progress)
+
+    def _stored(self, name: str) -> CollectionStatus:
+        stored = self._parts.store.status(name)
+        if stored is None:
+            raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
+        return stored
+
+    def _missing(self, name: str, queries: Sequence[LabelledQuery]) -> int:
+        rows = {names for query in queries for names in query.right}
+        ids = list(dict.fromkeys(id_ for names in rows for id_ in names))
+        held = {chunk.id for chunk in self._parts.store.stored_of(name, ids)}
+        return sum(not names & held for names in rows)

@@ -1,0 +1,71 @@
+"""The passages of hits: which chunks of a row answer, best first. Knows the store, no engine and no configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.src.access.rows import seen
+from connector.coverage import content_words, coverage, parts_of
+from connector.model import CollectionStatus, Filter, Hit, StoredText
+from connector.protocols import VectorStore
+
+MOST = 20
+"""Passages of one hit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A chunk of a row. `score`: its cosine with the search text; in mode keyword the share of the words it holds.
+    `chunk` counts from 0."""
+
+    text: str
+    score: float
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What passages are compared with: the vector, or where there is none (mode keyword) the words."""
+
+    text: str
+    vector: NDArray[np.float32] | None
+    count: int
+
+
+def of_hits(
+    store: VectorStore, stored: CollectionStatus, hits: Sequence[Hit], sought: Sought, within: Filter | None
+) -> list[list[Passage]]:
+    """Of each hit up to `count` passages: the chunk that was found first, then its others as they score; in mode
+    keyword only those with a word. A row that is gone meanwhile has the one that was found. Raises as the store."""
+    chunks = seen(store.texts_of(stored.collection, [hit.id for hit in hits], stored.generation, within), within)
+    of_row: dict[str, list[Passage]] = {}
+    for chunk, score in zip(chunks, _scores(store, stored, chunks, sought), strict=True):
+        of_row.setdefault(chunk.id, []).append(Passage(chunk.text, score, chunk.number))
+    own = _scores(store, stored, hits, sought)
+    return [
+        _best(Passage(hit.text, score, hit.number), of_row.get(hit.id, []), sought)
+        for hit, score in zip(hits, own, strict=True)
+    ]
+
+
+def _best(found: Passage, others: Sequence[Passage], sought: Sought) -> list[Passage]:
+    rest = [each for each in others if each.chunk != found.chunk and (sought.vector is not None or each.score > 0)]
+    rest.sort(key=lambda each: (-each.score, each.chunk))
+    return [found, *rest][: sought.count]
+
+
+def _scores(
+    store: VectorStore, stored: CollectionStatus, chunks: Sequence[Hit] | Sequence[StoredText], sought: Sought
+) -> list[float]:
+    if not chunks:
+        return []
+    if sought.vector is None:
+        words = content_words(sought.text) or tuple(sought.text.split())
+        return [round(coverage(words, parts_of(chunk.text)), 6) for chunk in chunks]
+    vectors = store.vectors(stored.collection, chunks, stored.generation)
+    cosines: list[float] = (vectors.astype(np.float64) @ sought.vector.astype(np.float64)).tolist()
+    return cosines

@@ -1,0 +1,103 @@
+"""How much of a search text's words a row holds: function words left out, endings and compounds allowed for, in English
+and German. Pure: knows words, no store and no index.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from connector.stores.words import words
+
+_ENGLISH = """
+a about after again against all also am an and any are as at be because been before being between both but by can
+could did do does doing for from get had has have having he her here him his how i if in into is it its just me more
+most my need no not now of off on once only or other our out over own please she should so some somebody someone
+something such than that the their them then there these they thing this those through to too under until up us very
+was we were what when where which while who whom whose why will with without would you your
+"""
+_GERMAN = """
+aber alle allem allen aller alles als also am an auch auf aus bei beim bin bis bist bitte da damit dann das dass dem
+den denn der des die dies diese diesem diesen dieser dieses doch dort du durch ein eine einem einen einer eines er
+es etwas für gegen gibt hab habe haben hat ich ihm ihn ihnen ihr ihre im in ist ja jede jedem jeden jeder jedes
+jemand kann kein keine können man mehr mein mit muss müssen nach nicht nichts noch nun nur ob oder ohne sehr sein
+seine sich sie sind so soll um und uns unser unter vom von vor war waren was wegen weil welche welcher wenn wer
+werden wie wieder will wir wird wo zu zum zur
+"""
+_ENDINGS = (
+    *("lichen", "ungen", "ingly", "liche"),
+    *("ings", "lich"),
+    *("ing", "ung", "ern", "ers"),
+    *("ly", "ed", "er", "en", "es", "em"),
+    *("e", "n", "s"),
+)
+"""The longest first."""
+_SHORTEST_STEM = 4
+_SHORTEST_BEGINNING = 5
+"""Letters of a stem that may begin a longer word: Pumpe, Pumpengehäuse."""
+_SHORTEST_END = 6
+"""Letters of a stem that may end a longer one: Karton, Wellpappkarton. Fewer would find table in stable."""
+
+
+def folded(word: str) -> str:
+    """Without case and accents: ä is a. ß becomes ss."""
+    parts = unicodedata.normalize("NFD", word.casefold())
+    return "".join(part for part in parts if not unicodedata.combining(part))
+
+
+FUNCTION_WORDS = frozenset(folded(word) for word in (*_ENGLISH.split(), *_GERMAN.split()))
+"""Words that say how a sentence is built, not what it is about."""
+
+
+def content_words(text: str) -> tuple[str, ...]:
+    """The words of a search text that say what it is about, as they stand in it; none where it has only others."""
+    found = (word.alternatives[-1] if len(word.alternatives) == 1 else word.alternatives[0] for word in words(text))
+    return tuple(word for word in found if folded(word) not in FUNCTION_WORDS)
+
+
+def parts_of(text: str) -> frozenset[str]:
+    """The distinct words of a text, folded; those of M-4711/2 each for itself."""
+    cleaned = "".join(character if character.isalnum() else " " for character in folded(text))
+    return frozenset(cleaned.split())
+
+
+def coverage(asked: Sequence[str], held: Iterable[str]) -> float:
+    """The share of `asked` (`content_words`) that is among `held` (`parts_of`), from 0 to 1; 0 for nothing asked. A
+    word of several parts (M-4711) is there when all of them are."""
+    if not asked:
+        return 0.0
+    known = frozenset(held)
+    return sum(all(_holds(known, part) for part in parts_of(word)) for word in asked) / len(asked)
+
+
+def _holds(known: frozenset[str], part: str) -> bool:
+    return part in known or any(related(part, other) for other in known)
+
+
+@lru_cache(maxsize=100_000)
+def related(asked: str, other: str) -> bool:
+    """Whether a folded word is asked for by another: the same stem, or a stem within a longer word. A number only by
+    itself, with or without leading zeros."""
+    if asked == other:
+        return True
+    if not (asked.isalpha() and other.isalpha()):
+        return asked.isdigit() and other.isdigit() and asked.lstrip("0") == other.lstrip("0")
+    one, two = stem(asked), stem(other)
+    if one == two:
+        return True
+    if len(one) >= _SHORTEST_BEGINNING and two.startswith(one):
+        return True
+    if len(one) >= _SHORTEST_END and (two.endswith(one) or other.endswith(one)):
+        return True
+    return len(two) >= _SHORTEST_BEGINNING and one.startswith(two) and len(one) - len(two) <= 3
+
+
+@lru_cache(maxsize=100_000)
+def stem(word: str) -> str:
+    """Without its ending, where four letters are left: rough, but the same for both languages. A stemmer of one of
+    them cuts words of the other wrongly, and nobody says which language a search text is in."""
+    for ending in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
+            return word[: -len(ending)]
+    return word
