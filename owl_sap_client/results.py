@@ -324,13 +324,19 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Preview:
-    """Rows as a template renders them. `truncated`: how many of `sampled` are longer than the model takes."""
+    """What a template makes of a sample of rows. `histogram`: rows by tokens. `truncated`: of `sampled` rows so many
+    would lose text."""
 
+    source: str
     template: str
     samples: list[Sample]
-    histogram: dict[str, Any]
+    histogram: dict[str, int]
     truncated: int
+    chunked: int
+    empty: int
+    unreadable: int
     sampled: int
+    max_tokens: int
 
 
 # -------------------------------------------------------------------------------------------------------- the service

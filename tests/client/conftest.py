@@ -9,9 +9,12 @@ import httpx
 import pytest
 
 from app.src.service import Service
+from app.src.settings import CollectionSettings, Settings
 from owl_sap_client import Client, Retries
 from tests.api.conftest import TableSource, serving, settings_in
 
+DOCUMENTS = "documents" in CollectionSettings.model_fields
+"""Is there a kind of collection that clients write?"""
 NEVER = Retries(most=0)
 
 
@@ -25,9 +28,12 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """With the collection `materials` synced."""
+    """With the collection `materials` synced, and `notes` for documents."""
     source = TableSource()
-    service = Service(settings_in(tmp_path_factory.mktemp("client")), source=source)
+    given = settings_in(tmp_path_factory.mktemp("client")).model_dump(by_alias=True)
+    if DOCUMENTS:
+        given["collections"] = [*given["collections"], {"name": "notes", "documents": True}]
+    service = Service(Settings.model_validate(given), source=source)
     try:
         service.sync("materials")
         with serving(service) as http:
