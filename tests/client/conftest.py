@@ -9,12 +9,10 @@ import httpx
 import pytest
 
 from app.src.service import Service
-from app.src.settings import CollectionSettings, Settings
+from app.src.settings import Settings
 from owl_sap_client import Client, Retries
 from tests.api.conftest import TableSource, serving, settings_in
 
-DOCUMENTS = "documents" in CollectionSettings.model_fields
-"""Is there a kind of collection that clients write?"""
 NEVER = Retries(most=0)
 
 
@@ -31,8 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """With the collection `materials` synced, and `notes` for documents."""
     source = TableSource()
     given = settings_in(tmp_path_factory.mktemp("client")).model_dump(by_alias=True)
-    if DOCUMENTS:
-        given["collections"] = [*given["collections"], {"name": "notes", "documents": True}]
+    given["collections"] = [*given["collections"], {"name": "notes", "documents": True}]
     service = Service(Settings.model_validate(given), source=source)
     try:
         service.sync("materials")

@@ -19,7 +19,7 @@ from langchain_tests.integration_tests import (
 import owl_sap_client
 from owl_sap_client import AsyncClient, Client
 from owl_sap_client.langchain import OwlSapEmbeddings, OwlSapRetriever, OwlSapVectorStore
-from tests.client.conftest import DOCUMENTS, Served
+from tests.client.conftest import Served
 
 _CLIENTS: dict[str, Client] = {}
 """The suites take classes and arguments, no fixtures."""
@@ -57,7 +57,6 @@ class TestRetriever(RetrieversIntegrationTests):
         return "oil pump"
 
 
-@pytest.mark.skipif(not DOCUMENTS, reason="no collections of documents in this version")
 class TestVectorStore(VectorStoreIntegrationTests):
     @pytest.fixture
     def vectorstore(self, shared: Client) -> Iterator[VectorStore]:
@@ -65,7 +64,6 @@ class TestVectorStore(VectorStoreIntegrationTests):
         empty(shared)
 
 
-@pytest.mark.skipif(not DOCUMENTS, reason="no collections of documents in this version")
 class TestVectorStoreOfAsyncClient(VectorStoreIntegrationTests):
     """Asynchronous methods over an AsyncClient of the test's own loop."""
 
@@ -85,7 +83,6 @@ def empty(client: Client) -> None:
         client.delete_documents("notes", [hit.id for hit in hits])
 
 
-@pytest.mark.skipif(not DOCUMENTS, reason="no collections of documents in this version")
 @pytest.mark.covers("POST /v1/collections/{name}/documents", "POST /v1/collections/{name}/documents/delete")
 def test_documents_are_written_found_and_deleted_in_any_number(shared: Client, served: Served) -> None:
     texts = [f"note {number} about pumps" for number in range(9)]  # api.max_inputs is 4
@@ -104,7 +101,6 @@ def test_documents_are_written_found_and_deleted_in_any_number(shared: Client, s
         empty(shared)
 
 
-@pytest.mark.skipif(not DOCUMENTS, reason="no collections of documents in this version")
 @pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
 def test_a_table_s_collection_is_not_written(shared: Client) -> None:
     with pytest.raises(owl_sap_client.Conflict):

@@ -26,7 +26,6 @@ import pytest
 from app.src.api import examples as page
 from app.src.api.examples import BASE, FILE, KEY, Example, curl, examples
 from app.src.api.guard import ANYBODY, NEEDS, OPEN
-from app.src.api.schemas import SearchRequest
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.model import Column
@@ -100,15 +99,12 @@ def stage(emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     _with_table(emulator)
     hana = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")} | {"encrypt": False}
     block = {"name": "materials", "source": "S.MARA", "template": "{MAKTX}", "metadata": ["MTART"]}
-    collections: list[dict[str, Any]] = [block]
-    if served("POST /v1/collections/{name}/documents"):
-        collections.append({"name": "notes", "documents": True})
     settings = Settings.model_validate(
         {
             "hana": hana,
             "store": {"kind": "local", "path": tmp_path / "vectors"},
             "embedding": {"model": "hash:64"},
-            "collections": collections,
+            "collections": [block, {"name": "notes", "documents": True}],
         }
     )
     source = Materials()
@@ -138,12 +134,8 @@ def _with_table(emulator: Emulator) -> None:
     connection.close()
 
 
-def served(operation: str) -> bool:
-    return operation in described()
-
-
 def described() -> dict[str, Any]:
-    """Every operation that is served, as the description has it."""
+    """Every operation that is served, as the description has it; what agents speak (/mcp) is no JSON of ours."""
     from app.src.api.server import create_app
 
     service = Service(Settings.model_validate({"embedding": {"model": "hash:8"}}))
@@ -151,14 +143,12 @@ def described() -> dict[str, Any]:
         paths = create_app(service).openapi()["paths"]
     finally:
         service.close()
-    return {f"{method.upper()} {path}": way for path, ways in paths.items() for method, way in ways.items()}
-
-
-def _tried() -> list[Example]:
-    """Of those that there are the ones whose operation is served; of searches those whose members are."""
-    known, search = described(), set(SearchRequest.model_fields)
-    found = [each for each in examples() if each.operation in known]
-    return [each for each in found if not each.operation.endswith("/search") or set(each.body or ()) <= search]
+    return {
+        f"{method.upper()} {path}": way
+        for path, ways in paths.items()
+        for method, way in ways.items()
+        if path != "/mcp"
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ by curl
@@ -170,7 +160,7 @@ def test_curl_asks_what_the_examples_show(stage: Stage) -> None:
             pytest.fail("curl is missing")
         pytest.skip("curl is missing")
     recorded = {}
-    for example in _tried():
+    for example in examples():
         stage.before(example)
         answer = _by_curl(stage, example)
         stage.after()
@@ -278,7 +268,7 @@ def test_python_asks_the_same(stage: Stage, capsys: pytest.CaptureFixture[str]) 
             return super().handle_request(request)
 
     with Client(stage.url, "any", transport=Noting(), retries=Retries(most=0)) as client:
-        for example in _tried():
+        for example in examples():
             stage.before(example)
             sent.clear()
             code = "\n".join(example.python).replace(SHOWN_SCHEMA, SCHEMA)
@@ -325,7 +315,7 @@ def test_javascript_gets_the_same(stage: Stage) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is missing")
-    tried = _tried()
+    tried = list(examples())
     # A job that is to be cancelled is held back as long as its example takes.
     starts = {place for place, example in enumerate(tried) if example.needs or not place}
     starts |= {place + 1 for place, example in enumerate(tried) if example.needs == "running"}
@@ -358,7 +348,7 @@ def _by_node(node: str, stage: Stage, together: list[Example]) -> list[Any]:
 
 def operations() -> str:
     known, parts, group, before = described(), [], "", ""
-    for example in _tried():
+    for example in examples():
         if example.group != group:
             group = example.group
             parts.append(f"### {group}\n")
@@ -410,7 +400,7 @@ def test_the_page() -> None:
 
 def test_every_operation_is_described_with_examples() -> None:
     document = described()
-    recorded = {each.operation for each in _tried()}
+    recorded = {each.operation for each in examples()}
     assert set(document) == recorded
     for name, operation in document.items():
         assert operation["summary"], name
