@@ -19,11 +19,11 @@ from connector.clock import StageClock
 from connector.difference import Difference, StoredIndex
 from connector.document import chunks, document_id, metadata_digest, parse_id, vector_digest
 from connector.embedding import TextEmbedder, Vector, VectorCache
-from connector.errors import BadDocument, RowRejected, RowsRejected, WrongOrigin
+from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
 from connector.protocols import Embedder, VectorStore
 from connector.schema import WRITTEN
-from connector.stores.records import metadata_text
+from connector.stores.records import FOREIGN, metadata_text
 
 KEY = ("id",)
 """The key of such a collection, for hits."""
@@ -65,6 +65,16 @@ def given_id(stored: str) -> str:
     return values[0]
 
 
+def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
+    """The ids in the store of those that people are shown; what cannot be the id of a document is left out."""
+    return [stored_id(id_) for id_ in shown if _may_be_id(id_)] if spec.written_by_clients else list(shown)
+
+
+def shown_id(spec: CollectionSpec, stored: str) -> str:
+    """The id that people are shown; of a row that others wrote the store's own."""
+    return given_id(stored) if spec.written_by_clients and not stored.startswith(FOREIGN) else stored
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """How a collection's lease is taken for one write: by whom, after how many seconds at most. Threads that share
@@ -76,8 +86,17 @@ class Turn:
 
     @contextmanager
     def taken(self, store: VectorStore, collection: str) -> Iterator[Lease]:
-        with self.lock, store.lease(collection, self.owner, self.wait) as lease:
-            yield lease
+        """Raises LeaseLost when others keep it longer than `wait`."""
+        if not self.lock.acquire(timeout=self.wait):
+            raise LeaseLost(
+                f"collection {collection!r} is being written by others of this process and did not become free in "
+                "time; try again"
+            )
+        try:
+            with store.lease(collection, self.owner, self.wait) as lease:
+                yield lease
+        finally:
+            self.lock.release()
 
 
 class Documents:
@@ -248,7 +267,7 @@ def from_table(spec: CollectionSpec) -> WrongOrigin:
 
 def nothing_to_sync(name: str) -> WrongOrigin:
     return WrongOrigin(
-        f'"{name}" is written by clients (documents = true): there is no table behind it, so nothing to sync'
+        f'"{name}" is written by clients (documents = true): there is no table behind it to read, to sync or to compare with'
     )
 
 

@@ -47,8 +47,8 @@ class ScoredRow(FoundRow, Protocol):
 @dataclass(frozen=True, slots=True)
 class SearchWith:
     """How to search. `filter`: the filter language of search; `min_score`: by the score of the modes vector and
-    keyword, by the cosine in hybrid; `mmr_lambda` from 0 (different) to 1 (relevant): hits unlike each other, chosen from
-    the best `depth`."""
+    keyword, by the cosine in hybrid; `mmr_lambda` from 0 (different) to 1 (relevant): hits unlike each other, chosen
+    from the best `depth`."""
 
     filter: Filter | None = None
     mode: Mode = "vector"
@@ -120,7 +120,7 @@ class OwlVectorStore(VectorStore):
         texts: Iterable[str],
         metadatas: list[dict[str, Any]] | None = None,
         *,
-        ids: Sequence[str | None] | None = None,  # type: ignore[override]  # its own add_documents gives such a list
+        ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> list[str]:
         """Store them, replacing those whose ids are there; their ids. A text without an id gets a new one. In
@@ -183,7 +183,7 @@ class OwlVectorStore(VectorStore):
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
         return [document for document, _ in self.similarity_search_with_score(query, k, **kwargs)]
 
-    def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> list[tuple[Document, float]]:  # type: ignore[override]
+    def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> list[tuple[Document, float]]:
         """Best first; each text is the passage that was found."""
         return self._search(query, k, SearchWith(**kwargs))
 

@@ -121,6 +121,10 @@ class Serving(Protocol):
         """A few seconds old at most. Raises UnknownCollection when it was never synced."""
         ...
 
+    def never_written(self, spec: CollectionSpec) -> bool:
+        """Of a collection that clients write; of one that was never synced False."""
+        ...
+
     def forget(self, name: str) -> None: ...
 
     def key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]: ...
@@ -139,24 +143,30 @@ class Browsing:
         if len(ids) > MOST_IDS:
             raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
 
+        from connector.documents import stored_ids
+
+        wanted = stored_ids(spec, ids)
+
         def read(stored: CollectionStatus) -> list[ReadRow]:
             if isinstance(within, Nothing):
                 return []
-            found = seen(self._parts.store.texts_of(spec.name, ids, stored.generation, within), within)
+            found = seen(self._parts.store.texts_of(spec.name, wanted, stored.generation, within), within)
             columns = self._serving.key_columns(spec, stored) if found else ()
             overlapping = spec.chunk.overlap > 0
             return [
-                _row(list(chunks), columns, overlapping=overlapping)
+                _row(spec, list(chunks), columns, overlapping=overlapping)
                 for _, chunks in groupby(found, key=lambda text: text.id)
             ]
 
-        return self._in_one_generation(spec.name, read)
+        return [] if self._serving.never_written(spec) else self._in_one_generation(spec.name, read)
 
     def fields(self, spec: CollectionSpec, within: Filter | Nothing | None) -> Fields:
         """Raises UnknownCollection."""
         from connector.document import metadata_names
 
         declared = list(metadata_names(spec.metadata).values())
+        if self._serving.never_written(spec):
+            return Fields([_field(name, Counter()) for name in declared], 0, 0)
 
         def read(stored: CollectionStatus) -> Fields:
             if isinstance(within, Nothing):
@@ -176,6 +186,9 @@ class Browsing:
         from connector.document import metadata_names
 
         names = metadata_names(spec.metadata)
+        if self._serving.never_written(spec):
+            _known_field(color, names, ())
+            return PointMap([], (0.0, 0.0), 0, 0)
 
         def read(stored: CollectionStatus) -> PointMap:
             if isinstance(within, Nothing):
@@ -189,7 +202,9 @@ class Browsing:
             lengths = np.linalg.norm(vectors, axis=1)
             placed = np.flatnonzero(np.isfinite(lengths) & (lengths > 0))
             xy, explained = principal_plane(vectors[placed] / lengths[placed, None])
-            points = [_point(rows[place], at, field) for place, at in zip(placed[:limit], xy.tolist(), strict=False)]
+            points = [
+                _point(spec, rows[place], at, field) for place, at in zip(placed[:limit], xy.tolist(), strict=False)
+            ]
             return PointMap(points, explained, len(placed), _rows(sample, rows))
 
         return self._in_one_generation(spec.name, read)
@@ -209,14 +224,15 @@ def _rows(sample: Sample, seen_of_it: Sequence[StoredText]) -> int:
     return sample.rows if len(seen_of_it) == len(sample.chosen) else len(seen_of_it)
 
 
-def _row(chunks: Sequence[StoredText], columns: Sequence[str], *, overlapping: bool) -> ReadRow:
+def _row(spec: CollectionSpec, chunks: Sequence[StoredText], columns: Sequence[str], *, overlapping: bool) -> ReadRow:
     from connector.document import parse_id
+    from connector.documents import shown_id
     from connector.quarantine import named_key
     from connector.stores.records import FOREIGN
 
     first, texts = chunks[0], [chunk.text for chunk in chunks]
     key = {} if first.id.startswith(FOREIGN) else named_key(parse_id(first.id), columns)
-    return ReadRow(first.id, key, joined(texts, overlapping=overlapping), first.metadata, texts)
+    return ReadRow(shown_id(spec, first.id), key, joined(texts, overlapping=overlapping), first.metadata, texts)
 
 
 def joined(texts: Sequence[str], *, overlapping: bool) -> str:
@@ -347,10 +363,12 @@ def _names(rows: Iterable[StoredText]) -> set[str]:
     return {name for row in rows for name in row.metadata}
 
 
-def _point(row: StoredText, at: Sequence[float], field: str | None) -> Point:
+def _point(spec: CollectionSpec, row: StoredText, at: Sequence[float], field: str | None) -> Point:
+    from connector.documents import shown_id
+
     value = None if field is None else row.metadata.get(field)
     color = value if _kind(value) is not None else None
-    return Point(row.id, round(at[0], _DIGITS), round(at[1], _DIGITS), color, _first_words(row.text))
+    return Point(shown_id(spec, row.id), round(at[0], _DIGITS), round(at[1], _DIGITS), color, _first_words(row.text))
 
 
 def _first_words(text: str) -> str:

@@ -48,12 +48,22 @@ class ClientDocuments:
         self._turns: defaultdict[str, Turn] = defaultdict(Turn)
         self._looked: dict[str, float] = {}
 
-    def put(self, name: str, documents: Sequence[NewDocument], *, principal: Principal) -> Put:
+    def put(
+        self,
+        name: str,
+        documents: Sequence[NewDocument],
+        *,
+        principal: Principal,
+        counted: Callable[[list[int]], None] | None = None,
+    ) -> Put:
         """As `connector.documents.Documents.put`, with the model of the generation that serves. Raises WrongOrigin for
         a collection of a table, UnknownCollection, and RowsRefused for whoever may not see every row: he would replace
-        rows unseen."""
+        rows unseen. `counted` is told how many tokens each text has before anything is done; what it raises comes
+        out."""
         spec = self._checked(name, principal)
         maker = self._generations.maker(spec)
+        if counted is not None:
+            counted(maker.embedder.count_tokens([each.text for each in documents]))
         put = Documents(maker.spec, self._parts.store, maker.embedder, self._turns[name]).put(documents)
         if maker.number is None and documents:
             self._generations.record(maker)

@@ -162,7 +162,11 @@ class Searching:
         if not isinstance(query, str) and options.mode != "vector":
             given = "the id of a row" if isinstance(query, Like) else "a vector"
             raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not {given}")
-        if spec.written_by_clients and self._never_written(spec.name):
+        if isinstance(query, Like):
+            query = _as_stored(spec, query)
+        if self.never_written(spec):
+            if isinstance(query, Like):
+                raise _no_row(spec.name)
             return Found([], {}, ["nothing has been written to this collection yet"])
         if isinstance(narrowed.within, Nothing):
             if isinstance(query, Like):
@@ -260,10 +264,12 @@ class Searching:
         """What is stored, a few seconds old at most. Raises UnknownCollection when nothing ever was."""
         return self._known_status(name)
 
-    def _never_written(self, name: str) -> bool:
-        """Which is no error where clients write: they may ask first."""
+    def never_written(self, spec: CollectionSpec) -> bool:
+        """Has nobody written to it yet? Which is no error where clients do: they may ask first."""
+        if not spec.written_by_clients:
+            return False
         try:
-            self._known_status(name)
+            self._known_status(spec.name)
         except UnknownCollection:
             return True
         return False
@@ -335,6 +341,14 @@ def _no_row(name: str) -> UnknownRow:
     return UnknownRow(f'"{name}" has no row with this id, or none that you may see')
 
 
+def _as_stored(spec: CollectionSpec, like: Like) -> Like:
+    from connector.documents import stored_ids
+
+    for id_ in stored_ids(spec, [like.id]):
+        return Like(id_)
+    raise _no_row(spec.name)
+
+
 def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode, found: bool) -> list[str]:
     """A field that no row of ours can have is no error, because rows that others wrote may have it."""
     from connector.document import metadata_names
@@ -358,14 +372,13 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode,
 
 def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec) -> FoundHit:
     from connector.document import parse_id
-    from connector.documents import given_id
+    from connector.documents import shown_id
     from connector.quarantine import named_key
 
     if hit.id.startswith("record:"):
         return FoundHit(hit.id, {}, hit.score, hit.text, hit.metadata)
     key = named_key(parse_id(hit.id), columns)
-    shown = given_id(hit.id) if spec.written_by_clients else hit.id
-    return FoundHit(shown, key, hit.score, hit.text, hit.metadata)
+    return FoundHit(shown_id(spec, hit.id), key, hit.score, hit.text, hit.metadata)
 
 
 def unit_vector(numbers: Sequence[float], dimension: int) -> NDArray[np.float32]:

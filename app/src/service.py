@@ -35,7 +35,7 @@ from app.src.probes import Probes, Readiness, told
 from app.src.searching import MODES, Asked, Found, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from app.src.watching import Watch, behind
-from connector.documents import nothing_to_sync
+from connector.documents import nothing_to_sync, stored_ids
 from connector.errors import DatabaseError, UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter, ModelSource, Vectors
 from connector.protocols import Observer, Source, VectorStore
@@ -519,11 +519,10 @@ class Service:
 
         def ask(query: LabelledQuery, mode: str, count: int) -> list[str]:
             options = SearchOptions(next(known for known in MODES if known == mode))
-            return [
-                hit.id for hit in self.search(name, query.text, count, query.where, options, principal=OPERATOR).hits
-            ]
+            hits = self.search(name, query.text, count, query.where, options, principal=OPERATOR).hits
+            return stored_ids(spec, [hit.id for hit in hits])
 
-        self.spec(name)
+        spec = self.spec(name)
         return evaluation(wanted, self._searching.serving(name), self.store, ask, progress)
 
     def embedder_of(self, name: str) -> EngineEmbedder:

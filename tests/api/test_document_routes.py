@@ -16,6 +16,7 @@ from app.src.service import Service
 from app.src.settings import Settings
 from connector.documents import NewDocument
 from tests.api.conftest import TableSource, serving, settings_in
+from tests.api.test_rates import limited
 
 PLACE = "/v1/collections/notes/documents"
 SEARCH = "/v1/collections/notes/search"
@@ -179,3 +180,13 @@ def test_metrics_count_documents_by_what_became_of_them(service: Service) -> Non
     text = service.metrics.render().decode()
     for outcome, count in (("upserted", 3), ("unchanged", 2), ("deleted", 1)):
         assert f'owl_sap_documents_total{{collection="notes",outcome="{outcome}"}} {count}.0' in text
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
+def test_texts_of_documents_are_of_the_budget_of_tokens_whole(service: Service) -> None:
+    with limited(service, rate="unlimited", tokens="100/hour") as client:
+        put(client, {"text": " ".join(f"word{number}" for number in range(90))})
+        answer = client.post(PLACE, json={"documents": [{"text": " ".join(f"word{number}" for number in range(20))}]})
+        assert (answer.status_code, "access.tokens" in answer.text) == (429, True)
+        assert client.post(f"{PLACE}/delete", json={"ids": ["x"]}).status_code == 200
+    assert service.status(["notes"])[0]["rows"] == 1

@@ -56,6 +56,15 @@ def test_every_verb_has_help(cli: Cli, verb: str) -> None:
     assert "Usage" in run.out
 
 
+@pytest.mark.covers("sync", "plan", errors=True)
+def test_a_collection_that_clients_write_is_not_synced(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "owl-sap.toml").write_text('[[collections]]\nname = "notes"\ndocuments = true\n')
+    for arguments in (("sync", "notes"), ("plan", "notes"), ("verify", "notes")):
+        run = cli(*arguments, **LOCAL)
+        assert (run.code, "written by clients (documents = true)" in run.err) == (2, True), run.err
+    one_message(cli("sync", "--all", **LOCAL), 2, "every collection is written by clients")
+
+
 # --------------------------------------------------------------------------------------------------------------- embed
 
 

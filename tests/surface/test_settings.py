@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from app.src.settings import CollectionSettings, Settings, SettingsError, load, show
 from app.src.settings.sources import own_variables
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
-from connector.model import ChunkSpec, TableRef
+from connector.model import NO_TABLE, ChunkSpec, TableRef
 
 ROOT = Path(__file__).parents[2]
 COLLECTION = """
@@ -22,6 +22,11 @@ COLLECTION = """
 name = "materials"
 source = 'S."a.b"'
 template = "{MAKTX}"
+"""
+NOTES = """
+[[collections]]
+name = "notes"
+documents = true
 """
 SECRET = "canary-3141"
 
@@ -186,6 +191,13 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
         (COLLECTION + "chunk = { max_tokens = 8, overlap = 8 }", ["collections[0].chunk", "smaller"]),
         (COLLECTION.replace("materials", "a b"), ["collections[0].name", "letters"]),
         (COLLECTION.replace("""'S."a.b"'""", '"MARA"'), ["collections[0].source", "SCHEMA.TABLE"]),
+        ("[[collections]]\nname = 'm'\nsource = 'S.T'", ["collections[0]", "template missing", "documents = true"]),
+        ("[[collections]]\nname = 'm'", ["collections[0]", "source and template missing"]),
+        (COLLECTION + "documents = true", ["collections[0]", "source, template belongs to one"]),
+        (NOTES + "schedule = { every = '5m' }", ["collections[0]", "schedule belongs to one"]),
+        (NOTES + "key = ['id']\nwhere = '1 = 1'", ["collections[0]", "key, where belongs to one"]),
+        (NOTES + "metadata = ['/BIC/X']", ["collections[0]", '"/BIC/X" must be letters']),
+        (NOTES + "row_rights = { plant = 'plants' }", ["collections[0]", "not declared in metadata"]),
         ("[hana]\nport = \n", ["owl-sap.toml", "TOML", "line 2"]),
     ],
 )
@@ -226,6 +238,16 @@ def test_collections_become_specs(tmp_path: Path) -> None:
     assert spec.source == TableRef("S", "a.b")
     assert spec.key == ("MANDT", "MATNR")
     assert spec.metadata == ("MTART",)
+    assert spec.chunk == ChunkSpec(64, 4)
+
+
+def test_a_collection_that_clients_write_has_no_table(tmp_path: Path) -> None:
+    text = COLLECTION + NOTES + "model = 'hash:8'\nmetadata = ['plant']\nchunk = { max_tokens = 64, overlap = 4 }"
+    settings = loaded(tmp_path, text)
+    assert [each.name for each in settings.synced] == ["materials"]
+    spec = settings.collections[1].spec()
+    assert spec.written_by_clients
+    assert (spec.source, spec.key, spec.metadata) == (NO_TABLE, ("id",), ("plant",))
     assert spec.chunk == ChunkSpec(64, 4)
 
 

@@ -100,9 +100,10 @@ class Desk:
     async def look(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._looks, call)
 
-    def spend(self, request: Request, tokens: list[int]) -> None:
-        """Of whoever asks, by the length of each text. Raises RateExceeded; from any thread."""
-        most = self.service.engine.max_tokens
+    def spend(self, request: Request, tokens: list[int], *, whole: bool = False) -> None:
+        """Of whoever asks, by the length of each text: what the model looks at, or, where texts are cut into pieces,
+        the `whole` of it. Raises RateExceeded; from any thread."""
+        most = max(tokens, default=0) if whole else self.service.engine.max_tokens
         self._rates.spend(principal_of(request.scope), sum(min(count, most) for count in tokens))
 
     def check_texts(self, texts: list[str], *, name: str) -> None:

@@ -27,7 +27,8 @@ def add(routes: APIRouter, desk: Desk) -> None:
         documents = [NewDocument(each.id, each.text, each.metadata) for each in body.documents]
         desk.check_texts([each.text for each in documents], name="documents")
         tell(request.scope, documents=len(documents))
-        put = partial(service.documents.put, name, documents, principal=asker(request))
+        counted = partial(desk.spend, request, whole=True)
+        put = partial(service.documents.put, name, documents, principal=asker(request), counted=counted)
         return Json({"ids": (await desk.run(put, request)).ids})
 
     @routes.post(f"{_PLACE}/delete", response_model=schemas.DocumentsDeleted)

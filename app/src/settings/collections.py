@@ -197,7 +197,7 @@ class CollectionSettings(_Section):
     source: str = Field(
         default="", description='SCHEMA.TABLE; parts literal, case kept; quote a part with a dot: S."a.b"'
     )
-    template: str = Field(default="", min_length=1, description='"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
+    template: str = Field(default="", description='"{MAKTX}. {LTEXT}"; {"/BIC/TXT"} for odd names')
     description: str | None = Field(
         default=None, max_length=1000, description="what it holds, in a sentence: agents choose collections by it"
     )
@@ -232,7 +232,8 @@ class CollectionSettings(_Section):
     @field_validator("source")
     @classmethod
     def _table(cls, source: str) -> str:
-        TableRef.parse(source)
+        if source:
+            TableRef.parse(source)
         return source
 
     @model_validator(mode="after")
@@ -245,11 +246,11 @@ class CollectionSettings(_Section):
                 f"documents = true means that clients write the collection, and {', '.join(given)} belongs to one "
                 "that is synced from a table: keep one of both"
             )
-        missing = [name for name in ("source", "template") if name not in given]
+        missing = [name for name in ("source", "template") if not getattr(self, name).strip()]
         if not self.documents and missing:
             raise ValueError(
-                f"{' and '.join(missing)} missing: a collection is synced from a table (source, template), or clients "
-                "write it (documents = true)"
+                f"{' and '.join(missing)} missing: a collection is synced from a table (source = "
+                '"SCHEMA.TABLE", template = "{COLUMN}"), or clients write it (documents = true)'
             )
         odd = [name for name in self.metadata if self.documents and _ODD.search(name)]
         if odd:
