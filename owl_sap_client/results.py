@@ -23,7 +23,7 @@ def _decode(kind: Any, value: Any) -> Any:
         inner = next(each for each in get_args(kind) if each is not type(None))
         return None if value is None else _decode(inner, value)
     if get_origin(kind) is list:
-        return [_decode(get_args(kind)[0], each) for each in value]
+        return [_decode(get_args(kind)[0], each) for each in value or ()]  # null: nothing was asked for
     if not dataclasses.is_dataclass(kind):
         return value
     known = _members(cast("Any", kind))

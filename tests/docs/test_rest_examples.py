@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +71,7 @@ class Stage:
             self.source.gate.clear()
             job = self._started()
             assert job == example.path["job_id"]
+            _until(lambda: self.service.jobs.get(job).state == "running")
         elif example.needs == "quarantined":
             self.source.rows_by_key[BROKEN["MATNR"]] = BROKEN
             self._started()
@@ -84,10 +85,14 @@ class Stage:
         return str(httpx.post(f"{self.url}/v1/collections/materials/sync", json={}).json()["job"])
 
     def _settled(self) -> None:
-        deadline = time.monotonic() + 30
-        while any(not job.over for job in self.service.jobs.all(None, None, 100)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        _until(lambda: all(job.over for job in self.service.jobs.all(None, None, 100)))
+
+
+def _until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
