@@ -373,3 +373,22 @@ def test_the_asynchronous_client_takes_a_stream_up_too() -> None:
 
     assert asyncio.run(follow()) == [1, 2, 3]
     assert script.requests[1].headers[ASKED] == "1"
+
+
+# ------------------------------------------------------------------------------------------------------- passages
+
+
+def test_passages_and_explain_as_they_were_asked_for() -> None:
+    hit = {"id": "1", "key": {"A": "1"}, "score": 0.5, "text": "t", "metadata": {}}
+    passages = [{"text": "t", "score": 0.5, "chunk": 2, "of tomorrow": 1}]
+    told = {
+        "hits": [hit | {"passages": passages}, hit | {"passages": None}, hit],
+        "took_ms": {},
+        "explain": {"mode": "x"},
+    }
+    script = Script(httpx.Response(200, json=told))
+    with script.client() as client:
+        found = client.search("c", "q", passages=3, explain=True, filter={"A": {"$ne": None}})
+    assert script.requests[0].content == (b'{"query":"q","passages":3,"explain":true,"filter":{"A":{"$ne":null}}}')
+    assert [[(each.text, each.chunk) for each in one.passages] for one in found.hits] == [[("t", 2)], [], []]
+    assert (found.explain, found.notes, found.stale_since) == ({"mode": "x"}, [], None)

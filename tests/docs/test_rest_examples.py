@@ -6,7 +6,6 @@ After a change of a route or an example: OWL_WRITE_DOCS=1 ./scripts/test tests/d
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -100,7 +99,7 @@ def stage(emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Rows in memory, tables of the stand-in, vectors in a local store, the test embedder. Ids of jobs are those that
     the examples name."""
     numbers = itertools.count(1)
-    ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=hashlib.md5(f"job {next(numbers)}".encode()).hexdigest()))
+    ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{next(numbers):032x}"))
     monkeypatch.setattr("app.src.jobs.journal.uuid", ids)
     _with_table(emulator)
     hana = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")} | {"encrypt": False}
