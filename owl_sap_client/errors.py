@@ -58,7 +58,7 @@ class ProblemError(OwlSapError):
         self.retry_after = retry_after(response)
         self.errors: list[dict[str, Any]] = list(document.get("errors") or ())
         known = f" (request {self.request_id})" if self.request_id else ""
-        super().__init__(f"{self.status}: {self.detail}{known}")
+        super().__init__(f"{self.status}{f' {self.code}' if self.code else ''}: {self.detail}{known}")
 
 
 class BadRequest(ProblemError):

@@ -8,7 +8,7 @@ other client in a thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -26,8 +26,27 @@ from owl_sap_client.results import Hit, Row, SearchResult
 Mode = Literal["vector", "keyword", "hybrid"]
 _MOST_ROWS = 100
 """Ids in one request for rows."""
-_BATCH = 100
-"""Documents in one request that writes them."""
+
+
+class _Most:
+    """How many texts the service takes in one request, asked for once."""
+
+    def __init__(self, client: Client, async_client: AsyncClient | None) -> None:
+        self._client = client
+        self._async = async_client
+        self._most: int | None = None
+
+    def now(self) -> int:
+        if self._most is None:
+            self._most = self._client.info().limits.max_inputs
+        return self._most
+
+    async def later(self) -> int:
+        if self._most is None:
+            if self._async is None:
+                return await run_in_executor(None, self.now)
+            self._most = (await self._async.info()).limits.max_inputs
+        return self._most
 
 
 class OwlSapEmbeddings(Embeddings):
@@ -36,16 +55,12 @@ class OwlSapEmbeddings(Embeddings):
     def __init__(self, client: Client, async_client: AsyncClient | None = None, *, truncate: bool = False) -> None:
         self._client = client
         self._async = async_client
+        self._most = _Most(client, async_client)
         self._truncate = truncate
-
-    @cached_property
-    def _most(self) -> int:
-        """Texts that the service takes at once."""
-        return self._client.info().limits.max_inputs
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         found: list[list[float]] = []
-        for some in _batches(texts, self._most):
+        for some in _batches(texts, self._most.now()):
             found += _numbers(self._client.embed(some, truncate=self._truncate))
         return found
 
@@ -55,10 +70,8 @@ class OwlSapEmbeddings(Embeddings):
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         if self._async is None:
             return await super().aembed_documents(texts)
-        if "_most" not in vars(self):
-            vars(self)["_most"] = (await self._async.info()).limits.max_inputs
         found: list[list[float]] = []
-        for some in _batches(texts, self._most):
+        for some in _batches(texts, await self._most.later()):
             found += _numbers(await self._async.embed(some, truncate=self._truncate))
         return found
 
@@ -82,6 +95,7 @@ class OwlSapVectorStore(VectorStore):
         self._client = client
         self._async = async_client
         self._collection = collection
+        self._most = _Most(client, async_client)
         self._mode: Mode = mode
 
     @property
@@ -118,7 +132,7 @@ class OwlSapVectorStore(VectorStore):
     ) -> list[str]:
         """Texts whose ids are there already are written anew."""
         written: list[str] = []
-        for some in _batches(_documents(texts, metadatas, ids), _BATCH):
+        for some in _batches(_documents(texts, metadatas, ids), self._most.now()):
             written += self._client.add_documents(self._collection, some)
         return written
 
@@ -133,21 +147,21 @@ class OwlSapVectorStore(VectorStore):
         if self._async is None:
             return await run_in_executor(None, partial(self.add_texts, texts, metadatas, ids=ids))
         written: list[str] = []
-        for some in _batches(_documents(texts, metadatas, ids), _BATCH):
+        for some in _batches(_documents(texts, metadatas, ids), await self._most.later()):
             written += await self._async.add_documents(self._collection, some)
         return written
 
     def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
         """Ids that are not there are passed over. Raises ValueError without ids: a collection is not emptied by
         mistake."""
-        for some in _batches(_named(ids), _BATCH):
+        for some in _batches(_named(ids), self._most.now()):
             self._client.delete_documents(self._collection, some)
         return True
 
     async def adelete(self, ids: list[str] | None = None, **_: Any) -> bool:
         if self._async is None:
             return await run_in_executor(None, self.delete, ids)
-        for some in _batches(_named(ids), _BATCH):
+        for some in _batches(_named(ids), await self._most.later()):
             await self._async.delete_documents(self._collection, some)
         return True
 

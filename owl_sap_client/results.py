@@ -23,7 +23,7 @@ def _decode(kind: Any, value: Any) -> Any:
         inner = next(each for each in get_args(kind) if each is not type(None))
         return None if value is None else _decode(inner, value)
     if get_origin(kind) is list:
-        return [_decode(get_args(kind)[0], each) for each in value]
+        return [_decode(get_args(kind)[0], each) for each in value or ()]  # null: nothing was asked for
     if not dataclasses.is_dataclass(kind):
         return value
     known = _members(cast("Any", kind))
@@ -324,13 +324,19 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Preview:
-    """Rows as a template renders them. `truncated`: how many of `sampled` are longer than the model takes."""
+    """What a template makes of a sample of rows. `histogram`: rows by tokens. `truncated`: of `sampled` rows so many
+    would lose text."""
 
+    source: str
     template: str
     samples: list[Sample]
-    histogram: dict[str, Any]
+    histogram: dict[str, int]
     truncated: int
+    chunked: int
+    empty: int
+    unreadable: int
     sampled: int
+    max_tokens: int
 
 
 # -------------------------------------------------------------------------------------------------------- the service

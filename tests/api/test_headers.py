@@ -83,7 +83,8 @@ def test_the_page_about_the_api_needs_no_script_and_no_other_host(client: Client
     assert "style-src 'self'" in page.headers["content-security-policy"]
     links = re.findall(r'(?:href|src)="([^"]+)"', page.text)
     assert all(link.startswith(("#", "/")) for link in links)
-    assert not re.search(r"<script|style=|\bon\w+=|https?://", page.text)
+    # Examples name the service itself, as text.
+    assert not re.search(r"<script|style=|\bon\w+=|https?://(?!127\.0\.0\.1:8000/)", page.text)
     for link in {link for link in links if link.startswith("/")}:
         assert client.get(link).status_code == 200, link
     anchors = set(re.findall(r'id="([^"]+)"', page.text))

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from app.src.core.backends import EngineClosed
+from app.src.core.batcher import EngineOverloaded
 from app.src.core.engine import EmbeddingEngine
 from app.src.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
@@ -93,6 +94,44 @@ def test_the_asynchronous_client(client: httpx.Client, service: Service) -> None
     answers = asyncio.run(several())
     expected = service.engine.embed([f"text {n}" for n in range(6)])
     np.testing.assert_array_equal([np.array(answer.data[0].embedding, np.float32) for answer in answers], expected)
+
+
+@pytest.mark.covers("POST /v1/embeddings", errors=True)
+def test_the_clients_try_again_when_the_engine_is_busy(
+    client: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of OpenAI's clients, on their own: 429 with Retry-After is tried again, and only so often."""
+    submit = service.embedder.batcher.submit
+    refused: list[list[str]] = []
+
+    def busy_at_first(texts: list[str], **options: Any) -> Any:
+        if len(refused) % 2 == 0:
+            refused.append(texts)
+            raise EngineOverloaded("the queue is full", seconds=0.01)
+        refused.append([])
+        return submit(texts, **options)
+
+    monkeypatch.setattr(service.embedder.batcher, "submit", busy_at_first)
+    address = f"{client.base_url}/v1"
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=1) as official:
+        first = official.embeddings.create(model="hash:64", input="steel")
+
+    async def later() -> Any:
+        async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=1) as official:
+            return await official.embeddings.create(model="hash:64", input="steel")
+
+    assert asyncio.run(later()).data[0].embedding == first.data[0].embedding
+    assert len(refused) == 4
+
+    async def not_again() -> None:
+        async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as official:
+            with pytest.raises(openai.RateLimitError) as busy:
+                await official.embeddings.create(model="hash:64", input="steel")
+            assert busy.value.response.headers["retry-after"] == "1"
+            with pytest.raises(openai.NotFoundError, match="hash:64"):
+                await official.models.retrieve("gpt-5")
+
+    asyncio.run(not_again())
 
 
 @pytest.mark.covers("GET /v1/models", "GET /v1/models/{model}")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from app.src.service import Service
+from app.src.settings import Settings
 from owl_sap_client import Client, Retries
 from tests.api.conftest import TableSource, serving, settings_in
 
@@ -25,9 +26,11 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """With the collection `materials` synced."""
+    """With the collection `materials` synced, and `notes` for documents."""
     source = TableSource()
-    service = Service(settings_in(tmp_path_factory.mktemp("client")), source=source)
+    given = settings_in(tmp_path_factory.mktemp("client")).model_dump(by_alias=True)
+    given["collections"] = [*given["collections"], {"name": "notes", "documents": True}]
+    service = Service(Settings.model_validate(given), source=source)
     try:
         service.sync("materials")
         with serving(service) as http:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.retrievers import BaseRetriever
-from langchain_tests.integration_tests import EmbeddingsIntegrationTests, RetrieversIntegrationTests
+from langchain_core.vectorstores import VectorStore
+from langchain_tests.integration_tests import (
+    EmbeddingsIntegrationTests,
+    RetrieversIntegrationTests,
+    VectorStoreIntegrationTests,
+)
 
 import owl_sap_client
 from owl_sap_client import AsyncClient, Client
@@ -50,6 +55,56 @@ class TestRetriever(RetrieversIntegrationTests):
     @property
     def retriever_query_example(self) -> str:
         return "oil pump"
+
+
+class TestVectorStore(VectorStoreIntegrationTests):
+    @pytest.fixture
+    def vectorstore(self, shared: Client) -> Iterator[VectorStore]:
+        yield OwlSapVectorStore(shared, "notes")
+        empty(shared)
+
+
+class TestVectorStoreOfAsyncClient(VectorStoreIntegrationTests):
+    """Asynchronous methods over an AsyncClient of the test's own loop."""
+
+    @pytest.fixture
+    async def vectorstore(self, shared: Client, served: Served) -> AsyncIterator[VectorStore]:
+        async with AsyncClient(served.url) as client:
+            yield OwlSapVectorStore(shared, "notes", client)
+        empty(shared)
+
+    @property
+    def has_sync(self) -> bool:
+        return False
+
+
+def empty(client: Client) -> None:
+    while hits := client.search("notes", "anything", k=4).hits:
+        client.delete_documents("notes", [hit.id for hit in hits])
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents", "POST /v1/collections/{name}/documents/delete")
+def test_documents_are_written_found_and_deleted_in_any_number(shared: Client, served: Served) -> None:
+    texts = [f"note {number} about pumps" for number in range(9)]  # api.max_inputs is 4
+    store = OwlSapVectorStore.from_texts(
+        texts, OwlSapEmbeddings(shared), [{"number": number} for number in range(9)], client=shared, collection="notes"
+    )
+    try:
+        found = store.similarity_search("note 7 about pumps", k=9, filter={"number": {"$gte": 7}})
+        assert {document.page_content for document in found} == set(texts[7:])
+        ids = [str(document.id) for document in store.similarity_search("pumps", k=9)]
+        assert [document.id for document in store.get_by_ids(ids)] == ids
+        assert shared.rows("notes", ids[:1])[0].chunks == [store.get_by_ids(ids[:1])[0].page_content]
+        assert store.delete(ids)
+        assert store.similarity_search("pumps", k=9) == []
+    finally:
+        empty(shared)
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
+def test_a_table_s_collection_is_not_written(shared: Client) -> None:
+    with pytest.raises(owl_sap_client.Conflict):
+        OwlSapVectorStore(shared, "materials").add_texts(["a"])
 
 
 def test_more_texts_than_one_request_takes(shared: Client, served: Served) -> None:

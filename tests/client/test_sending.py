@@ -20,7 +20,7 @@ from owl_sap_client.errors import KINDS
 
 URL = "http://service.test"
 SECRET = "owl_sk_canary-77"
-PROBLEM = {"title": "x", "status": 503, "detail": "HANA is away", "code": "hana.away", "request_id": "r1"}
+PROBLEM = {"title": "x", "status": 503, "detail": "HANA is away", "code": "OWL-3001", "request_id": "r1"}
 INFO_OF_JOB: dict[str, Any] = {
     "id": "j1", "collection": "c", "kind": "sync", "state": "succeeded", "progress": {}, "result": {}, "error": None,
     "created": 1.0, "started": 1.0, "finished": 2.0, "attempts": 1, "a member of tomorrow": True,
@@ -94,10 +94,10 @@ def test_the_tries_end_and_the_error_says_it_all(slept: list[float]) -> None:
         client.jobs()
     assert len(script.requests) == 3
     error = away.value
-    assert (error.status, error.code, error.detail, error.request_id) == (503, "hana.away", "HANA is away", "r1")
+    assert (error.status, error.code, error.detail, error.request_id) == (503, "OWL-3001", "HANA is away", "r1")
     assert (error.retry_after, error.errors) == (1.0, [])
     assert isinstance(error, owl_sap_client.ServerError)
-    assert str(error) == "503: HANA is away (request r1)"
+    assert str(error) == "503 OWL-3001: HANA is away (request r1)"
 
 
 def test_longer_than_one_would_wait_is_told_at_once(slept: list[float]) -> None:
@@ -373,3 +373,22 @@ def test_the_asynchronous_client_takes_a_stream_up_too() -> None:
 
     assert asyncio.run(follow()) == [1, 2, 3]
     assert script.requests[1].headers[ASKED] == "1"
+
+
+# ------------------------------------------------------------------------------------------------------- passages
+
+
+def test_passages_and_explain_as_they_were_asked_for() -> None:
+    hit = {"id": "1", "key": {"A": "1"}, "score": 0.5, "text": "t", "metadata": {}}
+    passages = [{"text": "t", "score": 0.5, "chunk": 2, "of tomorrow": 1}]
+    told = {
+        "hits": [hit | {"passages": passages}, hit | {"passages": None}, hit],
+        "took_ms": {},
+        "explain": {"mode": "x"},
+    }
+    script = Script(httpx.Response(200, json=told))
+    with script.client() as client:
+        found = client.search("c", "q", passages=3, explain=True, filter={"A": {"$ne": None}})
+    assert script.requests[0].content == (b'{"query":"q","passages":3,"explain":true,"filter":{"A":{"$ne":null}}}')
+    assert [[(each.text, each.chunk) for each in one.passages] for one in found.hits] == [[("t", 2)], [], []]
+    assert (found.explain, found.notes, found.stale_since) == ({"mode": "x"}, [], None)

@@ -22,8 +22,8 @@ FILES = [
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-OURS_BESIDE_SETTINGS = {"OWL_SAP_FAILPOINT", "OWL_SAP_TEST_SEED", "OWL_SAP_CONFIG"}
-"""Names the configuration file; no setting in it."""
+OURS_BESIDE_SETTINGS = {"OWL_SAP_FAILPOINT", "OWL_SAP_TEST_SEED", "OWL_SAP_CONFIG", "OWL_SAP_API_KEY"}
+"""OWL_SAP_CONFIG names the configuration file, and is no setting in it; OWL_SAP_API_KEY is our client's."""
 OF_TESTS = {"HANA_TEST_DSN"}
 
 

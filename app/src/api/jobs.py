@@ -106,6 +106,7 @@ def _add_records(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/v1/jobs/{job_id}", response_model=schemas.JobBody, operation_id="one_job")
     async def one_job(job_id: str) -> Response:
+        """Its record: state, progress and, once it is over, the result or the error."""
         job = await desk.look(partial(jobs.get, job_id))
         return Json(job.as_dict())
 

@@ -82,7 +82,10 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
     for status, answer in operation.get("responses", {}).items():
         shapes = " ".join(_shape(content.get("schema", {})) for content in answer.get("content", {}).values())
         yield f"<tr><td>{escape(str(status))}<td>{escape(answer.get('description', ''))}<td>{shapes}"
-    yield "</table></details>"
+    yield "</table>"
+    for sample in operation.get("x-codeSamples", ()):
+        yield f"<h3>{escape(sample['label'])}</h3><pre>{escape(sample['source'])}</pre>"
+    yield "</details>"
 
 
 def _shape(schema: Mapping[str, Any]) -> str:

@@ -162,10 +162,12 @@ def _add_collections(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/v1/collections", response_model=list[schemas.CollectionBody])
     async def collections() -> Response:
+        """What is configured, and of each collection what is stored, how fresh it is and which job works on it."""
         return Json(await desk.run(service.status))
 
     @routes.get("/v1/collections/{name}", response_model=schemas.CollectionBody)
     async def collection(name: str) -> Response:
+        """What is stored of it, how fresh it is and which job works on it."""
         return Json((await desk.run(partial(service.status, [name])))[0])
 
 

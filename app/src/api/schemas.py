@@ -82,6 +82,19 @@ class OpenAIFault(BaseModel):
 
 
 class OpenAIError(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "error": {
+                    "message": 'the model "gpt-5" is not served here; this service has "all-MiniLM-L6-v2"',
+                    "type": "invalid_request_error",
+                    "param": "model",
+                    "code": "model_not_found",
+                }
+            }
+        }
+    )
+
     error: OpenAIFault
 
 
@@ -370,6 +383,20 @@ class JobStarted(BaseModel):
 
 class ProblemBody(BaseModel):
     """RFC 9457, as every error is answered."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "type": "about:blank",
+                "title": "Not Found",
+                "status": 404,
+                "detail": 'there is no collection "material"; did you mean "materials"?',
+                "code": "OWL-1004",
+                "instance": "/v1/collections/material",
+                "request_id": "9b1f0c5e6f0a4e0d8a55b1a0f7a0c3c1",
+            }
+        }
+    )
 
     type: str = "about:blank"
     title: str

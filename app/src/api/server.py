@@ -4,7 +4,6 @@ configured."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import math
 import os
@@ -24,7 +23,7 @@ from starlette.types import ASGIApp
 
 from app.src.access.audit import AuditLog
 from app.src.access.rates import Failures, Rates
-from app.src.api import agents, console, errors, guard, manual, routes, tls
+from app.src.api import agents, console, errors, examples, guard, manual, routes, tls
 from app.src.api.audited import Audited
 from app.src.api.connections import Bounds, bounded
 from app.src.api.deadlines import Deadlines, Ending
@@ -86,8 +85,8 @@ def create_app(service: Service) -> FastAPI:
     agents.add(app.router, offered)
     routes.add(app.router, desk)  # with no router between, which newer FastAPIs would ask twice about each request
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last
-    if service.access.configured:
-        app.openapi = functools.partial(_described, app.openapi, service.access.settings)  # type: ignore[method-assign]
+    access_settings = service.access.settings if service.access.configured else None
+    app.openapi = _Description(app.openapi, access_settings)  # type: ignore[method-assign]
     errors.install(app, service)
     if service.settings.api.docs:
         manual.add(app)
@@ -97,12 +96,22 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-def _described(made: Callable[[], dict[str, Any]], access: AccessSettings) -> dict[str, Any]:
-    """FastAPI makes the description once, or again when routes were added."""
-    document = made()
-    if "securitySchemes" not in document.get("components", {}):
-        guard.describe(document, open_metrics=access.open_metrics)
-    return document
+class _Description:
+    """FastAPI makes the description once, or again when routes were added; each gets examples, and who may ask."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]], access: AccessSettings | None) -> None:
+        self._make = make
+        self._access = access
+        self._last: dict[str, Any] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        document = self._make()
+        if document is not self._last:
+            examples.describe(document)
+            if self._access is not None:
+                guard.describe(document, open_metrics=self._access.open_metrics)
+            self._last = document
+        return document
 
 
 def _surround(app: FastAPI, service: Service, rates: Rates, audit: AuditLog | None) -> Ending:
