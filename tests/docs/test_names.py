@@ -42,6 +42,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert {link for link in local if not (page.parent / link).exists()} == set()
 
 
+def test_every_page_is_in_the_index() -> None:
+    index = text_of(ROOT / "docs" / "README.md")
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", index))
+    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.+)$", text_of(page), re.M)
