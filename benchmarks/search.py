@@ -48,8 +48,8 @@ sys.path.insert(0, str(ROOT))
 from app.src.benchmark.machine import machine  # noqa: E402
 from app.src.benchmark.report import Part, Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
+from app.src.blending import Blending, Narrow  # noqa: E402
 from connector.model import ChangeSet, Chunk, Filter, Vectors  # noqa: E402
-from connector.ranking import fuse  # noqa: E402
 from connector.stores.int8_scan import best_scan  # noqa: E402
 from connector.stores.local import LocalStore  # noqa: E402
 from connector.stores.scan import exact_scores  # noqa: E402
@@ -377,9 +377,11 @@ def keyword(scene: Scene, rounds: int) -> Iterator[Figure]:
         assert hit.text.endswith(exact[query])
         return hit
 
+    blending, stored = Blending(), scene.store.status(NAME)
+    assert stored is not None
+
     def hybrid(query: int) -> object:
-        near = scene.store.search(NAME, scene.queries[query], 50, None)
-        return fuse([near, scene.store.keyword(NAME, asked[query], 50, None)])
+        return blending.hybrid(scene.store, stored, (asked[query], scene.queries[query]), 50, Narrow(None, None))
 
     ways = {"keyword, three words": words, "keyword, a number": number, "keyword, hybrid": hybrid}
     yield from against_product(scene, ways, rounds).values()

@@ -72,7 +72,8 @@ def test_ids_that_are_none_are_left_out_or_refused(client: httpx.Client, synced:
     assert [row["id"] for row in answer.json()["rows"]] == [id_of("2")]
     half = client.post(ROWS, content=b'{"ids": ["\\ud800"]}', headers={"Content-Type": "application/json"})
     assert half.status_code in (200, 422)
-    for body in ({"ids": []}, {"ids": ["x"] * 101}, {"ids": [1]}, {"ids": "x"}, {}):
+    bodies: list[dict[str, Any]] = [{"ids": []}, {"ids": ["x"] * 101}, {"ids": [1]}, {"ids": "x"}, {}]
+    for body in bodies:
         assert client.post(ROWS, json=body).status_code == 422
     for name in ("never", "nobody"):
         assert client.post(f"/v1/collections/{name}/rows", json={"ids": ["x"]}).status_code == 404
@@ -226,7 +227,7 @@ def test_documents_are_read_by_the_ids_that_clients_gave(notes: tuple[Service, h
     service, client = notes
     written = [NewDocument(f'note "{n}"', f"pump {n} of steel", {"topic": "x" * n, "odd.name": n}) for n in range(1, 5)]
     service.documents.put("notes", written, principal=OPERATOR)
-    ids = [each.id for each in written]
+    ids = [str(each.id) for each in written]
     rows = client.post(f"{NOTES}/rows", json={"ids": [ids[2], "nobody", ids[0], *HOSTILE]}).json()["rows"]
     assert [(row["id"], row["key"], row["text"]) for row in rows] == [
         (ids[2], {"id": ids[2]}, "pump 3 of steel"),

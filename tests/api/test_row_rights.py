@@ -315,7 +315,12 @@ def test_fields_that_are_remembered_are_those_of_who_asks(
     monkeypatch.setattr(browsing, "REMEMBERED_FIELDS", 3)
     looks: list[Any] = []
     real = synced.store.sample
-    monkeypatch.setattr(synced.store, "sample", lambda *given, **more: (looks.append(given), real(*given, **more))[1])
+
+    def sample(*given: Any, **more: Any) -> Any:
+        looks.append(given)
+        return real(*given, **more)
+
+    monkeypatch.setattr(synced.store, "sample", sample)
     for _ in range(3):
         for who, owner in ((claiming("FERT"), "FERT"), (claiming("ROH"), "ROH")):
             answer = alone.get(who, FIELDS).json()
@@ -369,7 +374,12 @@ def test_rows_like_one_are_of_those_that_may_be_seen(asking: Asking, owner: str)
 @pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_nothing_tells_a_row_of_others_from_none(asking: Asking) -> None:
     """Whatever else is asked, both answers are the same: with filters that are right, wrong or fail at a value."""
-    bodies = [{}, {"filter": {"MTART": "ROH"}}, {"filter": {"MTART": {"$gt": 1}}}, {"filter": {"MTART": {"$eqq": 1}}}]
+    bodies: list[dict[str, Any]] = [
+        {},
+        {"filter": {"MTART": "ROH"}},
+        {"filter": {"MTART": {"$gt": 1}}},
+        {"filter": {"MTART": {"$eqq": 1}}},
+    ]
     for body in (*bodies, {"mode": "hybrid"}, {"mmr_lambda": 0.5}, {"min_score": 0.1}, {"k": 50}):
         answers = [asking.post(claiming("FERT"), SEARCH, like=id_, **body) for id_ in (own_ids("ROH")[0], NOBODYS)]
         assert answers[0].status_code == answers[1].status_code == (422 if "mode" in body else 404), answers[0].text

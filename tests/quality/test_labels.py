@@ -33,7 +33,7 @@ def labelled(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (QUERIES / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def rows(name: str) -> dict[tuple[str, ...], str]:
+def rows(name: str) -> dict[tuple[str | None, ...], str]:
     """Text by key: what is rendered of a row, the words of the template included."""
     tables = all_rows().tables
     constant = re.sub(r"\{[^}]*\}", " ", TEMPLATES[name])

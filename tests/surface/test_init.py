@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -46,7 +47,7 @@ def password(sample: Emulator) -> dict[str, str]:
     return {"HANA_PASSWORD": sample.password} | HASHING
 
 
-def written(folder: Path) -> dict:
+def written(folder: Path) -> dict[str, Any]:
     return tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
 
 
@@ -239,8 +240,8 @@ def test_every_comment_of_a_setting_can_be_uncommented(cli: Cli, tmp_path: Path)
     """One after the other, and in the block of a collection all at once."""
     assert cli("init", "--offline").code == 0
     text = (tmp_path / FILE).read_text(encoding="utf-8")
-    head, block = text.split("# [[collections]]\n")
-    head, settings = head.splitlines(), 0
+    before, block = text.split("# [[collections]]\n")
+    head, settings = before.splitlines(), 0
     for number, line in enumerate(head):
         if re.match(r"# \w+ = ", line):
             settings += 1
