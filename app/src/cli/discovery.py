@@ -127,7 +127,7 @@ def _advice(plan: Mapping[str, Any]) -> list[str]:
     if plan["truncated"]:
         lines.append(f"{name}: {plan['truncated']:,} texts would lose their end, for the model takes no more")
     elif to_embed:
-        cut = f"{plan['chunked']:,} are cut into chunks" if plan["chunked"] else "all fit the model whole"
+        cut = f"cut into chunks: {plan['chunked']:,}" if plan["chunked"] else "all fit the model whole"
         lines.append(f"{name}: no text loses its end; {cut}")
     if plan["paused"] == "schema_changed":
         lines.append(
