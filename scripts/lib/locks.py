@@ -27,7 +27,7 @@ FOLDER = ROOT / "deployment" / "requirements"
 PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"
 """Of the image. torch's wheels are manylinux_2_28, which Debian 12 and newer run."""
 BASE = ("hana", "engine")
-EXTRAS = ("onnx", "train")
+EXTRAS = ("mcp", "onnx", "train")
 """What EXTRAS= of Dockerfile.t4 may name. Not `tensorrt`: its libraries are on NVIDIA's index and fetched by a build
 script, so that no hash would hold them."""
 TORCH: Mapping[str, str] = {"13": "torch==2.13.*", "12": "torch==2.10.*"}
