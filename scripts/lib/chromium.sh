@@ -23,18 +23,30 @@ chromium_bin() {
 
 chromium_fonts() { compgen -G '/usr/share/fonts/truetype/*/*.ttf' >/dev/null || compgen -G '/usr/share/fonts/*/*.otf' >/dev/null; }
 
-ensure_chromium() {
-  local packages=()
-  chromium_bin >/dev/null || packages+=(chromium)
+# Into `missing`: the packages that are not here.
+chromium_missing() {
+  missing=()
+  chromium_bin >/dev/null || missing+=(chromium)
   # Without any font a page has no text: what a test sees of it would be empty boxes.
-  chromium_fonts || packages+=(fonts-dejavu-core)
-  [[ ${#packages[@]} -gt 0 ]] || return 0
+  chromium_fonts || missing+=(fonts-dejavu-core)
+  [[ ${#missing[@]} -gt 0 ]]
+}
+
+ensure_chromium() {
+  local missing lock
+  chromium_missing || return 0
   if [[ "${CI:-}" != true || $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
-    echo "for the tests of the console: install Debian's packages ${packages[*]}" >&2
+    echo "for the tests of the console: install Debian's packages ${missing[*]}" >&2
     chromium_bin >/dev/null # a missing font alone is no reason to do without
     return
   fi
-  apt-get -qq update >&2 &&
-    DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends "${packages[@]}" >&2 || return 1
+  # One at a time: tests run in several processes, and apt-get does not wait for another one's lists.
+  exec {lock}>/run/owl-sap-chromium.lock || return 1
+  flock "$lock"
+  if chromium_missing; then
+    apt-get -qq update >&2 &&
+      DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends "${missing[@]}" >&2
+  fi
+  exec {lock}>&-
   chromium_bin >/dev/null
 }
