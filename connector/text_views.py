@@ -16,7 +16,11 @@ from connector.sap_tables import text_table_names
 
 LANGUAGES = ("E", "D")
 """English, then German, in SAP's one-letter form."""
-_ISO = {"E": "en", "D": "de", "F": "fr", "I": "it", "S": "es", "N": "nl", "P": "pt", "L": "pl", "J": "ja", "1": "zh"}
+_ISO = {
+    "E": "en", "D": "de", "F": "fr", "I": "it", "S": "es", "N": "nl", "P": "pt", "L": "pl", "J": "ja", "1": "zh",
+    "A": "ar", "B": "he", "C": "cs", "G": "el", "H": "hu", "K": "da", "O": "no", "Q": "sk", "R": "ru", "T": "tr",
+    "U": "fi", "V": "sv", "W": "bg", "2": "th", "3": "ko", "4": "ro", "5": "sl", "6": "hr", "8": "uk", "9": "et",
+}  # fmt: skip
 _SAP = {iso: letter for letter, iso in _ISO.items()}
 _ACTIVE = "OBJVERS"
 """BW keeps a version beside the active one while somebody changes master data."""
@@ -92,7 +96,7 @@ class TextSources:
         """The wanted languages as the column holds them: "E" for SPRAS, "en" for a locale."""
         wanted = (*self.languages, *LANGUAGES)
         letters = column.length == 1
-        forms = [_SAP.get(each.lower(), each) if letters else _ISO.get(each, each) for each in wanted]
+        forms = [_SAP.get(each.lower(), each) if letters else _locale(each) for each in wanted]
         return tuple(dict.fromkeys(forms))
 
 
@@ -118,27 +122,35 @@ class _Parts:
     def __init__(self, table: Table, sources: TextSources) -> None:
         self._table = table
         self._sources = sources
-        own = [column for column in table.columns if guess(column).role is not Role.PERSON and nameable(column)]
+        persons = {column.name for column in table.columns if guess(column).role is Role.PERSON}
+        left_out = persons - set(table.primary_key)
+        own = [column for column in table.columns if column.name not in left_out and nameable(column)]
         self._items = {column.name: f"m.{quote(column.name)}" for column in own}
         self._joins: list[str] = []
+        self._joined: set[str] = set()
+        """Columns that a text table gives: the next one may have a column of the same name."""
 
     def add_texts(self, texts: Table) -> None:
         table, language, key = self._table, language_of(texts), shared_key(texts, self._table)
-        names = _text_columns(texts)
+        names = [name for name in _text_columns(texts) if name not in self._joined]
         replaced = [name for name in names if name in self._items]
         new = [name for name in names if name not in self._items]
         if language is None or not key or not (new or replaced):
             return
         alias = f"t{len(self._joins) + 1}"
-        condition = " OR ".join(_has_text(name) for name in names)
+        self._joined.update(names)
+        condition = " OR ".join(_has_text(texts, name) for name in names)
         chain = self._sources.chain(language)
         if replaced:  # the table holds the default language itself
             condition = f"{quote(language.name)} = {_literal(chain[0])} AND ({condition})"
         columns = ", ".join(map(quote, (*key, language.name, *names)))
         order = " ".join(f"WHEN {_literal(each)} THEN {number}" for number, each in enumerate(chain, 1))
+        # Only a view has two texts for one key and language: then always the same one of them.
+        ties = [] if texts.primary_key else [name for name in names if not _is_lob(texts, name)]
+        last = ", ".join(map(quote, (language.name, *ties)))
         rank = (
             f"ROW_NUMBER() OVER (PARTITION BY {', '.join(map(quote, key))} ORDER BY "
-            f"CASE {quote(language.name)} {order} ELSE {len(chain) + 1} END, {quote(language.name)}) AS {quote(_RANK)}"
+            f"CASE {quote(language.name)} {order} ELSE {len(chain) + 1} END, {last}) AS {quote(_RANK)}"
         )
         # Names are quoted and literals too, so S608 has nothing to find here and below.
         select = f"SELECT {columns}, {rank} FROM {place(texts.ref)} WHERE {condition}"  # noqa: S608
@@ -159,7 +171,8 @@ class _Parts:
         (number,) = (name for name in items.primary_key if name not in key)
         names = names[:_MOST_ITEM_TEXTS]
         strung = ", ".join(
-            f"STRING_AGG({quote(name)}, '. ' ORDER BY {quote(number)}) AS {quote(name)}" for name in names
+            f"STRING_AGG(NULLIF(TRIM({quote(name)}), ''), '. ' ORDER BY {quote(number)}) AS {quote(name)}"
+            for name in names
         )
         grouped = ", ".join(map(quote, key))
         select = f"SELECT {grouped}, {strung} FROM {place(items.ref)} GROUP BY {grouped}"  # noqa: S608
@@ -212,9 +225,15 @@ def _comparable(column: Column) -> bool:
     return column.type_name not in NOT_COMPARABLE and nameable(column)
 
 
-def _has_text(name: str) -> str:
-    """Of LOBs too, which HANA compares with nothing. False for NULL."""
-    return f"LENGTH({quote(name)}) > 0"
+def _has_text(table: Table, name: str) -> str:
+    """Of LOBs too, which HANA compares with nothing. False for NULL and, but for LOBs, for blanks."""
+    value = quote(name) if _is_lob(table, name) else f"TRIM({quote(name)})"
+    return f"LENGTH({value}) > 0"
+
+
+def _locale(language: str) -> str:
+    """As CAP writes it: en, en_GB."""
+    return _ISO.get(language, language.lower() if len(language) == 2 else language)
 
 
 def _literal(text: str) -> str:

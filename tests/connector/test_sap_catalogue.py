@@ -15,6 +15,7 @@ from connector.introspection import introspect
 from connector.model import CollectionSpec, Column, Table, TableRef
 from connector.proposal import Facts, propose
 from connector.roles import measures
+from connector.text_views import TextSources
 from tests.connector.conftest import WordEmbedder
 from tests.connector.sap_catalogue import CATALOGUE, create
 from tests.emulator.process import Emulator
@@ -298,15 +299,57 @@ def test_a_cds_views_texts_stand_in_the_view_beside_it(pool: HanaPool, rows: Any
         pool.execute(f'RENAME TABLE "{hana_schema}"."{name}" TO "Z{name}"')
         pool.execute(f'CREATE VIEW "{hana_schema}"."{name}" AS SELECT * FROM "{hana_schema}"."Z{name}"')
     pool.execute(f'INSERT INTO "{hana_schema}"."ZI_Product" ("Product", "ProductType") VALUES (\'P1\', \'FERT\')')
-    for language in "DE":
-        text = f"INSERT INTO \"{hana_schema}\".\"ZI_ProductText\" VALUES ('P1', '{language}', 'Pump {language}')"
-        pool.execute(text)
+    for language in ("D", "E 2", "E"):  # a view may hold a text twice: then it is always the same one
+        place = f'"{hana_schema}"."ZI_ProductText"'
+        pool.execute(f"INSERT INTO {place} VALUES ('P1', '{language[0]}', 'Pump {language}')")
     proposal = introspect(pool, TableRef(hana_schema, "I_Product")).proposal
     assert proposal is not None
     assert proposal.source == stored
     assert seen(pool, proposal, '"Product", "ProductType", "Language", "ProductName"') == [
         ("P1", "FERT", "E", "Pump E")
     ]
+
+
+def test_blanks_are_no_texts(pool: HanaPool, rows: Any) -> None:
+    head = rows("QMEL", *({"MANDT": "100", "QMNUM": number, "QMTXT": "Leak"} for number in "12"))
+    items = [("1", "1", ""), ("1", "2", "seal"), ("1", "3", " "), ("2", "1", ""), ("2", "2", "  ")]
+    rows("QMFE", *({"MANDT": "100", "QMNUM": q, "FENUM": n, "FETXT": text} for q, n, text in items))
+    assert seen(pool, introspect(pool, head).proposal, '"QMNUM", "QMTXT", "FETXT"') == [
+        ("1", "Leak", "seal"),
+        ("2", "Leak", None),
+    ]
+    material = rows("MARA", {"MANDT": "100", "MATNR": "1"})
+    texts = ({"MANDT": "100", "MATNR": "1", "SPRAS": lang, "MAKTX": text} for lang, text in (("E", "  "), ("D", "Öl")))
+    rows("MAKT", *texts)
+    assert seen(pool, introspect(pool, material).proposal, '"MATNR", "SPRAS", "MAKTX"') == [("1", "D", "Öl")]
+
+
+def test_two_text_tables_may_have_a_column_of_the_same_name(pool: HanaPool, rows: Any, hana_schema: str) -> None:
+    """The likelier one gives it, the other what it has beyond. A person who is part of the key is not left out."""
+    place, key = f'"{hana_schema}"', "BNAME NVARCHAR(12), {}PRIMARY KEY (BNAME{})"
+    for name, columns in {
+        "USX": "",
+        "USXT": "KTEXT NVARCHAR(40), ",
+        "ZLONG": "KTEXT NVARCHAR(40), LTEXT NVARCHAR(90), ",
+    }.items():
+        language = ("SPRAS NVARCHAR(1), ", ", SPRAS") if columns else ("", "")
+        pool.execute(f"CREATE COLUMN TABLE {place}.{name} ({key.format(language[0] + columns, language[1])})")
+    pool.execute(f"INSERT INTO {place}.USX VALUES ('1')")
+    pool.execute(f"INSERT INTO {place}.USXT VALUES ('1', 'E', 'likelier')")
+    pool.execute(f"INSERT INTO {place}.ZLONG VALUES ('1', 'E', 'other', 'long')")
+    proposal = introspect(pool, TableRef(hana_schema, "USX")).proposal
+    assert seen(pool, proposal, '"BNAME", "KTEXT", "LTEXT"') == [("1", "likelier", "long")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "letter", "locale"),
+    [("DE", "D", "de"), ("d", "d", "d"), ("D", "D", "de"), ("en_GB", "en_GB", "en_GB"), ("cs", "C", "cs")],
+)
+def test_languages_as_people_write_them(wanted: str, letter: str, locale: str) -> None:
+    """One letter stays what it is: d is another language than D."""
+    sources = TextSources(languages=(wanted,))
+    assert sources.chain(Column("SPRAS", "NVARCHAR", 1))[0] == letter
+    assert sources.chain(Column("LOCALE", "NVARCHAR", 14))[0] == locale
 
 
 @pytest.mark.parametrize(
