@@ -14,17 +14,19 @@ import termios
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from app.src.cli import app
+from app.src.cli.application import guarded
 from app.src.settings import load
 from tests.emulator.process import Emulator, running
-from tests.surface.conftest import Cli, environment
+from tests.surface.conftest import Cli, Run, environment
 
 FILE, VARIABLES = "owl-sap.toml", ".env.example"
 HASHING = {"OWL_SAP_EMBEDDING__MODEL": "hash:64"}
@@ -47,6 +49,21 @@ def password(sample: Emulator) -> dict[str, str]:
     return {"HANA_PASSWORD": sample.password} | HASHING
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """As `cli`, in this process and five times as fast: for what does not depend on a process of its own."""
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ.keys() - environment().keys():
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str, **variables: str) -> Run:
+        done = CliRunner().invoke(app, arguments, env=variables | {"COLUMNS": "200"})
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return Run(subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr))
+
+    return run
+
+
 def written(folder: Path) -> dict[str, Any]:
     return tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
 
@@ -57,10 +74,11 @@ def written(folder: Path) -> dict[str, Any]:
 @pytest.mark.covers("init", "plan", "sync", "search")
 @pytest.mark.parametrize("store", ["local", "hana"])
 def test_from_nothing_to_a_search(
-    cli: Cli, tmp_path: Path, where: list[str], password: dict[str, str], store: str
+    cli: Cli, here: Cli, tmp_path: Path, where: list[str], password: dict[str, str], store: str
 ) -> None:
+    owl_sap = {"local": cli, "hana": here}[store]  # processes of its own in one of them
     tables = ["--table", "SAPDEMO.QMEL", "--table", "SAPDEMO.MARA"]
-    made = cli("init", *where, *tables, "--store", store, "--json", **password)
+    made = owl_sap("init", *where, *tables, "--store", store, "--json", **password)
     assert made.code == 0, made.err
     assert made.json["collections"] == ["qmel", "makt"]
     assert made.json["next"][0] == "owl-sap plan qmel"
@@ -68,7 +86,7 @@ def test_from_nothing_to_a_search(
     for command in made.json["next"][store == "hana" :]:  # planned in one of them
         verb, name = command.split()[1:3]
         words = ["leaking pump"] if verb == "search" else []
-        run = cli(verb, name, *words, "--json", **password)
+        run = owl_sap(verb, name, *words, "--json", **password)
         assert run.code == 0, run.err
         assert run.json
     schema = written(tmp_path)["store"].get("schema")
@@ -76,8 +94,8 @@ def test_from_nothing_to_a_search(
 
 
 @pytest.mark.covers("init")
-def test_what_is_written_says_why(cli: Cli, tmp_path: Path, where: list[str], password: dict[str, str]) -> None:
-    run = cli("init", *where, "--schema", "SAPDEMO", "--table", "MARA", "--language", "de", **password)
+def test_what_is_written_says_why(here: Cli, tmp_path: Path, where: list[str], password: dict[str, str]) -> None:
+    run = here("init", *where, "--schema", "SAPDEMO", "--table", "MARA", "--language", "de", **password)
     assert run.code == 0, run.err
     text = (tmp_path / FILE).read_text(encoding="utf-8")
     for line in text.splitlines():
@@ -95,9 +113,9 @@ def test_what_is_written_says_why(cli: Cli, tmp_path: Path, where: list[str], pa
 
 @pytest.mark.covers("init")
 def test_the_likeliest_tables_by_themselves(
-    cli: Cli, tmp_path: Path, where: list[str], password: dict[str, str]
+    here: Cli, tmp_path: Path, where: list[str], password: dict[str, str]
 ) -> None:
-    made = cli("init", *where, "--schema", "SAPDEMO", "--yes", "--json", "--out", "a/b", **password)
+    made = here("init", *where, "--schema", "SAPDEMO", "--yes", "--json", "--out", "a/b", **password)
     assert made.code == 0, made.err
     assert made.json["collections"] == ["qmel", "makt", "kna1"]
     assert made.json["next"][0] == f"cd {Path('a/b')} && owl-sap plan qmel"
@@ -105,24 +123,24 @@ def test_the_likeliest_tables_by_themselves(
 
 
 @pytest.mark.covers("init")
-def test_a_password_out_of_a_file(cli: Cli, tmp_path: Path, sample: Emulator, where: list[str]) -> None:
+def test_a_password_out_of_a_file(here: Cli, tmp_path: Path, sample: Emulator, where: list[str]) -> None:
     (tmp_path / "secret").write_text(sample.password + "\n")
-    run = cli("init", *where, "--table", "SAPDEMO.KNA1", "--password-file", "secret", **HASHING)
+    run = here("init", *where, "--table", "SAPDEMO.KNA1", "--password-file", "secret", **HASHING)
     assert run.code == 0, run.err
     assert sample.password not in (tmp_path / FILE).read_text()
 
 
 @pytest.mark.covers("init", errors=True)
 def test_nothing_is_overwritten_unless_told_so(
-    cli: Cli, tmp_path: Path, where: list[str], password: dict[str, str]
+    here: Cli, tmp_path: Path, where: list[str], password: dict[str, str]
 ) -> None:
     table = ["--table", "SAPDEMO.KNA1"]
-    assert cli("init", *where, *table, **password).code == 0
+    assert here("init", *where, *table, **password).code == 0
     before = (tmp_path / FILE).read_text()
-    again = cli("init", *where, "--table", "SAPDEMO.QMEL", **password)
+    again = here("init", *where, "--table", "SAPDEMO.QMEL", **password)
     assert (again.code, "--force" in again.err, FILE in again.err, VARIABLES in again.err) == (2, True, True, True)
     assert (tmp_path / FILE).read_text() == before
-    forced = cli("init", *where, *table, "--force", "--json", **password)
+    forced = here("init", *where, *table, "--force", "--json", **password)
     assert (forced.code, forced.json["collections"]) == (0, ["kna1"]), "the name of the file that goes is free"
     assert sorted(path.name for path in tmp_path.iterdir()) == [VARIABLES, FILE]
 
@@ -137,33 +155,51 @@ def test_nothing_is_overwritten_unless_told_so(
         (["--schema", "SAPDEM", "--yes"], 2, "Did you mean 'SAPDEMO'"),
         (["--offline", "--table", "SAPDEMO.QMEL"], 2, "--offline"),
         (["--password-file", "nowhere", "--table", "SAPDEMO.QMEL"], 2, "--password-file"),
+        (["--table", "SAPDEMO.QMEL", "--out", "/dev/null"], 2, "that is no folder"),
+        (["--table", "SAPDEMO.QMEL", "--out", "/dev/null/x"], 2, "/dev/null/x cannot be written into"),
     ],
 )
 def test_what_is_refused_and_leaves_nothing_behind(
+    here: Cli,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     where: list[str],
     password: dict[str, str],
     arguments: list[str],
     code: int,
     said: str,
 ) -> None:
-    """In this process, for there are many."""
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ.keys() - environment().keys():
-        monkeypatch.delenv(name)
-    run = CliRunner().invoke(app, ["init", *where, *arguments], env=password | {"COLUMNS": "200"})
-    assert (run.exit_code, said in run.stderr) == (code, True), run.output
+    run = here("init", *where, *arguments, **password)
+    assert (run.code, said in run.err) == (code, True), run.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.covers("init", errors=True)
-def test_without_a_database_or_the_right_password(cli: Cli, tmp_path: Path, where: list[str]) -> None:
-    nowhere = cli("init", "--table", "S.T")
+def test_a_schema_of_which_nothing_can_be_made(
+    here: Cli, tmp_path: Path, sample: Emulator, where: list[str], password: dict[str, str]
+) -> None:
+    """It holds texts, but nothing like a key."""
+    with closing(sample.connect(autocommit=True)) as hana:
+        for statement in ("CREATE SCHEMA KEYLESS", "CREATE COLUMN TABLE KEYLESS.NOTES (NOTE NCLOB)"):
+            hana.cursor().execute(statement)
+    run = here("init", *where, "--schema", "KEYLESS", "--yes", **password)
+    assert (run.code, "KEYLESS.NOTES has no primary key" in run.err) == (2, True), run.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.covers("init")
+def test_another_folder_is_named_as_the_shell_takes_it(here: Cli, tmp_path: Path) -> None:
+    made = here("init", "--offline", "--out", "my files; x", "--trust-store", "ca.pem", "--json")
+    assert made.json["next"][0] == "cd 'my files; x' && owl-sap doctor"
+    assert written(tmp_path / "my files; x")["hana"]["trust_store"] == str(tmp_path / "ca.pem")
+
+
+@pytest.mark.covers("init", errors=True)
+def test_without_a_database_or_the_right_password(here: Cli, tmp_path: Path, where: list[str]) -> None:
+    nowhere = here("init", "--table", "S.T")
     assert (nowhere.code, "--host" in nowhere.err, "--offline" in nowhere.err) == (2, True, True)
-    wrong = cli("init", *where, "--table", "SAPDEMO.QMEL", HANA_PASSWORD="canary-73")
+    wrong = here("init", *where, "--table", "SAPDEMO.QMEL", HANA_PASSWORD="canary-73")
     assert (wrong.code, "canary-73" in wrong.err) == (3, False)
-    none = cli("init", *where, "--table", "SAPDEMO.QMEL")
+    none = here("init", *where, "--table", "SAPDEMO.QMEL")
     assert (none.code, "HANA_PASSWORD" in none.err) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
@@ -212,7 +248,8 @@ def test_questions_on_a_terminal(tmp_path: Path, sample: Emulator) -> None:
         ("Port", str(sample.port)),
         ("Technical user", sample.user),
         ("Password", sample.password),
-        ("Which ones", "99"),
+        ("Which ones", ","),
+        ("separated by commas) [1]: ,", "99"),
         ("from 1 to", "1, V_MATERIALS"),
     ]
     code, screen = typed(tmp_path, ["init", "--no-encrypt", "--store", "local"], answers, **HASHING)
@@ -224,21 +261,32 @@ def test_questions_on_a_terminal(tmp_path: Path, sample: Emulator) -> None:
     assert "owl-sap search qmel" in screen
 
 
+def test_ctrl_c_at_a_question_ends_as_everywhere() -> None:
+    """Click makes an Abort of it."""
+
+    def question() -> None:
+        raise typer.Abort
+
+    with pytest.raises(typer.Exit) as ended:
+        guarded(question)()
+    assert ended.value.exit_code == 130
+
+
 # --------------------------------------------------------------------------------------------------- without a database
 
 
 @pytest.mark.covers("init")
-def test_a_template_to_fill_in(cli: Cli, tmp_path: Path) -> None:
-    run = cli("init", "--offline", "--host", "hana.example.org", "--json")
+def test_a_template_to_fill_in(here: Cli, tmp_path: Path) -> None:
+    run = here("init", "--offline", "--host", "hana.example.org", "--json")
     assert run.code == 0, run.err
     assert run.json["collections"] == []
     assert load(environ={}, folder=tmp_path).settings.hana.host == "hana.example.org"
     assert "HANA_PASSWORD=\n" in (tmp_path / VARIABLES).read_text()
 
 
-def test_every_comment_of_a_setting_can_be_uncommented(cli: Cli, tmp_path: Path) -> None:
+def test_every_comment_of_a_setting_can_be_uncommented(here: Cli, tmp_path: Path) -> None:
     """One after the other, and in the block of a collection all at once."""
-    assert cli("init", "--offline").code == 0
+    assert here("init", "--offline").code == 0
     text = (tmp_path / FILE).read_text(encoding="utf-8")
     before, block = text.split("# [[collections]]\n")
     head, settings = before.splitlines(), 0

@@ -109,9 +109,9 @@ def guarded(function: Verb[P]) -> Callable[P, None]:
         try:
             with not_held_up(), orderly():
                 code = function(*args, **kwargs) or OK
-        except (typer.Exit, typer.Abort, BrokenPipeError):
+        except (typer.Exit, BrokenPipeError):
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):  # Abort: at a question
             code = INTERRUPTED
         except Exception as error:
             code = report_error(error, _debugging(args, kwargs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -82,7 +83,7 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     ask = sys.stdin.isatty() and not yes and not offline
     # The collections of a file that is to be overwritten are no names that are taken.
     flags: dict[tuple[str, ...], Any] = {("collections",): []}
-    given = {"host": host, "port": port, "user": user, "encrypt": encrypt, "trust_store": trust_store}
+    given = {"host": host, "port": port, "user": user, "encrypt": encrypt, "trust_store": _seen_from(out, trust_store)}
     flags |= {("hana", name): value for name, value in given.items() if value is not None}
     if password_file is not None:
         flags["hana", "password"] = _secret(password_file)
@@ -103,9 +104,18 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
 
 
 def _check_free(out: Path, force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise UsageFault(f"--out {out}: that is no folder")
     there = [str(out / name) for name in (_FILE, _ENVIRONMENT) if (out / name).exists()]
     if there and not force:
         raise UsageFault(f"{' and '.join(there)} would be overwritten: --force does so, --out FOLDER writes elsewhere")
+
+
+def _seen_from(out: Path, file: str | None) -> str | None:
+    """What the flag says of a file, for a settings file elsewhere: paths in it count from where commands are run."""
+    if file is None or "-----BEGIN" in file or out.resolve() == Path.cwd():
+        return file
+    return str(Path(file).resolve())
 
 
 def _secret(file: Path) -> str:
@@ -181,7 +191,8 @@ def _chosen(found: Sequence[Candidate], schema: str) -> list[TableRef]:
     while True:
         answer: str = typer.prompt("Which ones (numbers or names, separated by commas)", default="1", err=True)
         try:
-            return [_picked(part.strip(), found, schema) for part in answer.split(",") if part.strip()]
+            if chosen := [_picked(part.strip(), found, schema) for part in answer.split(",") if part.strip()]:
+                return chosen
         except UsageFault as error:
             output.fail(str(error))
 
@@ -198,19 +209,23 @@ def _picked(answer: str, found: Sequence[Candidate], schema: str) -> TableRef:
 
 
 def _blocks(service: Service, wanted: Wanted) -> list[dict[str, Any]]:
-    """The proposals, one for each source. Raises NoProposal for a table that was named."""
+    """The proposals, one for each source. Raises NoProposal for a table that was named, and where none can be made."""
     blocks: dict[str, dict[str, Any]] = {}
+    why = ""
     for ref in dict.fromkeys(_tables(service, wanted)):
         output.say(f"looking at {ref} ...")
         try:
             block = _proposed(service, ref, wanted, {block["name"] for block in blocks.values()})
-        except NoProposal:
+        except NoProposal as error:
             if wanted.tables or wanted.ask:
                 raise
+            why = str(error)
             continue
         if block["source"] in blocks:
             output.say(f"{ref}: its texts stand in {block['source']}, which has a block already")
         blocks.setdefault(block["source"], block)
+    if not blocks:
+        raise NoProposal(f"none of the likeliest tables gives a collection; of the last one: {why}")
     return list(blocks.values())
 
 
@@ -271,9 +286,12 @@ def _home(service: Service, settings: Settings, blocks: Sequence[dict[str, Any]]
 def _write(out: Path, start: Start, names: Sequence[str], json: bool) -> None:
     text = settings_file(start)
     _check(text, names)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, content in ((_FILE, text), (_ENVIRONMENT, environment_file(start))):
-        _replace(out / name, content)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in ((_FILE, text), (_ENVIRONMENT, environment_file(start))):
+            _replace(out / name, content)
+    except OSError as error:
+        raise UsageFault(f"{out} cannot be written into: {error.strerror}") from None
     commands = _next(out, names)
     if json:
         written = {"file": str(out / _FILE), "environment": str(out / _ENVIRONMENT)}
@@ -296,12 +314,16 @@ def _replace(file: Path, content: str) -> None:
     """Whole or not at all."""
     with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=file.name, delete=False, encoding="utf-8") as written:
         written.write(content)
-    Path(written.name).chmod(0o644)
-    os.replace(written.name, file)
+    try:
+        Path(written.name).chmod(0o644)
+        os.replace(written.name, file)
+    except OSError:
+        Path(written.name).unlink()
+        raise
 
 
 def _next(out: Path, names: Sequence[str]) -> list[str]:
-    where = "" if out.resolve() == Path.cwd() else f"cd {out} && "
+    where = "" if out.resolve() == Path.cwd() else f"cd {shlex.quote(str(out))} && "
     if not names:
         return [f"{where}owl-sap doctor", "owl-sap tables", "owl-sap introspect SCHEMA.TABLE >> owl-sap.toml"]
     return [
