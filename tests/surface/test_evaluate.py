@@ -27,6 +27,7 @@ RIGHT = '{"query": "a", "relevant": [["1"]]}'
         ('{"query": "b"}', "line 2: .relevant. must be a list"),
         ('{"query": "b", "relevant": []}', "line 2: .relevant. must be a list"),
         ('{"query": "b", "relevant": [["1"], ["1"]]}', "line 2: .relevant. names a row twice"),
+        ('{"query": "b", "relevant": [["1"], "1"]}', "line 2: .relevant. names a row twice"),
         ('{"query": "b", "relevant": [["1", "2"]]}', "line 2: .* 2 key values; there are 1"),
         ('{"query": "b", "relevant": [[["1"]]]}', "line 2: a row of .relevant."),
         ('{"query": "b", "relevant": [{"MATNRX": "1"}]}', "line 2: .* must name the key columns MATNR"),
@@ -58,6 +59,14 @@ def test_a_row_is_named_by_its_key_or_its_id_and_answers_once(tmp_path: Path) ->
     (query,) = read(file, ("MATNR",))
     ids = ['["1"]', '["1"]', '["2"]', '["3"]', '["4"]', "4", "record:5", '["9"]']
     assert query.found(ids) == [True, False, True, True, True, False, True, False]
+
+
+def test_a_file_as_other_programs_write_it(tmp_path: Path) -> None:
+    """With a mark of the byte order, CR LF, and separators that JSON leaves as they are."""
+    file = tmp_path / "queries.jsonl"
+    file.write_bytes('\ufeff{"query": "a\u2028b\u0085c", "relevant": [["1"]]}\r\n\r\n'.encode())
+    (query,) = read(file, ("MATNR",))
+    assert query.text == "a\u2028b\u0085c"
 
 
 @pytest.fixture(params=["hana", "local"])
@@ -122,6 +131,8 @@ def test_an_index_against_exact_search(synced: Scene) -> None:
 def test_what_cannot_be_evaluated(synced: Scene) -> None:
     (synced.folder / "wrong.jsonl").write_text('{"query": "a", "relevant": [[1]], "filter": {"GRP": {"$no": 1}}}')
     (synced.folder / "no-report.json").write_text("{}")
+    (synced.folder / "short.json").write_text('{"format": 1, "k": 10, "modes": {"keyword": {"all": {}}}}')
+    (synced.folder / "other-k.json").write_text('{"format": 1, "k": 3, "modes": {}}')
     for arguments, message in (
         (("rows",), "give a FILE of labelled queries, or --recall"),
         (("rows", "queries.jsonl", "--recall"), "give a FILE of labelled queries, or --recall"),
@@ -129,6 +140,8 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
         (("rows", "wrong.jsonl"), "line 1: "),
         (("rows", "queries.jsonl", "--mode", "fuzzy"), "--mode fuzzy: there is vector, keyword, hybrid or all"),
         (("rows", "queries.jsonl", "--against", "no-report.json"), "no report of"),
+        (("rows", "queries.jsonl", "--against", "short.json"), "what --json prints is shorter"),
+        (("rows", "queries.jsonl", "--against", "other-k.json"), "made with -k 3, this one with -k 10"),
         (("row", "queries.jsonl"), 'did you mean "rows"'),
     ):
         code, _, err = synced.cli("evaluate", *arguments)

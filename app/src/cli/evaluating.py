@@ -45,7 +45,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """How well labelled queries find the rows that answer them: recall, MRR, nDCG, by mode and group."""
-    from app.src.evaluation.report import differences
+    from app.src.evaluation.report import check_earlier, differences
     from app.src.evaluation.run import Wanted
 
     if recall == (queries is not None):
@@ -54,11 +54,13 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
         return _recall(ctx, name, sample, k, json)
     modes = _modes(mode)
     earlier = None if against is None else _report(against)
+    if earlier is not None:
+        check_earlier(earlier, k)
     with opened(loaded_for(ctx)) as service, watched(name) as observer:
         report = service.evaluating.evaluate(name, Wanted(queries, modes, k), observer.progress).as_dict()
-    changed = None if earlier is None else differences(earlier, report)
     if save is not None:
         _write(save, report)
+    changed = None if earlier is None else differences(earlier, report)
     brief = {**report, "modes": {each: _brief(figures) for each, figures in report["modes"].items()}}
     if changed is not None:
         brief["differences"] = changed

@@ -51,13 +51,13 @@ def read(file: Path, columns: Sequence[str] = ()) -> list[LabelledQuery]:
     Raises ConfigurationError, naming file and line, for what cannot be read and for the same query twice.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(f"{file} cannot be read: {reason}") from None
     queries: list[LabelledQuery] = []
     first: dict[bytes, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may hold other ends of lines as they are
         if not line.strip():
             continue
         try:
@@ -99,7 +99,7 @@ def _right(relevant: Any, columns: Sequence[str]) -> tuple[frozenset[str], ...]:
     if not isinstance(relevant, list) or not relevant:
         raise ValueError('"relevant" must be a list of rows, at least one: a key as a list, or the id of a hit')
     right = tuple(_ids(row, columns) for row in relevant)
-    if len(set(right)) < len(right):
+    if len(frozenset().union(*right)) < sum(map(len, right)):
         raise ValueError('"relevant" names a row twice')
     return right
 

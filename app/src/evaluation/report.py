@@ -120,15 +120,22 @@ def worst(outcomes: Sequence[Outcome], count: int = WORST) -> list[Outcome]:
     return sorted(late, key=lambda each: (each.figures.mrr, each.figures.ndcg, each.query.line))[:count]
 
 
+def check_earlier(earlier: Mapping[str, Any], k: int) -> None:
+    """Raises ConfigurationError when it is no whole report, or was made with another k."""
+    modes = earlier.get("modes")
+    whole = isinstance(modes, dict) and all(isinstance(each, dict) and "outcomes" in each for each in modes.values())
+    if earlier.get("format") != FORMAT or not whole:
+        raise ConfigurationError("this is no report of `owl-sap evaluate --save` (what --json prints is shorter)")
+    if earlier.get("k") != k:
+        raise ConfigurationError(f"the earlier report was made with -k {earlier.get('k')}, this one with -k {k}")
+
+
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """By mode and measure, of the queries that both reports hold: now minus earlier.
 
-    Raises ConfigurationError when the earlier one is no report, or was made with another k.
+    Raises as `check_earlier`, and ConfigurationError when they have nothing in common.
     """
-    if earlier.get("format") != FORMAT or not isinstance(earlier.get("modes"), dict):
-        raise ConfigurationError("this is no report of `owl-sap evaluate --save`")
-    if earlier.get("k") != now["k"]:
-        raise ConfigurationError(f"the earlier report was made with -k {earlier.get('k')}, this one with -k {now['k']}")
+    check_earlier(earlier, now["k"])
     found: dict[str, dict[str, Any]] = {}
     for mode in now["modes"]:
         if mode not in earlier["modes"]:
