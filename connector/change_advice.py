@@ -68,7 +68,9 @@ def _doubt(stamps: Stamps | None) -> str:
         return "the table is empty, so nobody knows whether it is kept up"
     if stamps.filled < stamps.rows:
         return f"{stamps.rows - stamps.filled:,} of {stamps.rows:,} rows have no value in it, so it is not kept up"
-    if stamps.distinct < 2 < stamps.rows:
+    if stamps.rows == 1:
+        return "there is one row only, which does not show whether it is kept up"
+    if stamps.distinct < 2:
         return "all rows have the same value: a load wrote it, no change"
     return ""
 

@@ -52,7 +52,7 @@ FUNCTION_WORDS = frozenset(folded(word) for word in (*_ENGLISH.split(), *_GERMAN
 
 def content_words(text: str) -> tuple[str, ...]:
     """The words of a search text that say what it is about, as they stand in it; none where it has only others."""
-    found = (word.alternatives[-1] if len(word.alternatives) == 1 else word.alternatives[0] for word in words(text))
+    found = (word.alternatives[0] for word in words(text))
     return tuple(word for word in found if folded(word) not in FUNCTION_WORDS)
 
 

@@ -105,7 +105,7 @@ _LONGEST_CODE = 10
 _LONGEST_TINY_CODE = 4
 _CUKY_LENGTH = 5
 _CHANGED = _words(
-    r"^(AEDAT|LAEDA|AEDTM|UDATE|UPD_?TMSTMP|UPDDAT)$|CHANG|MODIF|UPDAT|LAST_?(CHG|UPD)|last change|letzten? änderung|"
+    r"^(AEDAT|LAEDA|AEDTM|UDATE|UPD_?TMSTMP|UPDDAT)$|(?<!EX)(?<!INTER)CHANG|MODIF|UPDAT|LAST_?(CHG|UPD)|last change|letzten? änderung|"
     r"geändert"
 )
 _STAMPS = ((15, 0), (21, 7))
