@@ -54,8 +54,9 @@ class Passage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hit:
-    """`key` by column name. `score`: the cosine (mode vector), BM25 (keyword), or the fused score (hybrid). `text`: the
-    best chunk's. `passages`: best first, where they were asked for."""
+    """`key` by column name. `score`: the cosine (mode vector), BM25 (keyword), or in hybrid nearness in meaning and up
+    to 0.5 more for the words, so up to 1.5. `text`: that of the best chunk. `passages`: where they were asked for, the
+    one that was found and then its others, best first."""
 
     id: str
     key: dict[str, Any]

@@ -25,7 +25,6 @@ import pytest
 from app.src.api import examples as page
 from app.src.api.examples import BASE, FILE, KEY, Example, curl, examples
 from app.src.api.guard import ANYBODY, NEEDS, OPEN
-from app.src.api.schemas import SearchRequest
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.model import Column
@@ -156,12 +155,6 @@ def described() -> dict[str, Any]:
     }
 
 
-def tried() -> list[Example]:
-    """All but searches with members that this version does not take yet."""
-    members = set(SearchRequest.model_fields)
-    return [each for each in examples() if not each.operation.endswith("/search") or set(each.body or ()) <= members]
-
-
 # ------------------------------------------------------------------------------------------------------------ by curl
 
 
@@ -171,7 +164,7 @@ def test_curl_asks_what_the_examples_show(stage: Stage) -> None:
             pytest.fail("curl is missing")
         pytest.skip("curl is missing")
     recorded = {}
-    for example in tried():
+    for example in examples():
         stage.before(example)
         answer = _by_curl(stage, example)
         stage.after()
@@ -279,7 +272,7 @@ def test_python_asks_the_same(stage: Stage, capsys: pytest.CaptureFixture[str]) 
             return super().handle_request(request)
 
     with Client(stage.url, "any", transport=Noting(), retries=Retries(most=0)) as client:
-        for example in tried():
+        for example in examples():
             stage.before(example)
             sent.clear()
             code = "\n".join(example.python).replace(SHOWN_SCHEMA, SCHEMA)
@@ -326,7 +319,7 @@ def test_javascript_gets_the_same(stage: Stage) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is missing")
-    those = tried()
+    those = list(examples())
     # A job that is to be cancelled is held back as long as its example takes.
     starts = {place for place, example in enumerate(those) if example.needs or not place}
     starts |= {place + 1 for place, example in enumerate(those) if example.needs == "running"}
@@ -359,7 +352,7 @@ def _by_node(node: str, stage: Stage, together: list[Example]) -> list[Any]:
 
 def operations() -> str:
     known, parts, group, before = described(), [], "", ""
-    for example in tried():
+    for example in examples():
         if example.group != group:
             group = example.group
             parts.append(f"### {group}\n")
@@ -411,7 +404,7 @@ def test_the_page() -> None:
 
 def test_every_operation_is_described_with_examples() -> None:
     document = described()
-    recorded = {each.operation for each in tried()}
+    recorded = {each.operation for each in examples()}
     assert set(document) == recorded
     for name, operation in document.items():
         assert operation["summary"], name
