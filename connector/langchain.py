@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
-from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 from pydantic import ConfigDict
 
@@ -125,10 +127,12 @@ class OwlVectorStore(VectorStore):
     ) -> list[str]:
         """Store them, replacing those whose ids are there; their ids. A text without an id gets a new one. In
         transactions of BATCH documents: when one is refused, those of the transactions before it are stored. Raises
-        BadDocument, counting within its transaction, and WrongOrigin."""
+        BadDocument, counting within its transaction, and WrongOrigin. `batch_size`, which LangChain's index() gives, is
+        passed over."""
+        kwargs.pop("batch_size", None)
         if kwargs:
             raise TypeError(f"add_texts takes no {', '.join(kwargs)}")
-        listed = list(texts)
+        listed = _listed("texts", texts)
         metadatas = metadatas or [{} for _ in listed]
         given: Sequence[str | None] = ids or [None] * len(listed)
         for name, values in (("metadatas", metadatas), ("ids", given)):
@@ -142,8 +146,9 @@ class OwlVectorStore(VectorStore):
         """Those that are not there do not matter. Raises ValueError without `ids`: nothing deletes everything."""
         if ids is None or kwargs:
             raise ValueError("delete takes the ids of documents, and nothing else: it never deletes all there is")
-        for start in range(0, len(ids), BATCH):
-            self.collection.delete(ids[start : start + BATCH])
+        listed = _listed("ids", ids)
+        for start in range(0, len(listed), BATCH):
+            self.collection.delete(listed[start : start + BATCH])
         return True
 
     @classmethod
@@ -177,7 +182,8 @@ class OwlVectorStore(VectorStore):
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """In the order of `ids`, whole texts; those that are not there are left out."""
-        pages = (ids[start : start + _IDS] for start in range(0, len(ids), _IDS))
+        listed = _listed("ids", ids)
+        pages = (listed[start : start + _IDS] for start in range(0, len(listed), _IDS))
         return [_document(row) for page in pages for row in self.collection.rows(page)]
 
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
@@ -208,12 +214,14 @@ class OwlVectorStore(VectorStore):
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        if kwargs.get("mode", "vector") != "vector":
-            raise ValueError(
-                f"scores of mode {kwargs['mode']} say nothing about how relevant a hit is; filter by min_score, or "
-                "search in mode vector"
-            )
+        _check_relevant(kwargs)
         return super()._similarity_search_with_relevance_scores(query, k, **kwargs)
+
+    async def _asimilarity_search_with_relevance_scores(
+        self, query: str, k: int = 4, **kwargs: Any
+    ) -> list[tuple[Document, float]]:
+        _check_relevant(kwargs)
+        return await super()._asimilarity_search_with_relevance_scores(query, k, **kwargs)
 
     def _select_relevance_score_fn(self) -> Any:
         return lambda cosine: min(1.0, max(0.0, cosine))
@@ -239,6 +247,28 @@ class OwlRetriever(BaseRetriever):
         k = kwargs.pop("k", self.k)
         asked = {"filter": self.filter, "mode": self.mode, "min_score": self.min_score, "mmr_lambda": self.mmr_lambda}
         return [_document(hit) for hit in self.collection.search(query, k, SearchWith(**asked | kwargs))]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        """LangChain's own takes no keywords."""
+        ask = partial(self._get_relevant_documents, query, run_manager=run_manager.get_sync(), **kwargs)
+        return await run_in_executor(None, ask)
+
+
+def _check_relevant(options: Mapping[str, Any]) -> None:
+    if options.get("mode", "vector") != "vector":
+        raise ValueError(
+            f"scores of mode {options['mode']} say nothing about how relevant a hit is; filter by min_score, or "
+            "search in mode vector"
+        )
+
+
+def _listed(name: str, values: Iterable[str]) -> list[str]:
+    """Raises ValueError for one string, whose letters would be taken for so many."""
+    if isinstance(values, str):
+        raise ValueError(f"{name} is one string; give a list")
+    return list(values)
 
 
 def _document(row: FoundRow) -> Document:

@@ -101,9 +101,12 @@ def test_max_marginal_relevance_chooses_what_differs_from_the_best_of_fetch_k(st
     assert ids(by_vector) == ids(spread)
 
 
-def test_relevance_scores_of_other_modes_are_refused(local: OwlVectorStore) -> None:
+async def test_relevance_scores_of_other_modes_are_refused(local: OwlVectorStore) -> None:
     with pytest.raises(ValueError, match="mode keyword say nothing"):
         local.similarity_search_with_relevance_scores("oil", mode="keyword")
+    with pytest.raises(ValueError, match="mode hybrid say nothing"):
+        await local.asimilarity_search_with_relevance_scores("oil", mode="hybrid")
+    assert await local.asimilarity_search_with_relevance_scores("oil", mode="vector")
 
 
 def test_a_long_text_is_found_by_its_passage_and_read_whole(open_owl: Open) -> None:
@@ -167,6 +170,13 @@ def test_nothing_deletes_everything(local: OwlVectorStore) -> None:
     assert len(local.similarity_search("oil", k=9)) == 4
 
 
+def test_one_string_is_not_a_list_of_letters(local: OwlVectorStore) -> None:
+    for wrong in (local.delete, local.get_by_ids, local.add_texts):
+        with pytest.raises(ValueError, match="one string"):
+            wrong("ab")  # type: ignore[arg-type]
+    assert ids(local.get_by_ids(IDS)) == IDS
+
+
 def test_from_texts_takes_the_collections_own_embeddings_only(open_local: Open) -> None:
     empty = open_local().vector_store("notes")
     made = OwlVectorStore.from_texts(TEXTS, empty.embeddings, METADATAS, ids=IDS, collection=empty.collection)
@@ -201,10 +211,11 @@ async def test_asynchronous_methods_leave_the_loop_free(local: OwlVectorStore, m
     assert await local.adelete(["e"])
 
 
-def test_retrievers(local: OwlVectorStore, open_local: Open) -> None:
+async def test_retrievers(local: OwlVectorStore, open_local: Open) -> None:
     retriever = open_local().retriever("notes", k=3, filter={"kind": "FERT"})
     assert set(ids(retriever.invoke("oil"))) == {"a", "c"}
     assert ids(retriever.invoke("rubber", mode="keyword", filter=None, k=1)) == ["b"]
+    assert ids(await retriever.ainvoke("rubber", mode="keyword", filter=None, k=1)) == ["b"]
     assert ids(local.as_retriever(search_kwargs={"k": 1, "mode": "keyword"}).invoke("wheels")) == ["d"]
     mmr = local.as_retriever(search_type="mmr", search_kwargs={"k": 2, "lambda_mult": 0.5})
     assert len(mmr.invoke("oil")) == 2
