@@ -17,6 +17,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
+from pydantic import ConfigDict
 
 from owl_sap_client import operations
 from owl_sap_client.client import AsyncClient, Client
@@ -128,9 +129,11 @@ class OwlSapVectorStore(VectorStore):
         metadatas: list[dict[str, Any]] | None = None,
         *,
         ids: Sequence[str | None] | None = None,
-        **_: Any,
+        **other: Any,
     ) -> list[str]:
-        """Texts whose ids are there already are written anew."""
+        """Texts whose ids are there already are written anew. `batch_size`, which LangChain's index() gives, is passed
+        over."""
+        _check_known(other, "batch_size")
         written: list[str] = []
         for some in _batches(_documents(texts, metadatas, ids), self._most.now()):
             written += self._client.add_documents(self._collection, some)
@@ -142,8 +145,9 @@ class OwlSapVectorStore(VectorStore):
         metadatas: list[dict[str, Any]] | None = None,
         *,
         ids: Sequence[str | None] | None = None,
-        **_: Any,
+        **other: Any,
     ) -> list[str]:
+        _check_known(other, "batch_size")
         if self._async is None:
             return await run_in_executor(None, partial(self.add_texts, texts, metadatas, ids=ids))
         written: list[str] = []
@@ -151,14 +155,16 @@ class OwlSapVectorStore(VectorStore):
             written += await self._async.add_documents(self._collection, some)
         return written
 
-    def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
+    def delete(self, ids: list[str] | None = None, **other: Any) -> bool:
         """Ids that are not there are passed over. Raises ValueError without ids: a collection is not emptied by
         mistake."""
+        _check_known(other)
         for some in _batches(_named(ids), self._most.now()):
             self._client.delete_documents(self._collection, some)
         return True
 
-    async def adelete(self, ids: list[str] | None = None, **_: Any) -> bool:
+    async def adelete(self, ids: list[str] | None = None, **other: Any) -> bool:
+        _check_known(other)
         if self._async is None:
             return await run_in_executor(None, self.delete, ids)
         for some in _batches(_named(ids), await self._most.later()):
@@ -169,7 +175,7 @@ class OwlSapVectorStore(VectorStore):
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         found: list[Row] = []
-        for some in _batches(list(ids), _MOST_ROWS):
+        for some in _batches(_named(ids), _MOST_ROWS):
             found += self._client.rows(self._collection, some)
         return [_of_row(row) for row in found]
 
@@ -177,7 +183,7 @@ class OwlSapVectorStore(VectorStore):
         if self._async is None:
             return await run_in_executor(None, self.get_by_ids, ids)
         found: list[Row] = []
-        for some in _batches(list(ids), _MOST_ROWS):
+        for some in _batches(_named(ids), _MOST_ROWS):
             found += await self._async.rows(self._collection, some)
         return [_of_row(row) for row in found]
 
@@ -234,10 +240,25 @@ class OwlSapVectorStore(VectorStore):
             return await run_in_executor(None, partial(self._client.search, self._collection, query, **options))
         return await self._async.search(self._collection, query, **options)
 
+    def _similarity_search_with_relevance_scores(
+        self, query: str, k: int = 4, **options: Any
+    ) -> list[tuple[Document, float]]:
+        self._check_relevant(options)
+        return super()._similarity_search_with_relevance_scores(query, k, **options)
+
+    async def _asimilarity_search_with_relevance_scores(
+        self, query: str, k: int = 4, **options: Any
+    ) -> list[tuple[Document, float]]:
+        self._check_relevant(options)
+        return await super()._asimilarity_search_with_relevance_scores(query, k, **options)
+
+    def _check_relevant(self, options: Mapping[str, Any]) -> None:
+        """Fused scores and those of words say nothing about how good a hit is."""
+        mode = options.get("mode", self._mode)
+        if mode != "vector":
+            raise ValueError(f"relevance scores need the mode vector, and this search has the mode {mode}")
+
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        """From 0 to 1. Fused scores and those of words say nothing about how good a hit is."""
-        if self._mode != "vector":
-            raise ValueError(f"relevance scores need the mode vector, and this store searches in the mode {self._mode}")
         return lambda cosine: min(1.0, max(0.0, cosine))
 
 
@@ -246,6 +267,8 @@ class OwlSapRetriever(BaseRetriever):
     `_key` and the score as `_score` beside the row's own fields. `invoke` takes `k`, `filter`, `mode` and the like
     too."""
 
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
     client: Client
     collection: str
     async_client: AsyncClient | None = None
@@ -253,6 +276,7 @@ class OwlSapRetriever(BaseRetriever):
     mode: Mode = "hybrid"
     filter: dict[str, Any] | None = None
     min_score: float | None = None
+    mmr_lambda: float | None = None
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
@@ -271,7 +295,7 @@ class OwlSapRetriever(BaseRetriever):
         return [_told(hit) for hit in found.hits]
 
     def _options(self, options: Mapping[str, Any]) -> operations.SearchOptions:
-        own = {"k": self.k, "mode": self.mode, "filter": self.filter, "min_score": self.min_score}
+        own = {name: getattr(self, name) for name in ("k", "mode", "filter", "min_score", "mmr_lambda")}
         wanted: operations.SearchOptions = {**own, **options}  # type: ignore[typeddict-item]
         return wanted
 
@@ -288,15 +312,23 @@ def _numbers(vectors: Iterable[Vector]) -> list[list[float]]:
 
 
 def _named(ids: Sequence[str] | None) -> Sequence[str]:
-    if ids is None:
-        raise ValueError("say which documents to delete: ids")
-    return ids
+    if ids is None or isinstance(ids, str):  # whose letters would be taken for ids
+        raise ValueError("say which documents: a list of ids")
+    return list(ids)
+
+
+def _check_known(options: Mapping[str, Any], *known: str) -> None:
+    """Raises TypeError: a misspelt keyword would be lost."""
+    if unknown := sorted(set(options) - set(known)):
+        raise TypeError(f"unexpected keywords: {', '.join(unknown)}")
 
 
 def _documents(
     texts: Iterable[str], metadatas: Sequence[Mapping[str, Any]] | None, ids: Sequence[str | None] | None
 ) -> list[operations.Document]:
-    """Raises ValueError when there are not as many of each."""
+    """Raises ValueError when there are not as many of each, and for one string, whose letters would be texts."""
+    if isinstance(texts, str):
+        raise ValueError("texts is one string; give a list: [text]")
     texts = list(texts)
     told = zip(texts, metadatas or [{}] * len(texts), ids or [None] * len(texts), strict=True)
     return [{"id": id_, "text": text, "metadata": metadata or {}} for text, metadata, id_ in told]

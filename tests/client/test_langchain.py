@@ -142,8 +142,14 @@ def test_a_collection_of_rows_is_searched(shared: Client, served: Served) -> Non
     assert store.max_marginal_relevance_search_by_vector(vector, k=1) == [best]
     ((_, relevance),) = store.similarity_search_with_relevance_scores("hydraulic oil pump", k=1)
     assert 0.9 < relevance <= 1
+    both_ways = OwlSapVectorStore(shared, "materials", mode="hybrid")
     with pytest.raises(ValueError, match="hybrid"):
-        OwlSapVectorStore(shared, "materials", mode="hybrid").similarity_search_with_relevance_scores("oil")
+        both_ways.similarity_search_with_relevance_scores("oil")
+    with pytest.raises(ValueError, match="hybrid"):
+        store.similarity_search_with_relevance_scores("oil", mode="hybrid")
+    with pytest.raises(ValueError, match="keyword"):
+        asyncio.run(store.asimilarity_search_with_relevance_scores("oil", mode="keyword"))
+    assert both_ways.similarity_search_with_relevance_scores("hydraulic oil pump", k=1, mode="vector")[0][0] == best
     (found,) = store.as_retriever(search_kwargs={"k": 1}).invoke("hydraulic oil pump")
     assert found == best
 
@@ -169,6 +175,8 @@ def test_the_retriever_tells_key_and_score(shared: Client, served: Served) -> No
     assert best.metadata["_score"] > 0
     assert best.metadata["MTART"] == "ROH"
     assert len(retriever.invoke("pump", filter={"MTART": "FERT"}, mode="keyword")) == 0
+    with pytest.raises(owl_sap_client.Unprocessable, match="mmr_lambda"):  # so it is asked for
+        OwlSapRetriever(client=shared, collection="materials", mmr_lambda=2.0).invoke("pump")
 
     async def later() -> None:
         async with AsyncClient(served.url) as client:
@@ -186,5 +194,14 @@ def test_what_is_refused(shared: Client) -> None:
         store.delete()
     with pytest.raises(ValueError, match="zip"):
         store.add_texts(["a", "b"], ids=["1"])
+    for wrong in (store.add_texts, store.delete, store.get_by_ids):
+        with pytest.raises(ValueError, match="list"):
+            wrong("ab")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"metadata$"):
+        store.add_texts(["a"], metadata=[{}])
+    with pytest.raises(TypeError, match="filter"):
+        store.delete(["1"], filter={"A": 1})
+    with pytest.raises(ValueError, match="filters"):
+        OwlSapRetriever(client=shared, collection="materials", filters={"MTART": "ROH"})  # type: ignore[call-arg]
     with pytest.raises(owl_sap_client.NotFound):
         OwlSapRetriever(client=shared, collection="nothing").invoke("x")
