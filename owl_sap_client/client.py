@@ -7,11 +7,11 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import httpx
 
@@ -36,7 +36,7 @@ def _now(operation: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]
     return _as_method(method, operation)
 
 
-def _later(operation: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+def _later(operation: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     @functools.wraps(operation)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.send(operation(*args, **kwargs))
@@ -179,7 +179,7 @@ def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
 
 
 class AsyncClient:
-    """As Client, for asyncio (or trio, as far as httpx goes): the same methods, awaited."""
+    """As Client, for asyncio: the same methods, awaited. It belongs to one event loop."""
 
     def __init__(self, url: str, key: str | None = None, **connection: Unpack[Connection]) -> None:
         self._http = httpx.AsyncClient(**http_options(url, key, connection))

@@ -25,7 +25,16 @@ from owl_sap_client.results import Job
 
 
 class OwlSapError(Exception):
-    """Everything that this package raises of its own accord, misuse (ValueError) aside."""
+    """Everything that this package raises of its own accord, misuse (ValueError, TypeError) aside. Can be pickled: a
+    pool of processes would hang or break over one that cannot."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args), vars(self)
+
+
+def _again(kind: type[OwlSapError], args: tuple[Any, ...]) -> OwlSapError:
+    """Without the constructor, whose arguments nobody has any more."""
+    return kind.__new__(kind, *args)
 
 
 class NotReached(OwlSapError):
@@ -56,7 +65,8 @@ class ProblemError(OwlSapError):
         self.code: str | None = document.get("code")
         self.request_id: str | None = document.get("request_id") or response.headers.get("x-request-id")
         self.retry_after = retry_after(response)
-        self.errors: list[dict[str, Any]] = list(document.get("errors") or ())
+        errors = document.get("errors")
+        self.errors: list[dict[str, Any]] = errors if isinstance(errors, list) else []
         known = f" (request {self.request_id})" if self.request_id else ""
         super().__init__(f"{self.status}{f' {self.code}' if self.code else ''}: {self.detail}{known}")
 
@@ -138,5 +148,5 @@ def retry_after(response: httpx.Response) -> float | None:
         return float(said)
     try:
         return max(0.0, parsedate_to_datetime(said).timestamp() - time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None

@@ -105,10 +105,8 @@ def search(collection: str, query: str | None = None, **options: Unpack[SearchOp
 
 def rows(collection: str, ids: Sequence[str]) -> Call[list[results.Row]]:
     """Rows by the ids that search gives (at most 100), in this order; those that are not there are left out."""
-    return Call(
-        "POST", "/v1/collections/{name}/rows", As(list[results.Row], "rows"), {"name": collection},
-        body={"ids": list(ids)},
-    )  # fmt: skip
+    body = {"ids": _listed("ids", ids)}
+    return Call("POST", "/v1/collections/{name}/rows", As(list[results.Row], "rows"), {"name": collection}, body=body)
 
 
 def fields(collection: str) -> Call[results.Fields]:
@@ -144,7 +142,7 @@ def add_documents(collection: str, documents: Iterable[Document]) -> Call[list[s
 def delete_documents(collection: str, ids: Sequence[str]) -> Call[int]:
     """How many there were. Ids that are not there are passed over."""
     path = "/v1/collections/{name}/documents/delete"
-    return Call("POST", path, As(int, "deleted"), {"name": collection}, body={"ids": list(ids)})
+    return Call("POST", path, As(int, "deleted"), {"name": collection}, body={"ids": _listed("ids", ids)})
 
 
 # ----------------------------------------------------------------------------------------------------------- embedding
@@ -153,14 +151,15 @@ def delete_documents(collection: str, ids: Sequence[str]) -> Call[int]:
 def embed(texts: Sequence[str], *, normalize: bool = True, truncate: bool = False) -> Call[list[Vector]]:
     """Vectors in the order of the texts, as arrays of float32 (numpy.asarray takes them as they are). `truncate`: cut
     what is longer than the model takes, instead of refusing it."""
-    body = {"inputs": _texts(texts), "normalize": normalize, "truncate": truncate}
+    body = {"inputs": _listed("texts", texts), "normalize": normalize, "truncate": truncate}
     return Call("POST", "/embed", _vectors, body=body, accept=_RAW)
 
 
-def _texts(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str):
-        raise ValueError("texts is one string; give a list: [text]")
-    return list(texts)
+def _listed(name: str, values: Sequence[str]) -> list[str]:
+    """Raises ValueError for one string, whose letters would be taken for so many."""
+    if isinstance(values, str):
+        raise ValueError(f"{name} is one string; give a list")
+    return list(values)
 
 
 def _vectors(response: httpx.Response) -> list[Vector]:
@@ -186,7 +185,9 @@ def openai_embeddings(
     user: str | None = None,
 ) -> Call[results.OpenAIEmbeddings]:
     """As OpenAI's clients ask; `embed` costs the service a tenth of it."""
-    body = _given(input=_texts(texts), model=model, encoding_format=encoding_format, dimensions=dimensions, user=user)
+    body = _given(
+        input=_listed("texts", texts), model=model, encoding_format=encoding_format, dimensions=dimensions, user=user
+    )
     return Call("POST", "/v1/embeddings", As(results.OpenAIEmbeddings), body=body)
 
 

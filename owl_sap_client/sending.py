@@ -79,7 +79,10 @@ class Connection(TypedDict, total=False):
 
 def http_options(url: str, key: str | None, connection: Connection) -> dict[str, Any]:
     """Arguments for httpx.Client and httpx.AsyncClient. Raises ValueError for what cannot be an address or a key, and
-    shows neither."""
+    shows neither; TypeError for what is no setting, or its typing slip would send no key or trust another."""
+    if unknown := sorted(set(connection) - set(Connection.__annotations__)):
+        known = ", ".join(Connection.__annotations__)
+        raise TypeError(f"a client takes url, key and {known}; not {', '.join(unknown)}")
     address = httpx.URL(url)
     if address.scheme not in ("http", "https") or not address.host:
         raise ValueError("the address must begin with http:// or https:// and name a host")

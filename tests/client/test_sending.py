@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import ssl
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import owl_sap_client
 from owl_sap_client import AsyncClient, Client, Retries
 from owl_sap_client.errors import KINDS
+from owl_sap_client.results import Job, decode
 
 URL = "http://service.test"
 SECRET = "owl_sk_canary-77"
@@ -249,8 +252,28 @@ def test_certificates_are_checked_unless_somebody_says_otherwise(tmp_path: Path)
 
 
 def test_one_string_is_not_a_list_of_letters() -> None:
-    with Script().client() as client, pytest.raises(ValueError, match="one string"):
-        client.embed("steel")
+    with Script().client() as client:
+        for ask in (client.embed, partial(client.rows, "c"), partial(client.delete_documents, "c")):
+            with pytest.raises(ValueError, match="one string"):
+                ask("n1")
+
+
+def test_a_setting_that_there_is_not_is_not_passed_over() -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(TypeError, match=r"not api_key, verify$") as refused:
+            kind(URL, api_key=SECRET, verify=False)  # type: ignore[call-arg]
+        assert SECRET not in str(refused.value)
+
+
+def test_calls_of_the_asynchronous_client_are_tasks() -> None:
+    """To the type checker too."""
+
+    async def ask() -> int:
+        async with AsyncClient(URL, transport=httpx.MockTransport(Script(jobs()))) as client:
+            task: asyncio.Task[list[Job]] = asyncio.create_task(client.jobs())
+            return len(await task)
+
+    assert asyncio.run(ask()) == 1
 
 
 # --------------------------------------------------------------------------------------------------- odd answers
@@ -297,6 +320,23 @@ def test_errors_without_a_document() -> None:
     for answer in (httpx.Response(502, text="<html>"), httpx.Response(502, json=["x"]), httpx.Response(502)):
         with Script(answer).client() as client, pytest.raises(owl_sap_client.ServerError, match="Bad Gateway"):
             client.search("c", "q")
+
+
+def test_odd_members_of_a_refusal_do_not_hide_it() -> None:
+    headers = {"Retry-After": f"Mon, 01 Jan {'9' * 20} 00:00:00 GMT"}
+    script = Script(httpx.Response(418, json={"detail": "x", "errors": 5}, headers=headers))
+    with script.client() as client, pytest.raises(owl_sap_client.ProblemError, match="418: x") as refused:
+        client.jobs()
+    assert (refused.value.errors, refused.value.retry_after) == ([], None)
+
+
+def test_errors_come_through_a_pool_of_processes() -> None:
+    with Script(busy(404)).client() as client, pytest.raises(owl_sap_client.NotFound) as refused:
+        client.jobs()
+    failed = owl_sap_client.JobFailed(decode(Job, INFO_OF_JOB))
+    for error in (refused.value, failed, owl_sap_client.WaitTimeout("late"), owl_sap_client.NotReached("away")):
+        same = pickle.loads(pickle.dumps(error))
+        assert (type(same), str(same), vars(same)) == (type(error), str(error), vars(error))
 
 
 def test_openais_shape_is_understood() -> None:
