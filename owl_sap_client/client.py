@@ -136,7 +136,8 @@ class Client:
                     if outcome.status_code == 204:
                         return
                     if outcome.status_code == 200:
-                        for chunk in outcome.iter_raw():
+                        following.check(outcome)
+                        for chunk in outcome.iter_bytes():
                             yield from following.feed(chunk)
                     else:
                         outcome.read()
@@ -167,6 +168,8 @@ def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
         return 0.0
     if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
         outcome = httpx.RemoteProtocolError("the stream ended before the job", request=outcome.request)
+    elif isinstance(outcome, httpx.Response) and outcome.status_code in (502, 504):  # a gateway's, while we restart
+        outcome = httpx.ReadError(f"{outcome.status_code} {outcome.reason_phrase}", request=outcome.request)
     elif isinstance(outcome, httpx.ReadTimeout):  # here it is a lost connection: the service says something every 15 s
         outcome = httpx.ReadError(str(outcome), request=outcome.request)
     seconds = replace(retries, most=_BREAKS * retries.most).wait(following.quiet, outcome, repeatable=True)
@@ -253,7 +256,8 @@ class AsyncClient:
                     if outcome.status_code == 204:
                         return
                     if outcome.status_code == 200:
-                        async with aclosing(outcome.aiter_raw()) as chunks:  # type: ignore[type-var]
+                        following.check(outcome)
+                        async with aclosing(outcome.aiter_bytes()) as chunks:  # type: ignore[type-var]
                             async for chunk in chunks:
                                 for event in following.feed(chunk):
                                     yield event

@@ -30,14 +30,23 @@ class Following:
     def request(self, client: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """For the events behind `after`."""
         self._rest, self._fields = b"", {}
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self.after)}
+        headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "Last-Event-ID": str(self.after)}
         return client.build_request("GET", self._place, headers=headers, timeout=TIMEOUT)
+
+    @staticmethod
+    def check(response: httpx.Response) -> None:
+        """Raises UnexpectedAnswer for a page in the place of a stream: a proxy's, for a login."""
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "text/event-stream":
+            raise UnexpectedAnswer(f"{response.url.host} answered no events; does the address lead to this service?")
 
     def feed(self, chunk: bytes) -> Iterator[JobEvent]:
         """Lines end with LF or CR LF. Not by str.splitlines, which takes characters of texts for ends of lines."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
-            event = self._line(line.removesuffix(b"\r").decode())
+            if line.startswith(b":"):  # the service is there, and nothing happens: no sign that it is lost
+                self.quiet = 0
+            event = self._line(line.removesuffix(b"\r").decode(errors="replace"))
             if event is not None and event.id > self.after:
                 self.after, self.quiet = event.id, 0
                 self.over = event.event == "result"

@@ -398,7 +398,9 @@ def test_a_stream_that_brings_nothing_is_given_up() -> None:
         assert len(script.requests) == 11
 
 
-@pytest.mark.parametrize("bad", [b"data: {\n\n", b"id: x\nevent: state\ndata: {}\n\n", b"id: 1\ndata: {}\n\n"])
+@pytest.mark.parametrize(
+    "bad", [b"data: {\n\n", b"data: \xff\n\n", b"id: x\nevent: state\ndata: {}\n\n", b"id: 1\ndata: {}\n\n"]
+)
 def test_what_is_no_event(bad: bytes) -> None:
     with Script(stream(bad)).client() as client, pytest.raises(owl_sap_client.UnexpectedAnswer):
         list(client.events("j1"))
