@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,15 @@ FEWEST_ROWS = 100
 """With fewer, what rows have in common cannot be told from what they are about."""
 
 
+def units(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Each (n, d) with length 1, whoever stored it; zeros of what has no direction."""
+    rows = vectors.astype(np.float64)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    usable = np.isfinite(lengths) & (lengths > 1e-9)
+    unit: NDArray[np.float64] = np.divide(rows, lengths, out=np.zeros_like(rows), where=usable)
+    return unit
+
+
 @dataclass(frozen=True, slots=True)
 class Backdrop:
     """What the vectors of a collection have in common: their mean, and the direction in which they differ most, which
@@ -29,7 +39,7 @@ class Backdrop:
     direction: NDArray[np.float64]
 
     @classmethod
-    def of(cls, vectors: NDArray[np.float32]) -> Backdrop | None:
+    def of(cls, vectors: NDArray[np.floating[Any]]) -> Backdrop | None:
         """Of a sample (n, d), at least FEWEST_ROWS; None for fewer, and where they do not differ. Costs n * d * d."""
         if len(vectors) < FEWEST_ROWS:
             return None
@@ -38,17 +48,15 @@ class Backdrop:
         values, directions = np.linalg.eigh((rows - mean).T @ (rows - mean))
         return cls(mean, directions[:, -1]) if values[-1] > 1e-9 else None
 
-    def without(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+    def without(self, vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """What is left of each (n, d), as unit vectors; zeros of what was nothing else."""
         rest = np.asarray(vectors, np.float64) - self.mean
         rest -= np.outer(rest @ self.direction, self.direction)
-        lengths = np.linalg.norm(rest, axis=1, keepdims=True)
-        unit: NDArray[np.float64] = np.divide(rest, lengths, out=np.zeros_like(rest), where=lengths > 1e-9)
-        return unit
+        return units(rest)
 
 
 def closeness(
-    query: NDArray[np.float32], vectors: NDArray[np.float32], backdrop: Backdrop | None
+    query: NDArray[np.float32], vectors: NDArray[np.floating[Any]], backdrop: Backdrop | None
 ) -> NDArray[np.float64]:
     """The cosine of each unit vector (n, d) with the query (d,), without what the collection has in common."""
     rows, asked = vectors.astype(np.float64), query.astype(np.float64)

@@ -4,9 +4,11 @@ Knows the store, no engine and no configuration.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +19,14 @@ from app.src.access.rows import seen
 from connector.coverage import content_words, coverage, parts_of
 from connector.model import CollectionStatus, Filter, Hit, IndexUse, StoredText
 from connector.protocols import VectorStore
-from connector.ranking import Backdrop, blend, closeness
+from connector.ranking import Backdrop, blend, closeness, units
 from connector.stores import filters
 
 SAMPLED = 2_000
 """Rows whose vectors tell what a collection has in common."""
 REMEMBERED_SECONDS = 600.0
+REMEMBERED = 256
+"""Backdrops, of collections and of what may be seen of them."""
 _NUMBERS = 2
 """Words of a search text that are looked for in keys, at most."""
 _SHORTEST_NUMBER = 4
@@ -30,10 +34,11 @@ _SHORTEST_NUMBER = 4
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Which rows take part, as `VectorStore.search` has it."""
+    """Which rows take part, as `VectorStore.search` has it. `names`: source column to metadata name, for `where`."""
 
     where: Filter | None
     within: Filter | None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +76,19 @@ def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: 
     }
 
 
+_Seen = tuple[str, int, str]
+"""A collection, its generation, and which of its rows may be seen."""
+
+
 class Blending:
-    """Thread-safe. What a collection has in common is remembered for ten minutes: it changes slowly."""
+    """Thread-safe. What the rows that somebody may see have in common is remembered for ten minutes, unless they
+    change."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._backdrops: dict[tuple[str, int], tuple[float, Backdrop | None]] = {}
+        self._backdrops: dict[_Seen, tuple[float, Backdrop | None]] = {}
+        self._making: defaultdict[_Seen, threading.Lock] = defaultdict(threading.Lock)
+        self._forgotten: Counter[str] = Counter()
 
     def hybrid(
         self,
@@ -99,11 +111,11 @@ class Blending:
         candidates = [*chosen.values(), *keyed]
         if not candidates:
             return Ranked([], words=words)
-        vectors = store.vectors(name, candidates, serving)
-        close = closeness(vector, vectors, self._backdrop(store, stored))
+        vectors = units(store.vectors(name, candidates, serving))
+        close = closeness(vector, vectors, self._backdrop(store, stored, within))
         covered = [coverage(words, parts_of(f"{hit.text} {hit.id}")) for hit in candidates]
         hits = blend(candidates, close, covered)
-        cosines = (vectors.astype(np.float64) @ vector.astype(np.float64)).tolist()
+        cosines = (vectors @ vector.astype(np.float64)).tolist()
         of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
         known = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
         return Ranked(hits, known, near, worded, words, len(keyed))
@@ -113,36 +125,56 @@ class Blending:
     ) -> list[Hit]:
         """Rows whose key holds one of the words that look like a number: people paste numbers of materials, and no
         template needs to name them."""
-        numbers = [word for word in words if len(word) >= _SHORTEST_NUMBER and any(map(str.isdigit, word))][:_NUMBERS]
-        condition = filters.parse(narrow.where)
+        numbers = [word for word in words if _number(word)][:_NUMBERS]
+        condition = filters.parse(narrow.where, narrow.names)
         found: dict[str, Hit] = {}
-        for number in numbers:
-            rows = store.keyed(stored.collection, number, count, stored.generation, narrow.within)
-            for row in seen(rows, narrow.within):
-                if coverage((number,), parts_of(row.id)) and (
-                    condition is None or filters.matches(condition, row.metadata)
-                ):
-                    found.setdefault(row.id, _hit(row))
+        for word in numbers:
+            for number in dict.fromkeys((_number(word), _number(word).upper())):
+                rows = store.keyed(stored.collection, number, count, stored.generation, narrow.within)
+                for row in seen(rows, narrow.within):
+                    if coverage((word,), parts_of(row.id)) and (
+                        condition is None or filters.matches(condition, row.metadata)
+                    ):
+                        found.setdefault(row.id, _hit(row))
         return list(found.values())
 
-    def _backdrop(self, store: VectorStore, stored: CollectionStatus) -> Backdrop | None:
-        """Of all rows, whoever asks: it weighs directions and tells no row."""
-        key = (stored.collection, stored.generation)
+    def _backdrop(self, store: VectorStore, stored: CollectionStatus, within: Filter | None) -> Backdrop | None:
+        """Of the rows that may be seen: others would move every score. Who asks for another one does not wait."""
+        key = (stored.collection, stored.generation, json.dumps(within, sort_keys=True))
         with self._lock:
+            making, forgotten = self._making[key], self._forgotten[stored.collection]
+        with making:
             asked, known = self._backdrops.get(key, (-REMEMBERED_SECONDS, None))
             if time.monotonic() - asked < REMEMBERED_SECONDS:
                 return known
-            sample = store.sample(stored.collection, SAMPLED, stored.generation, texts=False).chosen
-            vectors = store.vectors(stored.collection, sample, stored.generation)
+            sample = store.sample(stored.collection, SAMPLED, stored.generation, within, texts=False).chosen
+            vectors = units(store.vectors(stored.collection, seen(sample, within), stored.generation))
             known = Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
-            self._backdrops[key] = time.monotonic(), known
+            with self._lock:
+                if forgotten == self._forgotten[stored.collection]:
+                    self._remember(key, known)
             return known
+
+    def _remember(self, key: _Seen, known: Backdrop | None) -> None:
+        self._backdrops.pop(key, None)
+        self._backdrops[key] = time.monotonic(), known
+        for oldest in list(self._backdrops)[:-REMEMBERED]:
+            del self._backdrops[oldest]
+            self._making.pop(oldest, None)
 
     def forget(self, name: str) -> None:
         """Its rows have changed."""
         with self._lock:
+            self._forgotten[name] += 1
             for key in [key for key in self._backdrops if key[0] == name]:
                 del self._backdrops[key]
+                self._making.pop(key, None)
+
+
+def _number(word: str) -> str:
+    """What of a word may be looked for as a number in keys: the longest part with a digit, or nothing."""
+    parts = [part for part in word.split() if len(part) >= _SHORTEST_NUMBER and any(map(str.isdigit, part))]
+    return max(parts, key=len, default="")
 
 
 def _hit(row: StoredText) -> Hit:

@@ -12,6 +12,7 @@ from app.src.access.rows import seen
 from connector.coverage import content_words, coverage, parts_of
 from connector.model import CollectionStatus, Filter, Hit, StoredText
 from connector.protocols import VectorStore
+from connector.ranking import units
 
 MOST = 20
 """Passages of one hit."""
@@ -66,6 +67,6 @@ def _scores(
     if sought.vector is None:
         words = content_words(sought.text) or tuple(sought.text.split())
         return [round(coverage(words, parts_of(chunk.text)), 6) for chunk in chunks]
-    vectors = store.vectors(stored.collection, chunks, stored.generation)
-    cosines: list[float] = (vectors.astype(np.float64) @ sought.vector.astype(np.float64)).tolist()
+    vectors = units(store.vectors(stored.collection, chunks, stored.generation))
+    cosines: list[float] = (vectors @ sought.vector.astype(np.float64)).tolist()
     return cosines

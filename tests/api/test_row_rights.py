@@ -25,6 +25,7 @@ from app.src.settings import Settings
 from connector.errors import BadFilter
 from connector.hana import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, QuarantinedRow
+from connector.ranking import FEWEST_ROWS
 from connector.stores.hana import HanaStore
 from tests.api.conftest import TableSource, serving, settings_in
 from tests.emulator.process import Emulator
@@ -222,6 +223,21 @@ def test_no_filter_widens_what_may_be_seen(asking: Asking, where: Any, mode: str
 @pytest.mark.parametrize("mode", MODES)
 def test_without_a_claim_nothing_is_found(asking: Asking, who: Principal, mode: str) -> None:
     assert asking.search(who, query="pump", mode=mode)["hits"] == []
+
+
+def test_rows_that_may_not_be_seen_move_no_score(alone: Asking, synced: Service, source: TableSource) -> None:
+    """Hybrid search takes off what rows have in common: those that the asker may see."""
+    for number in range(100, 100 + 2 * FEWEST_ROWS):
+        row = {"MATNR": str(number), "MAKTX": f"{TEXTS[number % 5]} of {number}", "MTART": "FERT"}
+        source.rows_by_key[str(number)] = row
+    synced.sync("materials")
+    before = alone.search(claiming("FERT"), query="pump steel", mode="hybrid", k=50)["hits"]
+    assert len(before) == 50
+    for number in range(500, 800):
+        source.rows_by_key[str(number)] = {"MATNR": str(number), "MAKTX": "a secret pump of gold", "MTART": "ROH"}
+    synced.sync("materials")
+    alone.search(OPERATOR, query="pump steel", mode="hybrid", k=50)
+    assert alone.search(claiming("FERT"), query="pump steel", mode="hybrid", k=50)["hits"] == before
 
 
 def test_who_has_no_claim_is_told_which(asking: Asking) -> None:

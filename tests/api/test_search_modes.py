@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ from app.src.searching import MODES, SearchOptions
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
-from connector.model import ModelSource, Recipe
+from connector.model import Column, ModelSource, Recipe
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"
@@ -86,6 +88,63 @@ def test_hybrid_finds_a_number_of_the_key_that_no_text_holds(
     ]
     explained = ask(client, query="471100", mode="hybrid", k=1, explain=True)["explain"]
     assert explained["words"] == ["471100"]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+@pytest.mark.parametrize("text", ["M-4711/2", "m-4711", "which one was M-4711-2?"])
+def test_a_number_of_several_parts_is_found_in_keys_however_it_is_written(
+    client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr("app.src.searching.DEEP", 1)
+    monkeypatch.setattr("app.src.searching.DEEPEST", 1)
+    source.rows_by_key["M-4711/2"] = {"MATNR": "M-4711/2", "MAKTX": "grey lid", "MTART": "ROH"}
+    service.sync("materials")
+    answer = ask(client, query=text, mode="hybrid", k=1, explain=True)
+    assert answer["explain"]["rankings"] == {"vector": 1, "keyword": 0, "key": 1}
+    assert keys(answer) == ["M-4711/2"]
+
+
+def test_letters_of_a_number_are_found_in_either_case(
+    client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.src.searching.DEEP", 1)
+    monkeypatch.setattr("app.src.searching.DEEPEST", 1)
+    source.rows_by_key["AB1234"] = {"MATNR": "AB1234", "MAKTX": "grey lid", "MTART": "ROH"}
+    service.sync("materials")
+    for text in ("ab1234", "AB1234"):
+        assert ask(client, query=text, mode="hybrid", k=1, explain=True)["explain"]["rankings"]["key"] == 1, text
+
+
+def test_a_filter_may_name_the_source_column_in_every_mode(source: TableSource, settings: Settings) -> None:
+    odd = "/BIC/ZPLANT"
+    source.table = replace(source.table, columns=(*source.table.columns, Column(odd, "NVARCHAR", 4)))
+    for key, row in source.rows_by_key.items():
+        row[odd] = "1000" if key == "3" else "2000"
+    blocks = [each.model_dump(by_alias=True) | {"metadata": ["MTART", odd]} for each in settings.collections]
+    named = Settings.model_validate(settings.model_dump(by_alias=True) | {"collections": blocks})
+    with closing(Service(named, source=source)) as service:
+        service.sync("materials")
+        for mode in MODES:
+            found = service.search(
+                "materials", "oil pump 4711", 9, {odd: "1000"}, SearchOptions(mode), principal=OPERATOR
+            )
+            assert [hit.key for hit in found.hits] == [{"MATNR": "3"}], mode
+
+
+def test_the_length_of_a_vector_that_others_wrote_says_nothing(
+    client: httpx.Client, synced: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[dict[str, Any]] = [{"mode": "hybrid"}, {"passages": 2}, {"mode": "hybrid", "min_score": 0.1}]
+    before = [ask(client, query="pump seal", k=50, **way)["hits"] for way in ways]
+    stored = synced.store.vectors
+    monkeypatch.setattr(synced.store, "vectors", lambda *given: stored(*given) * np.float32(7.0))
+    for way, hits in zip(ways, before, strict=True):
+        after = ask(client, query="pump seal", k=50, **way)["hits"]
+        assert [hit["key"] for hit in after] == [hit["key"] for hit in hits]
+        for one, other in zip(after, hits, strict=True):
+            assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+            scores = [[passage["score"] for passage in hit.get("passages") or []] for hit in (one, other)]
+            assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.model import Hit
-from connector.ranking import FEWEST_ROWS, Backdrop, blend, closeness, mmr, overlap, rank_biased_overlap
+from connector.ranking import FEWEST_ROWS, Backdrop, blend, closeness, mmr, overlap, rank_biased_overlap, units
 
 
 def hits(*ids: str, number: int = 0) -> list[Hit]:
@@ -57,6 +57,11 @@ def test_what_all_rows_have_in_common_does_not_count():
     assert without[right].min() > without[~right].max() + 0.5
     assert np.abs(without).max() <= 1 + 1e-9
     assert np.linalg.norm(backdrop.without(rows), axis=1) == pytest.approx(1)
+
+
+def test_units_are_of_length_one_or_zero_whatever_was_stored():
+    given = np.float32([[3, 4], [0, 0], [1e30, 0], [np.nan, 1], [np.inf, 1]])
+    assert units(given).tolist() == [[0.6, 0.8], [0, 0], [1, 0], [0, 0], [0, 0]]
 
 
 def test_few_rows_and_equal_ones_have_no_backdrop():
