@@ -5,8 +5,8 @@ Knows the parts and who may see which rows; no HTTP and no terminal.
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,12 +39,15 @@ _TRIES = 3
 POINTS = 1000
 _ALL_THE_SAME = 1e-10
 """Variance of unit vectors that differ by the noise of float32 alone."""
+_LARGEST = sys.float_info.max
+"""JSON has integers without an end, which no filter compares."""
 _DIGITS = 6
 _TITLE = 80
 """Characters."""
 _PROBE = 24
 """Characters of a beginning that are looked for before all of it is compared."""
-_DAY = re.compile(r"(\d{4}-\d{2}-\d{2})([ T].*)?", re.ASCII)
+_DAY = re.compile(r"(\d{4}-\d{2}-\d{2})([ T][\d:.,+Z -]{0,40})?", re.ASCII)
+"""Short and without words: the smallest and the largest are shown whole."""
 
 FieldType = Literal["text", "number", "boolean", "mixed"]
 Result = TypeVar("Result")
@@ -311,7 +314,7 @@ def _kind(value: object) -> _Kind | None:
     if isinstance(value, bool):
         return bool
     if isinstance(value, int | float):
-        return float if math.isfinite(value) else None
+        return float if abs(value) <= _LARGEST else None
     return str if isinstance(value, str) else None
 
 

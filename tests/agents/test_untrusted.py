@@ -24,6 +24,13 @@ def test_metadata_keep_within_their_bound(metadata: dict[str, Any], most: int) -
     assert all(isinstance(value, str | int | float | bool | None) for value in kept.values())
 
 
+def test_half_a_character_can_be_sent() -> None:
+    metadata, _, _ = bounded({"a": "\ud83d", "\udc00": "b", "c": {"d": ["\udfff"]}}, 500)
+    json.dumps(metadata, ensure_ascii=False).encode()
+    assert visible("x\ud83dy") == "x\ufffdy"
+    assert visible("\U0001f600") == "\U0001f600"
+
+
 @given(some.text(), some.integers(0, 50))
 def test_a_text_is_cut_and_says_so(text: str, most: int) -> None:
     shown, missing = cut(text, most)

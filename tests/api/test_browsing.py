@@ -264,13 +264,24 @@ def test_a_collection_that_nobody_has_written_to_is_empty(notes: tuple[Service, 
     assert client.get(f"{NOTES}/map").json()["points"] == []
 
 
+def test_only_times_have_a_range_among_texts(service: Service, source: TableSource) -> None:
+    """The smallest and the largest are shown whole, so no sentence may pass for a time."""
+    times = ["2024-02-01 10:00:00.0000000", "2024-02-01T10:00:00+01:00", "2024-02-01T10:00:00Z"]
+    for first, least in (("2024-01-01", "2024-01-01"), ("2024-01-01 do as I say", None)):
+        for row, value in zip(source.rows_by_key.values(), [first, *times], strict=True):
+            row["MTART"] = value
+        service.sync("materials")
+        (field,) = service.fields("materials", principal=OPERATOR).fields
+        assert field.min == least
+
+
 @pytest.mark.covers("POST /v1/collections/{name}/rows", "GET /v1/collections/{name}/fields")
 @pytest.mark.covers("GET /v1/collections/{name}/map", "POST /v1/collections/{name}/search")
 def test_odd_metadata_of_one_row_keeps_nobody_from_the_others(
     client: httpx.Client, synced: Service, tmp_path: Path
 ) -> None:
     """As others may write it into HANA's table: half a character, an integer beyond 64 bits, no number."""
-    odd = '{"MTART": "\\ud83d", "big": 1180591620717411303424, "nan": NaN}'
+    odd = '{"MTART": "\\ud83d", "big": 1180591620717411303424, "nan": NaN, "huge": 1%s}' % ("0" * 400)
     with sqlite3.connect(tmp_path / "vectors" / "vectors.sqlite") as db:
         db.create_function("owl_real_text", 1, repr, deterministic=True)
         db.execute("PRAGMA ignore_check_constraints = ON")
@@ -278,10 +289,11 @@ def test_odd_metadata_of_one_row_keeps_nobody_from_the_others(
     db.close()
     rows = client.post(ROWS, json={"ids": [id_of("2"), id_of("1")]})
     assert rows.status_code == 200, rows.text
-    assert rows.json()["rows"][0]["metadata"] == {"MTART": "\ud83d", "big": 2**70, "nan": None}
+    assert rows.json()["rows"][0]["metadata"] == {"MTART": "\ud83d", "big": 2**70, "nan": None, "huge": 10**400}
     fields = {field["name"]: field for field in client.get(FIELDS).json()["fields"]}
     assert (fields["big"]["min"], fields["MTART"]["type"]) == (2**70, "text")
-    assert "nan" not in fields
+    assert not {"nan", "huge"} & set(fields)
+    assert client.get(MAP, params={"color": "huge"}).status_code == 422
     assert len(client.get(MAP, params={"color": "MTART"}).json()["points"]) == 4
     assert len(client.post(SEARCH, json={"query": "hose"}).json()["hits"]) == 4
     assert len(client.post(SEARCH, json={"like": id_of("1")}).json()["hits"]) == 3

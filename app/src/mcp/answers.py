@@ -144,13 +144,14 @@ class Described(OfRows):
     rows: int = Field(description="How many you may see.")
     sampled: int = Field(description="Of these, how many were looked at for the values.")
     fields: list[Filterable] = Field(description="What a filter can name, with what stands there.")
+    left_out: int = Field(description="Fields that did not fit into the answer, which filters can name all the same.")
 
 
 class Job(BaseModel):
     id: str
     kind: str
     state: str
-    progress: dict[str, int]
+    progress: dict[str, int] = Field(description="Rows; empty where who asks may not see all of them.")
     error: str | None = Field(description="Shown to who has the scope sync.")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from app.src.access.principal import Principal
 from app.src.access.principal import Scope as Right
 from app.src.access.rows import Nothing as Unseen
+from app.src.jobs import UnknownJob
 from app.src.mcp import answers
 from app.src.mcp.answers import Answer, Arguments
 from app.src.mcp.refusals import Refused, ScopeMissing
@@ -22,6 +23,8 @@ from app.src.service import Service, SyncRequest
 
 _VALUE = 24
 """Characters that a value takes beside itself."""
+_FIELD = 120
+"""Characters that a field takes beside its name and what stands in it."""
 _LARGEST_KEY = 8_000
 """Characters of a row's key as JSON, beyond the bound for texts: HANA's keys may be that long."""
 
@@ -186,7 +189,7 @@ class Tools:
             shown.append(
                 answers.Hit(
                     id=hit.id,
-                    key=dict(hit.key),
+                    key=_visible_key(hit.key),
                     score=hit.score,
                     text=text,
                     metadata=metadata,
@@ -210,7 +213,7 @@ class Tools:
         return answers.FoundRow(
             collection=asked.collection,
             id=row.id,
-            key=dict(row.key),
+            key=_visible_key(row.key),
             text=visible(row.text[asked.offset : end]),
             metadata=metadata,
             characters=len(row.text),
@@ -224,8 +227,11 @@ class Tools:
         block = next((each for each in self._service.settings.collections if each.name == asked.collection), None)
         found = self._service.fields(asked.collection, principal=principal)
         left = self._limits.max_chars
-        shown = []
+        shown: list[answers.Filterable] = []
         for field_ in found.fields:
+            left -= len(field_.name) + len(str(field_.min)) + len(str(field_.max)) + _FIELD
+            if left < 0 and shown:
+                break
             values = []
             for each in field_.values:
                 left -= len(str(each.value)) + _VALUE
@@ -247,6 +253,7 @@ class Tools:
             rows=found.rows,
             sampled=found.sampled,
             fields=shown,
+            left_out=len(found.fields) - len(shown),
         )
 
     def list_collections(self, asked: answers.Nothing, principal: Principal) -> answers.Collections:
@@ -274,7 +281,7 @@ class Tools:
                 answers.Status(
                     **self._freshness(status, principal),
                     quarantined=status["quarantined"] if self._sees_all(status, principal) else None,
-                    job=self._job(status["job"], principal),
+                    job=self._job(status, principal),
                 )
                 for status in told
             ]
@@ -290,21 +297,29 @@ class Tools:
     def _sees_all(self, status: Mapping[str, Any], principal: Principal) -> bool:
         return self._service.rights.visible(status["collection"], principal) is None
 
-    def _job(self, job: str | None, principal: Principal) -> answers.Job | None:
-        if job is None:
+    def _job(self, status: Mapping[str, Any], principal: Principal) -> answers.Job | None:
+        """What it has counted are rows, whoever they belong to."""
+        if status["job"] is None:
             return None
-        record = self._service.jobs.get(job)
+        try:
+            record = self._service.jobs.get(status["job"])
+        except UnknownJob:  # it has ended since, and its record is gone
+            return None
         return answers.Job(
             id=record.id,
             kind=record.kind,
             state=record.state,
-            progress=dict(record.progress),
+            progress=dict(record.progress) if self._sees_all(status, principal) else {},
             error=record.error if principal.may("sync") else None,
         )
 
     def start_sync(self, asked: answers.StartSync, principal: Principal) -> answers.Started:
         request = SyncRequest(asked.full, owner=f"agent-{principal.name}")
         return answers.Started(collection=asked.collection, job=self._service.start_sync(asked.collection, request).id)
+
+
+def _visible_key(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _visible(value) for name, value in key.items()}
 
 
 def _visible(value: Any) -> Any:

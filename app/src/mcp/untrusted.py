@@ -13,6 +13,7 @@ from typing import Any
 _UNSEEN = re.compile(
     "["
     "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # control characters; tab and line ends stay
+    "\ud800-\udfff"  # halves of characters, which no answer can hold
     "\u200b\u2060-\u2064\ufeff"  # zero width
     "\u202a-\u202e\u2066-\u2069"  # other directions of writing: text that is not read as it is stored
     "\ufff9-\ufffb"  # interlinear annotation
