@@ -16,6 +16,8 @@ from connector.ranking import units
 
 MOST = 20
 """Passages of one hit."""
+PORTION = 20
+"""Hits whose chunks are looked at together: rows may be long, and all of each is read with its vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,16 @@ def of_hits(
 ) -> list[list[Passage]]:
     """Of each hit up to `count` passages: the chunk that was found first, then its others as they score; in mode
     keyword only those with a word. A row that is gone meanwhile has the one that was found. Raises as the store."""
+    return [
+        best
+        for start in range(0, len(hits), PORTION)
+        for best in _of_some(store, stored, hits[start : start + PORTION], sought, within)
+    ]
+
+
+def _of_some(
+    store: VectorStore, stored: CollectionStatus, hits: Sequence[Hit], sought: Sought, within: Filter | None
+) -> list[list[Passage]]:
     chunks = seen(store.texts_of(stored.collection, [hit.id for hit in hits], stored.generation, within), within)
     of_row: dict[str, list[Passage]] = {}
     for chunk, score in zip(chunks, _scores(store, stored, chunks, sought), strict=True):

@@ -367,6 +367,26 @@ def test_how_hits_were_found(client: httpx.Client, synced: Service) -> None:
             assert best[mode]["rank"] == 1
 
 
+def test_passages_of_many_hits_are_read_in_portions(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> list[Any]:
+        options = SearchOptions("hybrid", passages=3)
+        return [
+            hit.passages for hit in synced.search("materials", "pump seal", 9, None, options, principal=OPERATOR).hits
+        ]
+
+    asked: list[int] = []
+
+    def texts_of(name: str, ids: list[str], *given: Any) -> Any:
+        asked.append(len(ids))
+        return read(name, ids, *given)
+
+    whole, read = found(), synced.store.texts_of
+    monkeypatch.setattr("app.src.passages.PORTION", 4)
+    monkeypatch.setattr(synced.store, "texts_of", texts_of)
+    assert found() == whole
+    assert asked == [4, 4, 1]
+
+
 @pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 @pytest.mark.parametrize("passages", [0, 21, -1, "2", 1.5])
 def test_so_many_passages_there_are_not(client: httpx.Client, synced: Service, passages: Any) -> None:

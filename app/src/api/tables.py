@@ -59,7 +59,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         check_every_row(desk.service, request)  # rows, whoever they belong to
         look = partial(discovery.preview, TableRef(schema, table), body.template, body.samples)
         shown = await desk.run(partial(_found, look), request)
-        tell(request.scope, rows=shown["sampled"])
+        tell(request.scope, hits=shown["sampled"])
         return Json(shown)
 
 
