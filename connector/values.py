@@ -112,7 +112,7 @@ def clean(text: str) -> str:
 
 def _character_formatter(column: Column) -> Formatter:
     if is_dats(column):
-        return lambda value: _convention(value, _dats)
+        return lambda value: _convention(value, iso_date)
     if is_tims(column):
         return lambda value: _convention(value, _tims)
     if column.length and not _ZEROS_COUNT.search(f"{column.name} {column.comment}"):
@@ -172,7 +172,7 @@ def _is_stamp(column: Column) -> bool:
 
 
 @lru_cache(maxsize=8192)
-def _dats(text: str) -> str | None:
+def iso_date(text: str) -> str | None:
     """ISO date, "" for the initial value, None for what is no date."""
     if text == "00000000":
         return ""
@@ -202,7 +202,7 @@ def _stamp(value: Any) -> str:
     whole = text.partition(".")[0]
     if whole == "0":
         return ""
-    day, clock = _dats(whole[:8]), _tims(whole[8:])
+    day, clock = iso_date(whole[:8]), _tims(whole[8:])
     if len(whole) != 14 or not day or clock is None:
         return text
     return f"{day} {clock or '00:00:00'}"
@@ -246,7 +246,7 @@ def scalar(column: Column) -> Callable[[Any], Scalar]:
     decimal text, dates and times ISO, bytes as hexadecimal text. The function raises ValueError for NaN."""
     if column.type_name in CHARACTER_TYPES:
         if is_dats(column):
-            return lambda value: _convention_or_none(value, _dats)
+            return lambda value: _convention_or_none(value, iso_date)
         if is_tims(column):
             return lambda value: _convention_or_none(value, _tims)
     return canonical

@@ -390,9 +390,24 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode,
         notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}.{near}'.rstrip("."))
     elif where and not found:
         notes.append(f"nothing was found, and the filter may be why; {declared}")
+    if not spec.written_by_clients:
+        notes.extend(_dates_without_dashes(where, names))
     if isinstance(query, str) and mode != "vector" and not words(query):
         notes.append("the search text holds no letter and no digit, so no word to look for")
     return notes
+
+
+def _dates_without_dashes(where: Filter | None, names: Mapping[str, str]) -> list[str]:
+    """ABAP's 20240131 is stored as 2024-01-31, and greater than every day of its year when compared as text."""
+    from connector.model import Column
+    from connector.stores.filters import texts_compared
+    from connector.values import is_dats, iso_date
+
+    for name, text in texts_compared(where, names):
+        day = iso_date(text)
+        if day and is_dats(Column(name, "NVARCHAR", len(text))):
+            return [f'SAP\'s dates are stored as {day}; the filter compares {name} with the text "{text}"']
+    return []
 
 
 def _found(hit: Hit, columns: Sequence[str], spec: CollectionSpec, texts: list[Passage] | None = None) -> FoundHit:

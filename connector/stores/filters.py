@@ -200,6 +200,24 @@ def fields(where: Filter | None, names: Mapping[str, str] | None = None) -> list
     return [] if condition is None else [term.field for term in terms(condition)]
 
 
+def texts_compared(where: Filter | None, names: Mapping[str, str] | None = None) -> Iterator[tuple[str, str]]:
+    """Each text that a filter compares, with its metadata name; patterns and phrases not. Raises BadFilter."""
+    condition = parse(where, names)
+    for term in () if condition is None else terms(condition):
+        match term:
+            case Compare(operand=operand):
+                operands: tuple[Operand, ...] = (operand,)
+            case Between(low=low, high=high):
+                operands = low, high
+            case OneOf(operands=several):
+                operands = several
+            case _:
+                operands = ()
+        yield from (
+            (term.field, each.value) for each in operands if each.kind is Kind.TEXT and isinstance(each.value, str)
+        )
+
+
 class _Parser:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names

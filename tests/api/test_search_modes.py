@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 from app.src.access.principal import OPERATOR
-from app.src.searching import MODES, SearchOptions
+from app.src.searching import MODES, SearchOptions, _notes
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
+<<<<<<< ours
 from connector.model import Column, ModelSource, Recipe
+=======
+from connector.model import CollectionSpec, Filter, ModelSource, Recipe, TableRef
+>>>>>>> theirs
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"
@@ -391,3 +395,26 @@ def test_passages_of_many_hits_are_read_in_portions(synced: Service, monkeypatch
 @pytest.mark.parametrize("passages", [0, 21, -1, "2", 1.5])
 def test_so_many_passages_there_are_not(client: httpx.Client, synced: Service, passages: Any) -> None:
     assert client.post(SEARCH, json={"query": "a", "passages": passages}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("where", "noted"),
+    [
+        (
+            {"ERDAT": {"$lte": "20260301"}},
+            True,
+        ),  # as text greater than every day of 2026: rows would be found, wrong ones
+        ({"$and": [{"MATNR": "1"}, {"ERDAT": {"$between": ["20260101", "20260301"]}}]}, True),
+        ({"ERDAT": {"$in": ["20260301"]}}, True),
+        ({"ERDAT": {"$lte": "2026-03-01"}}, False),
+        ({"ERDAT": {"$like": "20260301"}}, False),
+        ({"MATNR": "20260301"}, False),
+        ({"ERDAT": "20261399"}, False),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("found", [False, True])
+def test_a_date_without_dashes_is_noted(where: Filter | None, noted: bool, found: bool) -> None:
+    spec = CollectionSpec(name="a", source=TableRef("S", "T"), template="{X}", metadata=("ERDAT", "MATNR"))
+    notes = _notes(spec, where, "pump", "vector", found)
+    assert any(note.startswith("SAP's dates are stored as 2026-0") for note in notes) == noted

@@ -93,7 +93,7 @@ def test_figures_by_mode_and_what_changed(synced: Scene) -> None:
     report = json.loads(out)
     assert report["queries"] == 3
     assert report["missing"] == 1
-    assert "1 rows that the labels name are not in the collection" in err
+    assert "1 rows that the labels name are not in the collection; they count as not found: [999]" in err
     assert list(report["modes"]) == ["vector", "keyword", "hybrid"]
     hybrid = report["modes"]["hybrid"]
     assert hybrid["groups"]["exact"]["queries"] == 2

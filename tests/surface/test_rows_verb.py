@@ -32,7 +32,7 @@ def test_from_a_hit_to_its_row_and_to_others_like_it(make_scene: Callable[..., S
     assert found["chunks"] == [first["text"]]
     assert (long["id"], long["key"], long["text"]) == ("[13]", {"K": 13}, text_of(13))
     assert len(long["chunks"]) > 1
-    assert f"1 of the ids is not in {name}" in errors
+    assert f"1 of the ids is not in {name}; an id is the list of the key's values, as search" in errors
     alike = json.loads(run(scene, "search", name, "--like", first["id"], "-k", "5", "--json")[0])
     assert len(alike) == 5
     assert first["id"] not in {hit["id"] for hit in alike}

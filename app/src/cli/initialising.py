@@ -329,5 +329,5 @@ def _next(out: Path, names: Sequence[str]) -> list[str]:
     return [
         f"{where}owl-sap plan {names[0]}",
         f"owl-sap sync {names[0]}",
-        f'owl-sap search {names[0]} "what you look for"',
+        f'owl-sap search {names[0]} "what you look for" --mode hybrid',
     ]

@@ -62,7 +62,7 @@ class Screen:
             rows = [[_plain(value) for value in row] for row in answer.rows]
             self._documents.append({"columns": answer.columns, "rows": rows, "affected": answer.affected})
         elif not answer.columns:
-            output.say(f"done, {answer.affected} rows affected")
+            output.say(f"done, {answer.affected} {'row' if answer.affected == 1 else 'rows'} affected")
         else:
             names = _distinct(answer.columns)
             shown = [{name: _shown(value) for name, value in zip(names, row, strict=True)} for row in answer.rows]

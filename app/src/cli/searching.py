@@ -94,7 +94,10 @@ def rows(
     with opened(loaded_for(ctx)) as service, _refusals():
         found = service.rows(name, ids, principal=OPERATOR)
     if missing := len(set(ids)) - len(found):
-        output.say(f"{missing} of the ids {'is' if missing == 1 else 'are'} not in {name}")
+        output.say(
+            f"{missing} of the ids {'is' if missing == 1 else 'are'} not in {name}; an id is the list"
+            """ of the key's values, as search --json gives it: '["100","4711"]'"""
+        )
     records = [row.as_dict() for row in found]
     if json:
         output.write_json(records)
@@ -121,7 +124,7 @@ def _parsed_filter(text: str | None) -> dict[str, Any] | None:
     try:
         parsed = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise UsageFault(f"--filter is not JSON: {error}") from None
+        raise UsageFault(f'--filter is not JSON, such as \'{{"MTART": "FERT"}}\': {error}') from None
     if not isinstance(parsed, dict):
         raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
     return parsed

@@ -14,6 +14,9 @@ from app.src.parts import Parts
 from connector.errors import UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter
 
+_NAMED = 3
+"""Unknown rows that a note shows."""
+
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
@@ -53,7 +56,10 @@ class Evaluating:
         missing = self._missing(name, queries)
         notes = []
         if missing:
-            notes.append(f"{missing} rows that the labels name are not in the collection; they count as not found")
+            shown = ", ".join(min(names) for names in missing[:_NAMED]) + ", ..." * (len(missing) > _NAMED)
+            notes.append(
+                f"{len(missing)} rows that the labels name are not in the collection; they count as not found: {shown}"
+            )
         subject = {
             "collection": name,
             "store": stored.store,
@@ -62,7 +68,7 @@ class Evaluating:
             "rows": stored.rows,
         }
         outcomes = evaluate(queries, wanted.modes, wanted.k, ask, progress)
-        return Evaluation(subject, wanted.k, outcomes, missing, notes)
+        return Evaluation(subject, wanted.k, outcomes, len(missing), notes)
 
     def recall(self, name: str, queries: int = 100, k: int = 10, progress: Progress = _silent) -> RecallReport:
         """What the collection's index loses, asked with vectors of up to `queries` stored rows. Raises
@@ -79,8 +85,8 @@ class Evaluating:
             raise UnknownCollection(f'the collection "{name}" was never synced; run: owl-sap sync {name}')
         return stored
 
-    def _missing(self, name: str, queries: Sequence[LabelledQuery]) -> int:
+    def _missing(self, name: str, queries: Sequence[LabelledQuery]) -> list[frozenset[str]]:
         rows = {names for query in queries for names in query.right}
         ids = list(dict.fromkeys(id_ for names in rows for id_ in names))
         held = {chunk.id for chunk in self._parts.store.stored_of(name, ids)}
-        return sum(not names & held for names in rows)
+        return sorted((names for names in rows if not names & held), key=sorted)

@@ -212,7 +212,7 @@ class CollectionSettings(_Section):
     model: str | None = Field(
         default=None,
         min_length=1,
-        description="a model of its own: packaged name, folder or hub id; default: [embedding] model",
+        description="a model of its own: packaged name, folder or cached hub id; default: [embedding] model",
     )
     changes: ChangesSettings = Field(default=ChangesSettings(), description="how changes are found")
     chunk: ChunkSettings = Field(

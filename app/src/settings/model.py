@@ -69,7 +69,10 @@ class StoreSettings(_Section):
 class EmbeddingSettings(_Section):
     """Which model, and what it may use of the machine."""
 
-    model: str = Field(default=DEFAULT_MODEL, description='packaged name, folder, hub id, or "hash:384" for tests')
+    model: str = Field(
+        default=DEFAULT_MODEL,
+        description='packaged name, folder, hub id that is cached here, or "hash:384" for tests; the default: English',
+    )
     revision: str | None = Field(default=None, description="pinned revision of a hub model")
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(

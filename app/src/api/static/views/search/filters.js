@@ -112,7 +112,7 @@ function values(field, choice, set) {
   const ticked = all.filter(({ value }) => chosen.includes(value));
   const list = h("div", { class: "values" });
   const few = [...all.slice(0, FEW), ...ticked.filter((each) => all.indexOf(each) >= FEW)];
-  const more = h("button", { type: "button", class: "link small", onclick: () => (fill(list, all.map(box)), more.remove()) }, `All ${all.length} values`);
+  const more = h("button", { type: "button", class: "link small", onclick: () => (fill(list, all.map(box)), more.remove()) }, field.more ? `The ${all.length} most frequent` : `All ${all.length} values`);
   fill(list, few.map(box));
   return [list, few.length < all.length && more, field.more && other(field, (value) => (toggle(value, true), list.append(box({ value, count: null }))))];
 }
