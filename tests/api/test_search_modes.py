@@ -16,11 +16,7 @@ from app.src.searching import MODES, SearchOptions, _notes
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
-<<<<<<< ours
-from connector.model import Column, ModelSource, Recipe
-=======
-from connector.model import CollectionSpec, Filter, ModelSource, Recipe, TableRef
->>>>>>> theirs
+from connector.model import CollectionSpec, Column, Filter, ModelSource, Recipe, TableRef
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"

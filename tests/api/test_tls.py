@@ -63,7 +63,9 @@ def served(folder: Path, api: ApiSettings) -> Iterator[str]:
         finally:
             process.terminate()
             _, errors = process.communicate()
-            assert (process.returncode, errors) == (0, "")
+            console, *rest = errors.splitlines()
+            assert console.startswith("Console: https://")
+            assert (process.returncode, [line for line in rest if not line.startswith("REST: ")]) == (0, [])
 
 
 @pytest.mark.covers("serve", "POST /embed")
