@@ -105,8 +105,8 @@ _LONGEST_CODE = 10
 _LONGEST_TINY_CODE = 4
 _CUKY_LENGTH = 5
 _CHANGED = _words(
-    r"^(AEDAT|LAEDA|AEDTM|UDATE|UPD_?TMSTMP|UPDDAT)$|(?<!EX)(?<!INTER)CHANG|MODIF|UPDAT|LAST_?(CHG|UPD)|last change|letzten? änderung|"
-    r"geändert"
+    r"^(AEDAT|LAEDA|AEDTM|UDATE|UPD_?TMSTMP|UPDDAT)$|(?<!EX)(?<!INTER)CHANG|MODIF|UPDAT|LAST_?(CHG|UPD)|"
+    r"last change|letzten? änderung|geändert"
 )
 _STAMPS = ((15, 0), (21, 7))
 """Precision and scale of ABAP's UTC time stamps."""
