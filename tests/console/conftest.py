@@ -18,9 +18,12 @@ from tests.console.scene import Shelf, Watch, settings_in
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+ELSEWHERE = "owl.test"
+"""Another name of this machine: to a browser no secure context over http, as a service across a network is none."""
 ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
+    f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1",
 )
 PATIENCE = 15_000
 """Milliseconds until something is there; on a busy machine."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from app.src.access.keys import Grant, create
 from app.src.jobs import runner
@@ -234,3 +234,22 @@ def test_a_collection_that_clients_write_has_nothing_to_sync(serve: Serve, open_
     expect(page.get_by_role("heading", level=1)).to_have_text("notes")
     expect(page.get_by_role("region", name="Last jobs")).to_be_visible()
     expect(page.get_by_role("button", name="Sync", exact=True)).to_have_count(0)
+
+
+def test_how_fresh_it_is_is_told_anew_although_nothing_changed(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(), "#/nowhere")
+    page.clock.install()
+    late = {"lag_seconds": 300.0}
+
+    def later(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=[each | late for each in answer.json()])
+
+    page.route("**/v1/collections", later)
+    page.evaluate("location.hash = '#/collections'")
+    row = page.get_by_role("row", name="materials")
+    expect(row).to_contain_text("changes of the last 5 min")
+    late |= {"lag_seconds": 900.0}
+    with page.expect_response("**/v1/collections"):
+        page.clock.run_for(6_000)
+    expect(row).to_contain_text("changes of the last 15 min")

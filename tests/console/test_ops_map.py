@@ -60,7 +60,7 @@ def test_by_pointer_to_a_row(address: str, open_page: Open) -> None:
     page = open_page(address)
     at = {"007": (0.0, 0.0), "001": (-1.0, -1.0), "002": (1.0, 1.0)}
     points = [
-        {"id": json.dumps([key]), "x": x, "y": y, "color": SCRIPT, "title": f"{key} {SCRIPT}"}
+        {"id": json.dumps([key]), "x": x, "y": y, "color": SCRIPT, "title": f"{key} \u202e{SCRIPT}"}
         for key, (x, y) in at.items()
     ]
     answer: dict[str, Any] = {"points": points, "explained": [0.25, 0.125], "sampled": 3, "rows": 3}
@@ -70,7 +70,7 @@ def test_by_pointer_to_a_row(address: str, open_page: Open) -> None:
     box = place.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2 + 3, box["y"] + box["height"] / 2 - 3)
-    expect(page.locator(".scatter-tip")).to_have_text(f"007 {SCRIPT} · MTART: {SCRIPT}")
+    expect(page.locator(".scatter-tip")).to_have_text(f"007 \ufffd{SCRIPT} · MTART: {SCRIPT}")
     whole = drawn(page)
     page.mouse.down()
     page.mouse.move(box["x"] + 100, box["y"] + 60, steps=3)

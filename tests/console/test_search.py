@@ -301,8 +301,48 @@ def test_everything_by_keyboard(address: str, open_page: Open) -> None:
     page.keyboard.press("Space")
     expect(page.get_by_role("button", name="Remove filter MTART: ROH")).to_be_visible()
     expect(page.get_by_label("ROH")).to_be_focused()
+    expect(page.locator(".results[aria-busy]")).to_have_count(0)  # else these are the hits of before
     page.locator(".hit h2 button").first.focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator(".hit h2 button").first).to_be_focused()
+
+
+def test_the_focus_is_never_lost(address: str, open_page: Open) -> None:
+    page = open_page(address, '#/search/materials?q=gearbox&filters={"MTART":{"in":["ROH","FERT"]}}')
+    page.get_by_role("button", name="Remove filter MTART: ROH").press("Enter")
+    expect(page.get_by_role("button", name="Remove filter MTART: FERT")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Filters", exact=True)).to_be_focused()
+    expect(page.locator(".summary")).to_contain_text("rows")
+    page.get_by_role("button", name="More like this").first.press("Enter")
+    expect(page.locator(".results")).to_be_focused()
+    page.get_by_role("link", name="Map").click()
+    expect(page.locator("main")).to_be_focused()
+    page.get_by_role("button", name="Draw").press("Enter")
+    expect(page.locator(".scatter")).to_be_visible()
+    expect(page.get_by_role("button", name="Draw")).to_be_focused()
+    page.get_by_role("link", name="Collections").click()
+    page.get_by_role("link", name="materials", exact=True).press("Enter")
+    expect(page.get_by_role("heading", name="materials")).to_be_visible()
+    expect(page.locator("main")).to_be_focused()
+
+
+def test_a_search_that_is_given_up_is_over(address: str, open_page: Open) -> None:
+    page = open_page(address, "#/search/materials")
+    page.route("**/search", lambda route: None)
+    page.get_by_label("What are you looking for?").fill("gearbox")
+    page.keyboard.press("Enter")
+    expect(page.locator(".results[aria-busy]")).to_be_visible()
+    page.go_back()
+    expect(page.locator(".results")).to_contain_text("Say what you are looking for")
+    expect(page.locator(".results[aria-busy]")).to_have_count(0)
+
+
+def test_what_the_least_score_is_compared_with_is_told(address: str, open_page: Open) -> None:
+    page = open_page(address, "#/search/materials?q=gearbox&min=0.01")
+    expect(page.locator(".results .note")).to_contain_text("compared with the nearness in meaning")
+    page.get_by_label("Meaning", exact=True).check()
+    search(page, "gearbox bearing")
+    expect(page.locator(".results .note")).to_have_count(0)

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from app.src.access.keys import Grant, create
 from app.src.access.principal import Scope
-from tests.console.conftest import Open, Serve
+from tests.console.conftest import ELSEWHERE, Open, Serve
 from tests.console.scene import Watch
 
 
@@ -75,3 +75,68 @@ def test_nothing_is_asked_without_authentication(address: str, open_page: Open) 
     expect(page.locator(".hit")).to_have_count(10)
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
+
+
+def test_over_plain_http_from_another_machine(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
+    """A page there lacks what browsers keep for secure contexts: crypto.randomUUID, the clipboard."""
+    good = key(keys, "search")
+    address = serve(access={"keys": keys, "hosts": [ELSEWHERE]}).replace("127.0.0.1", ELSEWHERE)
+    watch.allow(401)
+    page = open_page(address, "#/search/materials?q=gearbox")
+    sign_in(page, good)
+    expect(page.locator(".hit")).to_have_count(10)
+    assert page.evaluate("isSecureContext") is False
+    page.get_by_role("button", name="Whole row").first.click()
+    page.get_by_role("button", name="Copy id").click()
+    expect(page.get_by_role("button", name="Copying is not allowed here")).to_be_visible()
+    watch.troubles = [
+        each for each in watch.troubles if "Cross-Origin-Opener-Policy header has been ignored" not in each
+    ]
+
+
+def test_who_gives_no_key_is_left_in_peace(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
+    good = key(keys, "metrics")
+    address = serve(access={"keys": keys, "failures": "unlimited"})
+    watch.allow(401)
+    page = open_page(address, "#/nowhere")
+    page.clock.install()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate("location.hash = '#/gpu'")
+    expect(page.get_by_role("dialog", name="Sign in")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("alert")).to_have_count(2)
+    asked.clear()
+    page.clock.run_for(10_000)
+    page.evaluate("fetch('/health/live').then((answer) => answer.text())")
+    assert asked == [f"{address}/health/live"]
+    page.get_by_role("button", name="Try again").first.click()
+    sign_in(page, good)
+    expect(page.get_by_role("alert")).to_have_count(1)
+    with page.expect_response("**/v1/gpu"):
+        page.clock.run_for(5_000)
+
+
+def test_what_no_header_can_hold_is_no_key(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
+    good = key(keys, "search")
+    address = serve(access={"keys": keys, "failures": "unlimited"})
+    watch.allow(401)
+    page = open_page(address, "#/search/materials?q=gearbox")
+    sign_in(page, f"\u201c{good}\u201d")
+    expect(page.locator("#key:invalid")).to_be_focused()
+    assert stored(page) == [[], [], ""]
+    sign_in(page, good)
+    expect(page.locator(".hit")).to_have_count(10)
+
+
+def test_the_key_is_asked_for_over_another_dialog(serve: Serve, keys: Path, open_page: Open, watch: Watch) -> None:
+    good = key(keys, "search")
+    address = serve(access={"keys": keys, "failures": "unlimited"})
+    watch.allow(401)
+    page = open_page(address, "#/search/materials?q=gearbox")
+    sign_in(page, good)
+    expect(page.locator(".hit")).to_have_count(10)
+    page.evaluate("sessionStorage.clear()")
+    page.get_by_role("button", name="Whole row").first.click()
+    sign_in(page, good)
+    expect(page.get_by_role("dialog", name="Row").locator(".chunk")).to_be_visible()

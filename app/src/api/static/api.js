@@ -7,6 +7,7 @@ const NO_CONTENT = 204;
 
 let askForKey = async () => null;
 let asking = null;
+let declined = false;
 
 /** What went wrong. `status` 0: the service did not answer. `scope`: the one that is missing, where it said so. */
 export class Problem extends Error {
@@ -26,7 +27,13 @@ export function hasKey() {
   return sessionStorage.getItem(KEY) !== null;
 }
 
+/** Whoever looks was asked for a key and gave none. What goes on by itself waits until there is one. */
+export function signedOut() {
+  return declined;
+}
+
 export function forgetKey() {
+  declined = false;
   sessionStorage.removeItem(KEY);
   document.dispatchEvent(new CustomEvent("owl-key"));
 }
@@ -99,6 +106,7 @@ async function send(path, init) {
 async function wanted(why) {
   asking ??= askForKey(why).finally(() => (asking = null));
   const key = await asking;
+  declined = key === null;
   if (key !== null) keep(key);
   return key;
 }

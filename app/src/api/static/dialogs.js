@@ -2,14 +2,18 @@
 
 import { h } from "./dom.js";
 
+const SENDABLE = /^[\x21-\x7e]+$/; // in a header
+let made = 0;
+
 /** Opens a modal dialog; resolves with its returnValue once it is closed ("" by Esc). */
 export function openDialog(title, content, { wide = false, modal = null } = {}) {
   const before = document.activeElement;
-  const heading = h("h2", { id: "dialog-title", tabindex: "-1" }, title);
+  const id = `dialog-title-${(made += 1)}`; // the one that asks for the key may open over another
+  const heading = h("h2", { id, tabindex: "-1" }, title);
   const close = h("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => dialog.close("") }, "✕");
   const dialog = h(
     "dialog",
-    { class: wide ? "wide" : null, "aria-labelledby": "dialog-title" },
+    { class: wide ? "wide" : null, "aria-labelledby": id },
     h("div", { class: "dialog-head" }, heading, close),
     h("div", { class: "dialog-body" }, content),
   );
@@ -18,6 +22,7 @@ export function openDialog(title, content, { wide = false, modal = null } = {}) 
     dialog.addEventListener("close", () => {
       dialog.remove();
       if (before?.isConnected) before.focus();
+      else document.getElementById("main").focus({ preventScroll: true });
       resolve(dialog.returnValue);
     });
   });
@@ -56,8 +61,13 @@ export async function askKey(why) {
   if (why) field.setAttribute("aria-describedby", "key-why");
   const submit = (event) => {
     event.preventDefault();
-    if (field.value.trim() !== "") dialog.close("given");
+    const key = field.value.trim();
+    if (key !== "" && !SENDABLE.test(key)) {
+      field.setCustomValidity("This holds a character that no key has, perhaps from copying it.");
+      field.reportValidity();
+    } else if (key !== "") dialog.close("given");
   };
+  field.addEventListener("input", () => field.setCustomValidity(""));
   const form = h(
     "form",
     { onsubmit: submit },

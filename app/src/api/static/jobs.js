@@ -110,13 +110,18 @@ export function liveJob(job, { announce, over, gone = () => {}, signal }) {
     return show();
   }
 
+  function lost(error) {
+    clearInterval(ticking);
+    gone(error);
+  }
+
   async function closed() {
     // Over before it was followed, or its record is being forgotten.
     if (ended) return;
     try {
       end(await get(place, { signal }));
     } catch (error) {
-      if (error.name !== "AbortError") gone(error);
+      if (error.name !== "AbortError") lost(error);
     }
   }
 
@@ -127,7 +132,7 @@ export function liveJob(job, { announce, over, gone = () => {}, signal }) {
     onEvent: happened,
     onEnd: closed,
     onError: (problem, attempt) => {
-      if (attempt === null) return gone(problem);
+      if (attempt === null) return lost(problem);
       connected = false;
       return show();
     },

@@ -24,7 +24,7 @@ const FIRST = "#/search";
 const THEMES = ["auto", "light", "dark"];
 
 const main = document.getElementById("main");
-let current = { name: null, leaving: new AbortController(), cleanup: null, update: null, title: "" };
+let current = { name: null, place: null, leaving: new AbortController(), cleanup: null, update: null, title: "" };
 
 function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
@@ -63,8 +63,10 @@ async function route() {
     return current.update(parameters);
   }
   leave();
-  const moved = current.name !== name && current.name !== null;
-  const mine = (current = { name, leaving: new AbortController(), cleanup: null, update: null, title: "" });
+  const place = [name, ...path].join("/");
+  const moved = current.name !== null && current.place !== place;
+  const focused = current.name === null ? null : document.activeElement;
+  const mine = (current = { name, place, leaving: new AbortController(), cleanup: null, update: null, title: "" });
   if (view === null) return missing();
   const root = h("div", { class: `view view-${name}` });
   if (moved) fill(main, loading());
@@ -76,6 +78,7 @@ async function route() {
     namePage(module.title, parameters);
     if (moved) main.focus({ preventScroll: true });
     const left = await module.show(root, { parameters, go, announce, signal: mine.leaving.signal });
+    if (!mine.leaving.signal.aborted && focused !== null) refocus(focused.id);
     const cleanup = typeof left === "function" ? left : (left?.cleanup ?? null);
     if (mine.leaving.signal.aborted) cleanup?.();
     else Object.assign(mine, { cleanup, update: left?.update ?? null });
@@ -86,6 +89,12 @@ async function route() {
     announce(error.message);
   }
   return undefined;
+}
+
+/** Where the focus was, if what had it was built anew; the page itself rather than nowhere. */
+function refocus(id) {
+  if (![document.body, main].includes(document.activeElement)) return;
+  ((id && document.getElementById(id)) || main).focus({ preventScroll: true });
 }
 
 function namePage(title, parameters) {

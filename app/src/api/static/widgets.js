@@ -1,6 +1,7 @@
 // What the pages of operations are made of: tables that become cards on narrow screens, facts, buttons that do something
 // slow, copying, asking again while the page is in sight. Knows the page, and nothing of what is shown.
 
+import { signedOut } from "./api.js";
 import { h } from "./dom.js";
 import { ago } from "./parts.js";
 
@@ -91,7 +92,10 @@ async function copy(text) {
   }
 }
 
-/** Calls `work` `seconds` after it last came to its end, as long as the page is in sight and `signal` is not aborted. */
+/**
+ * Calls `work` `seconds` after it last came to its end, as long as the page is in sight and `signal` is not aborted. Who has
+ * closed the dialog that asks for the key is not asked again by it.
+ */
 export function whileVisible(work, seconds, signal) {
   let timer = null;
   let busy = false;
@@ -104,7 +108,7 @@ export function whileVisible(work, seconds, signal) {
     if (busy || signal.aborted || document.hidden) return;
     busy = true;
     try {
-      await work();
+      if (!signedOut()) await work();
     } finally {
       busy = false;
       wait();

@@ -42,6 +42,7 @@ class Overview {
     this.root = root;
     this.signal = context.signal;
     this.lives = new Map();
+    this.fresh = new Map();
     this.last = "";
     this.trouble = h("div", { class: "trouble" });
     this.list = h("div", { class: "list" });
@@ -87,7 +88,10 @@ class Overview {
     // Time alone, and the progress of what is followed anyway, are no reason to build the tables anew.
     const still = jobs?.map((job) => (this.lives.has(job.id) ? { ...job, progress: null } : job));
     const now = JSON.stringify([collections.map((each) => ({ ...each, lag_seconds: null })), still]);
-    if (now === this.last) return refreshTimes(this.root);
+    if (now === this.last) {
+      for (const each of collections) fill(this.fresh.get(each.collection), freshness(each));
+      return refreshTimes(this.root);
+    }
     this.last = now;
     const running = new Map((jobs ?? []).filter((job) => !isOver(job)).map((job) => [job.id, job]));
     this.#forget(running);
@@ -112,12 +116,14 @@ class Overview {
   #row(collection, running) {
     const name = collection.collection;
     const job = running.get(collection.job);
+    const fresh = h("div", { class: "freshness" }, freshness(collection));
+    this.fresh.set(name, fresh);
     const link = h("a", { href: `#/collections/${encodeURIComponent(name)}`, dataset: { key: `${name}/open` } }, name);
     return [
       link,
       number(collection.rows),
       number(collection.chunks),
-      [h("div", { class: "freshness" }, freshness(collection)), job && this.#live(job)],
+      [fresh, job && this.#live(job)],
       h("span", { class: "model" }, collection.model ?? "–"),
       collection.quarantined ? badge(many(collection.quarantined, "row"), "warning") : "0",
       this.mayNot || writtenByClients(collection) ? "" : this.#actions(name, collection.job),

@@ -2,7 +2,7 @@
 // A point opens its row. What is drawn is also there as a list.
 
 import { get } from "../api.js";
-import { fill, h, svg } from "../dom.js";
+import { fill, h, plain, svg } from "../dom.js";
 import { many, percent } from "../figures.js";
 import { failure, loading, note, number } from "../parts.js";
 import { SHAPES, Scatter, outline } from "../scatter.js";
@@ -62,7 +62,7 @@ function form(wanted, collections, fields, go) {
     h("div", { class: "field" }, h("label", { for: "map-collection" }, "Collection"), collection),
     h("div", { class: "field" }, h("label", { for: "map-color" }, "Coloured by"), colour),
     h("div", { class: "field" }, h("label", { for: "map-limit" }, "Points, at most"), limit),
-    h("button", { type: "submit", class: "primary" }, "Draw"),
+    h("button", { type: "submit", class: "primary", id: "map-draw" }, "Draw"),
   );
 }
 
@@ -128,7 +128,7 @@ class Drawing {
 
   #told(point) {
     const colour = this.wanted.color ? `${this.wanted.color}: ${point.color ?? "–"}` : null;
-    return [point.title, colour].filter(Boolean).join(" · ");
+    return plain([point.title, colour].filter(Boolean).join(" · "));
   }
 
   #explained() {
@@ -145,7 +145,7 @@ class Drawing {
         { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", focusable: "false" },
         svg("path", { d: outline(shape, 8, 8, 5), class: `sign series-${(place % SHAPES.length) + 1} ${shape}` }),
       );
-      const button = h("button", { type: "button", "aria-pressed": "true" }, sign, group.name, h("span", { class: "muted" }, number(group.places.length)));
+      const button = h("button", { type: "button", "aria-pressed": "true" }, sign, plain(group.name), h("span", { class: "muted" }, number(group.places.length)));
       button.addEventListener("click", () => {
         group.shown = !group.shown;
         button.setAttribute("aria-pressed", String(group.shown));

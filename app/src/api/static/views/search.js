@@ -50,7 +50,7 @@ class Page {
     this.filters = h("div", { class: "filter-fields" });
     this.sidebar = h("details", { class: "card sidebar", open: matchMedia(WIDE).matches }, h("summary", null, "Filters"), this.filters);
     this.chips = h("div", { class: "chips" });
-    this.results = h("div", { class: "results" });
+    this.results = h("div", { class: "results", tabindex: "-1" });
     fill(
       root,
       h("div", { class: "view-head" }, h("h1", null, "Search"), this.about),
@@ -80,7 +80,9 @@ class Page {
     const { filters, like } = this.state;
     const change = (next) => this.to({ filters: next });
     const alike = h("button", { type: "button", class: "chip", onclick: () => this.to({ like: null }) }, "Rows like ", h("bdi", null, like), h("span", { "aria-hidden": "true" }, "✕"));
+    const here = this.chips.contains(document.activeElement);
     fill(this.chips, like !== null && alike, chips(filters, change));
+    if (here) (this.chips.querySelector("button") ?? this.sidebar.querySelector("summary")).focus();
     const shown = Object.keys(filters).length;
     fill(this.sidebar.querySelector("summary"), shown > 0 ? `Filters (${shown})` : "Filters");
   }
@@ -126,7 +128,9 @@ class Page {
     const { signal } = this.asked;
     const state = this.state;
     const body = request(state);
+    const here = this.results.contains(document.activeElement);
     if (body === null) {
+      this.results.removeAttribute("aria-busy");
       fill(this.results, this.start());
       return;
     }
@@ -142,6 +146,7 @@ class Page {
       this.announce(error.message);
     }
     this.results.removeAttribute("aria-busy");
+    if (here && document.activeElement === document.body) this.results.focus({ preventScroll: true });
   }
 
   start() {

@@ -3,7 +3,7 @@
 
 import { get, post } from "../api.js";
 import { barChart } from "../charts.js";
-import { fill, h } from "../dom.js";
+import { fill, h, plain } from "../dom.js";
 import { many, percent } from "../figures.js";
 import { badge, failure, loading, note, number } from "../parts.js";
 import { copyButton, facts, slowButton, table } from "../widgets.js";
@@ -164,7 +164,7 @@ function preview(proposed, place, context, shown) {
 
 function rendered(made) {
   const texts = made.samples.map((each) =>
-    h("li", null, h("p", { class: "rendered", dir: "auto" }, each.text || "(empty)"), badge(many(each.tokens, "token"))),
+    h("li", null, h("p", { class: "rendered", dir: "auto" }, plain(each.text) || "(empty)"), badge(many(each.tokens, "token"))),
   );
   const bars = Object.entries(made.histogram).map(([name, value]) => ({ name, value }));
   return [

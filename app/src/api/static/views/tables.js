@@ -46,7 +46,7 @@ function form(wanted, go) {
     { class: "card line-form", role: "search", onsubmit: submit },
     h("div", { class: "field grow" }, h("label", { for: "table-search" }, "Part of a name or a comment"), search),
     h("div", { class: "field" }, h("label", { for: "table-schema" }, "Schema (all if empty)"), schema),
-    h("button", { type: "submit", class: "primary" }, "Search"),
+    h("button", { type: "submit", class: "primary", id: "table-go" }, "Search"),
   );
 }
 

@@ -7,6 +7,7 @@ import { firstOf, highlighted, wordsOf } from "./highlight.js";
 
 const LONGEST = 700;
 const BEFORE = 160;
+let made = 0;
 const SCORES = {
   vector: "Cosine of the angle between query and text: 1 is the same meaning, 0 none in common.",
   keyword: "BM25: rare words that are found count more than frequent ones. Compares within this answer only.",
@@ -22,6 +23,7 @@ export function results(found, state, more) {
   return [
     found.stale_since && note("warning", "SAP HANA is away. These are the rows as of the last complete sync, ", ago(found.stale_since), "."),
     found.notes.map((each) => note("info", each)),
+    mode === "hybrid" && state.min !== null && note("info", "In this mode the least score is compared with the nearness in meaning alone, the cosine, and not with the score shown."),
     h("p", { class: "summary" }, counted(found.hits.length), h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
     found.hits.length === 0 && nothing(state),
     h("ol", { class: "hits" }, found.hits.map((hit) => h("li", null, card(hit, state, { words, share, mode, more })))),
@@ -34,7 +36,7 @@ export function counted(hits) {
 }
 
 function card(hit, state, { words, share, mode, more }) {
-  const id = `hit-${crypto.randomUUID()}`;
+  const id = `hit-${(made += 1)}`; // not randomUUID: over http from another machine there is none
   return h(
     "article",
     { class: "card hit", "aria-labelledby": id },
