@@ -28,6 +28,10 @@ _BREAKS = 5
 """Times the tries of a request: a stream outlives a restart of the service, which has a model to load."""
 
 
+def _patient(retries: Retries) -> Retries:
+    return replace(retries, most=_BREAKS * retries.most)
+
+
 def _now(operation: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
     @functools.wraps(operation)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -101,10 +105,11 @@ class Client:
     ready = _now(operations.ready)
     metrics = _now(operations.metrics)
 
-    def send(self, call: Call[T]) -> T:
-        """Any operation, with tries as `retries` says."""
+    def send(self, call: Call[T], *, retries: Retries | None = None) -> T:
+        """Any operation, with tries as `retries` says; None: as the client's do."""
+        retries = retries or self._retries
         tried, outcome = 0, self._once(call)
-        while (seconds := self._retries.wait(tried, outcome, repeatable=call.repeatable)) is not None:
+        while (seconds := retries.wait(tried, outcome, repeatable=call.repeatable)) is not None:
             time.sleep(seconds)
             tried, outcome = tried + 1, self._once(call)
         return finished(call, outcome)
@@ -118,9 +123,9 @@ class Client:
 
     def wait(self, job: str, *, timeout: float | None = None) -> Job:
         """Until a job is over: its record, with its result. Raises JobFailed if it failed or was cancelled, WaitTimeout
-        after `timeout` seconds."""
-        waiting = pauses(job, timeout)
-        while not (found := self.job(job)).over:
+        after `timeout` seconds. Outlives a restart of the service, as `events` does."""
+        waiting, patient = pauses(job, timeout), _patient(self._retries)
+        while not (found := self.send(operations.job(job), retries=patient)).over:
             time.sleep(next(waiting))
         return ended(found)
 
@@ -172,7 +177,7 @@ def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
         outcome = httpx.ReadError(f"{outcome.status_code} {outcome.reason_phrase}", request=outcome.request)
     elif isinstance(outcome, httpx.ReadTimeout):  # here it is a lost connection: the service says something every 15 s
         outcome = httpx.ReadError(str(outcome), request=outcome.request)
-    seconds = replace(retries, most=_BREAKS * retries.most).wait(following.quiet, outcome, repeatable=True)
+    seconds = _patient(retries).wait(following.quiet, outcome, repeatable=True)
     following.quiet += 1
     if seconds is not None:
         return seconds
@@ -223,10 +228,11 @@ class AsyncClient:
     ready = _later(operations.ready)
     metrics = _later(operations.metrics)
 
-    async def send(self, call: Call[T]) -> T:
+    async def send(self, call: Call[T], *, retries: Retries | None = None) -> T:
         """As Client.send."""
+        retries = retries or self._retries
         tried, outcome = 0, await self._once(call)
-        while (seconds := self._retries.wait(tried, outcome, repeatable=call.repeatable)) is not None:
+        while (seconds := retries.wait(tried, outcome, repeatable=call.repeatable)) is not None:
             await asyncio.sleep(seconds)
             tried, outcome = tried + 1, await self._once(call)
         return finished(call, outcome)
@@ -240,8 +246,8 @@ class AsyncClient:
 
     async def wait(self, job: str, *, timeout: float | None = None) -> Job:
         """As Client.wait."""
-        waiting = pauses(job, timeout)
-        while not (found := await self.job(job)).over:
+        waiting, patient = pauses(job, timeout), _patient(self._retries)
+        while not (found := await self.send(operations.job(job), retries=patient)).over:
             await asyncio.sleep(next(waiting))
         return ended(found)
 

@@ -434,3 +434,19 @@ def test_passages_and_explain_as_they_were_asked_for() -> None:
     assert script.requests[0].content == (b'{"query":"q","passages":3,"explain":true,"filter":{"A":{"$ne":null}}}')
     assert [[(each.text, each.chunk) for each in one.passages] for one in found.hits] == [[("t", 2)], [], []]
     assert (found.explain, found.notes, found.stale_since) == ({"mode": "x"}, [], None)
+
+
+def test_waiting_for_a_job_outlives_a_restart(slept: list[float]) -> None:
+    """Longer than one request would be tried: there is a model to load."""
+    away = httpx.ConnectError("refused")
+    over = httpx.Response(200, json=INFO_OF_JOB)
+    assert Script(*[away] * 8, over).client().wait("j1").over
+    assert sum(slept) > 5
+
+    async def wait() -> Job:
+        async with AsyncClient(URL, transport=httpx.MockTransport(Script(*[away] * 8, over))) as client:
+            return await client.wait("j1")
+
+    assert asyncio.run(wait()).over
+    with pytest.raises(owl_sap_client.NotReached):
+        Script(*[away] * 11).client().wait("j1")
