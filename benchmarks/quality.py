@@ -2,8 +2,8 @@
 
     python benchmarks/quality.py [found] [latency] [--rounds 3] [--out benchmarks/results/quality.json]
 
-    found     hit@1, hit@3, hit@10, MRR and nDCG@10 of vector, keyword, hybrid and hybrid with late interaction, over all
-              queries and over the halves of decision 0028; hit@3 of the last over all                    >= 0.90
+    found     hit@1, hit@3, hit@10, MRR and nDCG@10 of vector, keyword, hybrid and hybrid with late interaction, over
+              all queries and over the halves of decision 0028; hit@3 of the last over all                >= 0.90
     latency   milliseconds of one search, k = 10, query embedded each time: median and 95th percentile over the queries
 
 Through the product, over the demo's two collections in the stand-in for HANA. The stand-in reads every row for a

@@ -1,5 +1,5 @@
-"""The step after the ranking, over HTTP: a reranker of the operator's own, what it may see, and what becomes of a search
-when it fails, hangs or talks nonsense."""
+"""The step after the ranking, over HTTP: a reranker of the operator's own, what it may see, and what becomes of a
+search when it fails, hangs or talks nonsense."""
 
 from __future__ import annotations
 
@@ -156,7 +156,9 @@ def test_one_that_hangs_costs_so_many_seconds_and_so_many_threads(
             assert found.hits
             assert found.notes[0].startswith("the hits are not reranked: ")
         assert len(reranker.calls) == 4, "the others found no room"
-        assert 'owl_sap_reranks_total{collection="materials",outcome="timeout"} 6.0' in service.metrics.render().decode()
+        assert (
+            'owl_sap_reranks_total{collection="materials",outcome="timeout"} 6.0' in service.metrics.render().decode()
+        )
     finally:
         gate.set()
         service.close()

@@ -35,14 +35,17 @@ def test_words_have_vectors_and_special_tokens_none(packed: bool) -> None:
         assert [len(each) for each in found[:2]] == counted[:2], "in the order of the texts"
         assert len(found[2]) == 2, "nothing else is there"
         assert found[2].mean(axis=0) == pytest.approx(engine.embed([""], normalize=False)[0], abs=1e-4)
-        scores = late_interaction(engine, "leaking pump", texts[:2] + ["birthday cake"])
+        scores = late_interaction(engine, "leaking pump", [*texts[:2], "birthday cake"])
         assert scores[2] < min(scores[:2])
         assert late_interaction(engine, "oil pump", ["oil pump"]) == pytest.approx([1.0], abs=1e-5)
         assert late_interaction(engine, "oil", []) == []
 
 
 def test_what_has_no_tokens_says_so() -> None:
-    with load_engine(EngineOptions(model="hash:64")) as engine, pytest.raises(ModelUnsupported, match="no vectors of its"):
+    with (
+        load_engine(EngineOptions(model="hash:64")) as engine,
+        pytest.raises(ModelUnsupported, match="no vectors of its"),
+    ):
         engine.token_vectors(["pump"])
 
 
