@@ -82,7 +82,8 @@ def _given(**members: Any) -> dict[str, Any]:
 class SearchOptions(TypedDict, total=False):
     """`vector` or `like` instead of a query: near these numbers, or like the row of this id. `filter`:
     `{"MTART": "FERT"}`, `{"WEIGHT": {"$gt": 10}}` (docs/search.md). `mmr_lambda`: hits that differ from each other,
-    from 1 (relevance alone) to 0. `passages`: so many matching chunks of each hit. `explain`: how hits were found."""
+    from 1 (relevance alone) to 0. `passages`: so many matching chunks of each hit. `explain`: how hits were found.
+    `rerank`: whether by the service's reranker."""
 
     vector: Sequence[float] | None
     like: str | None
@@ -93,6 +94,7 @@ class SearchOptions(TypedDict, total=False):
     mmr_lambda: float | None
     passages: int | None
     explain: bool | None
+    rerank: bool | None
 
 
 def search(collection: str, query: str | None = None, **options: Unpack[SearchOptions]) -> Call[results.SearchResult]:

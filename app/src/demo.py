@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from app.src.access.principal import OPERATOR
 from app.src.searching import FoundHit
 from app.src.service import Service
-from app.src.settings import CollectionSettings, HanaSettings, Settings, StateSettings, StoreSettings
+from app.src.settings import CollectionSettings, HanaSettings, SearchSettings, Settings, StateSettings, StoreSettings
 from connector.errors import ConfigurationError, Unavailable
 
 QUERIES = Path(__file__).with_name("demo.toml")
@@ -82,6 +82,7 @@ class Demo:
         self._wanted = settings
         document = tomllib.loads(QUERIES.read_text(encoding="utf-8"))
         self._collections = tuple(CollectionSettings.model_validate(block) for block in document["collections"])
+        self._search = SearchSettings.model_validate(document["search"])
         self.queries = [_query(block) for block in document["queries"]]
 
     def __enter__(self) -> Demo:
@@ -90,7 +91,7 @@ class Demo:
             self._stand_in = StandIn(Path(self._folder.name))
             settings = demo_settings(self._wanted, self._stand_in.greeting, self._collections)
             state = StateSettings(path=Path(self._folder.name) / "state")
-            self.service = Service(settings.model_copy(update={"state": state}))
+            self.service = Service(settings.model_copy(update={"state": state, "search": self._search}))
         except BaseException:
             self._folder.cleanup()
             raise

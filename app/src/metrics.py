@@ -99,9 +99,15 @@ class Metrics:
     def _declare_requests(self, registry: CollectorRegistry) -> None:
         self.search_seconds = Histogram(
             "owl_sap_search_seconds",
-            "Duration of a search by stage (embed, store, rank)",
+            "Duration of a search by stage (embed, store, rerank, rank, passages)",
             ["collection", "stage"],
             buckets=_FAST,
+            registry=registry,
+        )
+        self.reranks = Counter(
+            "owl_sap_reranks",
+            "Searches whose hits were to be reranked, by how that ended (done, failed, timeout)",
+            ["collection", "outcome"],
             registry=registry,
         )
         self.hana_errors = Counter(

@@ -21,6 +21,7 @@ from app.src.blending import Blending, Narrow, Ranked, explanation
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.passages import Passage, Sought
+from app.src.reranking import Reranked, Reranking
 from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection, UnknownRow
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Vectors
 
@@ -42,6 +43,7 @@ class SearchOptions:
     cosine in hybrid, whose scores say nothing about how good a hit is. `mmr_lambda` from 0 to 1: choose hits that
     differ from each other (`connector.ranking.mmr`) among the best `depth`; None or 1: the best ones.
     `passages`: so many chunks of each hit (1: its `text` is the best one). `explain`: say how the hits were found.
+    `rerank`: whether the configured reranker puts them in order; None: where there is one and the query is a text.
 
     Raises ValueError for what is no mode and out of range.
     """
@@ -53,6 +55,7 @@ class SearchOptions:
     """Hits of each ranking that fusion and MMR choose from; None: by DEEP and DEEPEST."""
     passages: int = 1
     explain: bool = False
+    rerank: bool | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -151,8 +154,10 @@ class Searching:
         metrics: Metrics,
         stored: Callable[[str], CollectionStatus | None],
         embedder: Callable[[CollectionStatus], EngineEmbedder],
+        reranking: Reranking,
     ) -> None:
         self._parts = parts
+        self._reranking = reranking
         self._metrics = metrics
         self._stored = stored
         self._embedder_for = embedder
@@ -182,6 +187,7 @@ class Searching:
         if not isinstance(query, str) and options.mode != "vector":
             given = "the id of a row" if isinstance(query, Like) else "a vector"
             raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not {given}")
+        reranks = self._reranks(query, options)
         if self.never_written(spec):
             if isinstance(query, Like):
                 raise _no_row(spec.name)
@@ -195,10 +201,17 @@ class Searching:
             query = _stored(spec, query)
         for _ in range(_TRIES - 1):
             try:
-                return self._searched(spec, query, k, narrowed, options)
+                return self._searched(spec, query, k, narrowed, replace(options, rerank=reranks))
             except GenerationChanged:
                 self.forget(spec.name)
-        return self._searched(spec, query, k, narrowed, options)
+        return self._searched(spec, query, k, narrowed, replace(options, rerank=reranks))
+
+    def _reranks(self, query: Asked, options: SearchOptions) -> bool:
+        if options.rerank and not self._reranking.on:
+            raise ValueError("nothing is configured to rerank with; set [search] rerank (docs/search.md)")
+        if options.rerank and not isinstance(query, str):
+            raise ValueError("hits are reranked by a text: give a text as the query, or leave rerank out")
+        return self._reranking.on and isinstance(query, str) and options.rerank is not False
 
     def _searched(
         self, spec: CollectionSpec, query: Asked, k: int, narrowed: Narrowed, options: SearchOptions
@@ -211,14 +224,18 @@ class Searching:
                 vector = self._query_vector(query, stored, narrowed)
         spread = options.mmr_lambda is not None and options.mmr_lambda < 1
         depth = max(k, min(options.depth or max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
+        if options.rerank:
+            depth = max(depth, self._reranking.settings.rerank_depth)
         itself = query.id if isinstance(query, Like) else None
         with stages.timed("store"):
             ranked = self._ranked(stored, query, vector, depth + (itself is not None), narrowed, options)
             hits = [hit for hit in ranked.hits if hit.id != itself]
         candidates = len(hits)
+        reranked = self._reranked(stored, query, hits, options, stages)
+        hits = reranked.hits
         if spread:
             with stages.timed("rank"):
-                hits = self._spread(stored, hits, k, options)
+                hits = self._spread(stored, reranked, k, options)
         columns, texts = self.key_columns(spec, stored), None
         if options.passages > 1:
             with stages.timed("passages"):
@@ -235,10 +252,15 @@ class Searching:
             index = self._parts.store.index_use(spec.name, depth, narrowed.where, stored.generation, narrowed.rows)
             explained = explanation(ranked, hits[:k], [hit.id for hit in found], index)
             explained |= {"mode": options.mode, "stages": took, "candidates": candidates}
+            explained["reranker"] = self._told(reranked, hits[:k], [hit.id for hit in found], options)
         return Found(
             found,
             took,
-            _notes(spec, narrowed.where, query, options.mode, bool(hits)) + self._cut(query, stored, options.mode),
+            [
+                *_notes(spec, narrowed.where, query, options.mode, bool(hits)),
+                *self._cut(query, stored, options.mode),
+                *([] if reranked.note is None else [reranked.note]),
+            ],
             rows="all" if narrowed.within is None else "some",
             explain=explained,
         )
@@ -273,13 +295,44 @@ class Searching:
     def _vectors(self, stored: CollectionStatus, hits: Sequence[Hit]) -> Vectors:
         return self._parts.store.vectors(stored.collection, hits, stored.generation)
 
-    def _spread(self, stored: CollectionStatus, hits: list[Hit], k: int, options: SearchOptions) -> list[Hit]:
-        """By MMR. BM25's scores become shares of the best one; the others are on the scale of a cosine."""
+    def _reranked(
+        self, stored: CollectionStatus, query: Asked, hits: list[Hit], options: SearchOptions, stages: _Stages
+    ) -> Reranked:
+        """Of hits that may all be seen."""
+        if not options.rerank:
+            return Reranked(hits)
+        with stages.timed("rerank"):
+            return self._reranking.rerank(
+                stored.collection,
+                str(query),
+                hits,
+                lambda: self._embedder(stored).engine,
+                bm25=options.mode == "keyword",
+            )
+
+    def _told(
+        self, reranked: Reranked, hits: Sequence[Hit], ids: Sequence[str], options: SearchOptions
+    ) -> dict[str, Any] | None:
+        """What the reranker did, for `explain`; None where it was not asked."""
+        if not options.rerank:
+            return None
+        return {
+            "by": self._reranking.settings.kind,
+            "depth": len(reranked.scores),
+            "why_not": reranked.note,
+            "scores": {id_: reranked.scores.get(hit.id) for hit, id_ in zip(hits, ids, strict=True)},
+        }
+
+    def _spread(self, stored: CollectionStatus, reranked: Reranked, k: int, options: SearchOptions) -> list[Hit]:
+        """By MMR. Relevance is the reranker's, from 0 to 1; without one the score: BM25's become shares of the best
+        one, the others are on the scale of a cosine."""
         from connector.ranking import mmr
 
-        relevance = np.array([hit.score for hit in hits], dtype=np.float64)
-        if options.mode == "keyword" and len(relevance):
-            relevance /= relevance.max()
+        hits, relevance = reranked.hits, reranked.relevance
+        if relevance is None:
+            relevance = np.array([hit.score for hit in hits], dtype=np.float64)
+            if options.mode == "keyword" and len(relevance):
+                relevance /= relevance.max()
         chosen = mmr(relevance, self._vectors(stored, hits), k, options.mmr_lambda or 0.0)
         return [hits[place] for place in chosen]
 

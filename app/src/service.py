@@ -33,6 +33,7 @@ from app.src.jobs import Job
 from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.probes import Probes, Readiness, told
+from app.src.reranking import Reranking
 from app.src.searching import Asked, Found, Mode, Narrowed, Searching, SearchOptions
 from app.src.settings import CollectionSettings, Settings, no_collections
 from app.src.watching import Watch, behind
@@ -106,7 +107,9 @@ class Service:
             Writing(self.parts, self.metrics, self._generations, self.rights), self.spec, self._written
         )
         self.evaluating = Evaluating(self._found_ids, self.spec, self.parts)
-        self._searching = Searching(self.parts, self.metrics, self._stored, self._generations.query_embedder)
+        self._searching = Searching(
+            self.parts, self.metrics, self._stored, self._generations.query_embedder, Reranking(settings, self.metrics)
+        )
         self._browsing = Browsing(self.parts, self._searching)
 
     @property
@@ -510,8 +513,10 @@ class Service:
     def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
         return self.rights.visible(name, principal)
 
-    def _found_ids(self, name: str, text: str, k: int, where: Filter | None, mode: Mode) -> list[str]:
-        hits = self.search(name, text, k, where, SearchOptions(mode), principal=OPERATOR).hits
+    def _found_ids(
+        self, name: str, text: str, k: int, where: Filter | None, mode: Mode, rerank: bool | None
+    ) -> list[str]:
+        hits = self.search(name, text, k, where, SearchOptions(mode, rerank=rerank), principal=OPERATOR).hits
         return stored_ids(self.spec(name), [hit.id for hit in hits])
 
     def embedder_of(self, name: str) -> EngineEmbedder:

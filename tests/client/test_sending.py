@@ -439,7 +439,10 @@ def test_passages_and_explain_as_they_were_asked_for() -> None:
 def test_waiting_for_a_job_outlives_a_restart(slept: list[float]) -> None:
     """Longer than one request would be tried: there is a model to load."""
     away = httpx.ConnectError("refused")
-    over = httpx.Response(200, json=INFO_OF_JOB)
+
+    def over(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=INFO_OF_JOB)
+
     assert Script(*[away] * 8, over).client().wait("j1").over
     assert sum(slept) > 5
 

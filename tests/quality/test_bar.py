@@ -10,25 +10,34 @@ import pytest
 from app.src.demo import Demo
 from app.src.evaluation.measures import mean
 from app.src.evaluation.report import Outcome
-from app.src.evaluation.run import Wanted
+from app.src.evaluation.run import MODES, Wanted
 from app.src.settings import Settings
 
 QUERIES = Path(__file__).parents[2] / "benchmarks" / "queries"
-REACHED = 0.895
-"""Of hit@3 in hybrid; the aim is 0.90, one query more."""
+BAR = 0.90
+"""Of hit@3 in hybrid with late interaction, which the demo has."""
+WITHOUT = 0.895
+"""Of hybrid alone, one query below."""
 
 
 @pytest.mark.slow
-def test_hybrid_is_better_than_either_and_as_good_as_it_was() -> None:
-    outcomes: dict[str, list[Outcome]] = {}
+def test_hybrid_reaches_the_bar_and_is_better_than_either() -> None:
+    hits: dict[str, float] = {}
     with Demo(Settings()) as demo:
         for name in demo.names:
             demo.service.sync(name)
-            found = demo.service.evaluating.evaluate(name, Wanted(QUERIES / f"{name}.jsonl"))
-            assert found.missing == 0
-            for mode, each in found.outcomes.items():
-                outcomes.setdefault(mode, []).extend(each)
-    hits = {mode: mean(outcome.figures for outcome in each).hit_3 for mode, each in outcomes.items()}
-    assert len(outcomes["hybrid"]) >= 60
-    assert hits["hybrid"] >= REACHED, hits
-    assert hits["hybrid"] >= max(hits["vector"], hits["keyword"]) - 0.01, hits
+        for rerank in (False, True):
+            outcomes: dict[str, list[Outcome]] = {}
+            for name in demo.names:
+                wanted = Wanted(QUERIES / f"{name}.jsonl", ("hybrid",) if rerank else MODES, rerank=rerank)
+                found = demo.service.evaluating.evaluate(name, wanted)
+                assert found.missing == 0
+                for mode, each in found.outcomes.items():
+                    outcomes.setdefault(f"{mode}, reranked" if rerank else mode, []).extend(each)
+            hits |= {mode: mean(outcome.figures for outcome in each).hit_3 for mode, each in outcomes.items()}
+            assert all(len(each) >= 60 for each in outcomes.values())
+        assert b'outcome="failed"' not in demo.service.metrics.render()
+        assert b'outcome="timeout"' not in demo.service.metrics.render()
+    assert hits["hybrid, reranked"] >= BAR, hits
+    assert hits["hybrid"] >= WITHOUT, hits
+    assert min(hits["hybrid"], hits["hybrid, reranked"]) >= max(hits["vector"], hits["keyword"]) - 0.01, hits

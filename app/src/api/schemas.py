@@ -148,6 +148,9 @@ class SearchRequest(Body):
         default=1, ge=1, le=MOST_PASSAGES, description="so many matching passages of each hit; 1: its text is the best"
     )
     explain: bool = Field(default=False, description="say how the hits were found")
+    rerank: bool | None = Field(
+        default=None, description="put the hits in order by the configured reranker; null: if there is one"
+    )
 
     @model_validator(mode="after")
     def _one_of(self) -> SearchRequest:
@@ -163,7 +166,14 @@ class SearchRequest(Body):
 
     @property
     def options(self) -> SearchOptions:
-        return SearchOptions(self.mode, self.min_score, self.mmr_lambda, passages=self.passages, explain=self.explain)
+        return SearchOptions(
+            self.mode,
+            self.min_score,
+            self.mmr_lambda,
+            passages=self.passages,
+            explain=self.explain,
+            rerank=self.rerank,
+        )
 
 
 class SyncBody(Body):

@@ -42,6 +42,10 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     sample: Annotated[
         int, typer.Option("--queries", min=1, max=10_000, help="With --recall: stored rows to ask with.")
     ] = 100,
+    rerank: Annotated[
+        bool | None,
+        typer.Option("--rerank/--no-rerank", help="By the configured reranker; default: if there is one."),
+    ] = None,
     json: JsonFlag = False,
 ) -> int:
     """How well labelled queries find the rows that answer them: recall, MRR, nDCG, by mode and group."""
@@ -57,7 +61,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     if earlier is not None:
         check_earlier(earlier, k)
     with opened(loaded_for(ctx)) as service, watched(name) as observer:
-        report = service.evaluating.evaluate(name, Wanted(queries, modes, k), observer.progress).as_dict()
+        report = service.evaluating.evaluate(name, Wanted(queries, modes, k, rerank), observer.progress).as_dict()
     if save is not None:
         _write(save, report)
     changed = None if earlier is None else differences(earlier, report)

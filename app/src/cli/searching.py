@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
@@ -39,13 +40,17 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     ] = None,
     passages: Annotated[int, typer.Option(min=1, max=20, help="Matching passages of each hit.")] = 1,
     explain: Annotated[bool, typer.Option("--explain", help="Say how the hits were found, on stderr as JSON.")] = False,
+    rerank: Annotated[
+        bool | None,
+        typer.Option("--rerank/--no-rerank", help="By the configured reranker; default: if there is one."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """The source rows nearest to TEXT in meaning, in words or in both, best first; or those like a row."""
     asked = _asked(text, like)
     where = _parsed_filter(filter_)
     loaded = loaded_for(ctx)
-    options = _options(mode, min_score, mmr, passages, explain)
+    options = replace(_options(mode, min_score, mmr, passages, explain), rerank=rerank)
     with opened(loaded) as service, _refusals():
         found = service.search(name, asked, k, where, options, principal=OPERATOR)
     for note in found.notes:

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends import Backend, EngineClosed, TokenIds, Vectors
+from .backends import Backend, EngineClosed, ModelUnsupported, TellsTokens, TokenIds, Vectors
 from .backends.overlapping import Overlapping, Pending
 from .backends.pausing import Interruptible
 
@@ -83,6 +83,16 @@ class Computing:
             traceback.clear_frames(error.__traceback__)  # it is kept, the tensors of its forward pass must not be
             return Running(partial(_raised, error))
         return Running(partial(self._landed, tokens, pending, started))
+
+    def token_vectors(self, tokens: Sequence[TokenIds]) -> list[Vectors]:
+        """Of one batch, as `TellsTokens.token_vectors`. Raises EngineClosed, and ModelUnsupported for a backend that
+        has no vectors of tokens."""
+        with self._device:
+            self.check_open()
+            if not isinstance(self._backend, TellsTokens):
+                info = self._backend.info
+                raise ModelUnsupported(f"the model {info.name}, computed by {info.path}, has no vectors of its tokens")
+            return self._backend.token_vectors(tokens)
 
     def check_open(self) -> None:
         if self._closed:

@@ -179,6 +179,15 @@ class EmbeddingEngine:
         self.count_texts(len(texts), len(unique))
         return (vectors[rows] if len(unique) < len(texts) else vectors), counts
 
+    def token_vectors(self, texts: Sequence[str]) -> list[Vectors]:
+        """Of each text float32 (tokens, hidden), without special tokens, as long as the model left them; texts are cut
+        to `max_tokens`. Batch by batch, between those of others. Raises ModelUnsupported, OutOfMemory, EngineClosed."""
+        tokens = self.tokenize(strings(texts))
+        found: dict[int, Vectors] = {}
+        for batch in self.plan([len(each) for each in tokens]):
+            found.update(zip(batch, self._computing.token_vectors([tokens[place] for place in batch]), strict=True))
+        return [found[place] for place in range(len(tokens))]
+
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each whole text, without special tokens."""
         self._computing.check_open()

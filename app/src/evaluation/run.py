@@ -20,17 +20,19 @@ _NAMED = 3
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-Search = Callable[[str, str, int, Filter | None, Mode], Sequence[str]]
-"""Collection, text, how many, filter, mode: the ids of the hits, best first."""
+Search = Callable[[str, str, int, Filter | None, Mode, bool | None], Sequence[str]]
+"""Collection, text, how many, filter, mode, whether to rerank: the ids of the hits, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to evaluate: the file of labelled queries, the modes, and how many hits recall and nDCG look at."""
+    """What to evaluate: the file of labelled queries, the modes, how many hits recall and nDCG look at, and whether to
+    rerank (None: where that is configured)."""
 
     file: Path
     modes: tuple[Mode, ...] = MODES
     k: int = 10
+    rerank: bool | None = None
 
 
 def _silent(done: int, total: int) -> None:
@@ -51,7 +53,7 @@ class Evaluating:
         queries = read(wanted.file, stored.key or spec.key)
 
         def ask(query: LabelledQuery, mode: Mode, count: int) -> Sequence[str]:
-            return self._search(name, query.text, count, query.where, mode)
+            return self._search(name, query.text, count, query.where, mode, wanted.rerank)
 
         missing = self._missing(name, queries)
         notes = []

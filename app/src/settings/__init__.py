@@ -17,6 +17,7 @@ from app.src.settings.model import (
     TensorRtSettings,
     WorkerSettings,
 )
+from app.src.settings.search import SearchSettings
 from app.src.settings.sources import Loaded, SettingsError, load, no_collections, proxy_variables, show
 from app.src.settings.t4 import t4_gpu
 
@@ -31,6 +32,7 @@ __all__ = [
     "Loaded",
     "McpSettings",
     "ScheduleSettings",
+    "SearchSettings",
     "Settings",
     "SettingsError",
     "StateSettings",

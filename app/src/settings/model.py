@@ -13,6 +13,7 @@ from app.src.settings.access import AccessSettings
 from app.src.settings.collections import CollectionSettings
 from app.src.settings.durations import Duration
 from app.src.settings.mcp import McpSettings
+from app.src.settings.search import SearchSettings
 from app.src.settings.section import Networks
 from app.src.settings.section import Section as _Section
 
@@ -280,6 +281,7 @@ class Settings(_Section):
     sync: SyncSettings = SyncSettings()
     api: ApiSettings = ApiSettings()
     access: AccessSettings = AccessSettings()
+    search: SearchSettings = SearchSettings()
     mcp: McpSettings = McpSettings()
     worker: WorkerSettings = WorkerSettings()
     state: StateSettings = StateSettings()

@@ -154,10 +154,17 @@ class PackedEncoder:
         return len(self._layers)
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+        return self.compute(self._sent(batch))[: len(batch)]
+
+    def tokens(self, batch: Sequence[TokenIds]) -> list[torch.Tensor]:
+        hidden = self._hidden(self._sent(batch))
+        lengths = [len(tokens) for tokens in batch]
+        return list(torch.split(hidden[: sum(lengths)], lengths))
+
+    def _sent(self, batch: Sequence[TokenIds]) -> Inputs:
         filler = filling(sum(map(len, batch)))
         filled = [*batch, list(islice(cycle(chain.from_iterable(batch)), filler))] if filler else batch
-        found = self.compute(sent(self._uploads, self.staged(filled), [len(tokens) for tokens in filled]))
-        return found[: len(batch)]
+        return sent(self._uploads, self.staged(filled), [len(tokens) for tokens in filled])
 
     def staged(self, batch: Sequence[TokenIds]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """ids, positions and places of a batch, sequence after sequence."""
@@ -170,6 +177,10 @@ class PackedEncoder:
     @ranged("forward")
     def compute(self, inputs: Inputs) -> torch.Tensor:
         """(sequences, dimension), pooled, float32."""
+        return self._pool(self._hidden(inputs), inputs.layout)
+
+    def _hidden(self, inputs: Inputs) -> torch.Tensor:
+        """(tokens, hidden), float32."""
         x = F.embedding(inputs.ids, self._words)
         if self._positions is not None:
             x = x + F.embedding(inputs.positions, self._positions)
@@ -181,7 +192,7 @@ class PackedEncoder:
                 self.pause()
         if self._final_norm is not None:
             x = self._final_norm(x)
-        return self._pool(x.float(), inputs.layout)
+        return x.float()
 
     def _way(self, attention: Extras, inputs: Inputs, dtype: torch.dtype) -> Attend:
         """How this batch attends: what does not depend on the layer is computed once."""

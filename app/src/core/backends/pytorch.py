@@ -14,16 +14,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..device import ELEMENT_BYTES, DeviceError, DeviceProfile, choose_precision, detect
 from ..memory import PROBE_TOKENS, TokenCost, measured_cost
 from ..switches import TF32, tune_convolutions
-from . import DeviceUnavailable, ModelInfo, OutOfMemory, TokenIds, Vectors
+from . import DeviceUnavailable, ModelInfo, ModelUnsupported, OutOfMemory, TokenIds, Vectors
 from .compute_thread import on_compute_thread
 from .encoders import Chosen, load_encoder
 from .folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from .overlapping import Pending
 from .pausing import Interruptible
-from .target import Encoder, Target
+from .target import Encoder, Target, TokenEncoder
 from .tokenizing import RustTokenizer, Tokenizing
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class TorchBackend(Tokenizing):
         self._path_reason = chosen.reason
         self._tokenizer = RustTokenizer.load(folder)
         self._encoder: Encoder | None = chosen.encoder
+        self._plain: Encoder | None = None
         self._exact: Encoder | None = chosen.encoder if target.precision == "fp32" else None
         self._downloads = _downloads(target)
         self.ahead = 1 if target.profile.kind == "cuda" and options.overlap else 0
@@ -125,6 +128,39 @@ class TorchBackend(Tokenizing):
             encoder = self._in_fp32() if exact else self._loaded()
             vectors: Vectors = encoder(batch).float().numpy()
         return vectors
+
+    def token_vectors(self, batch: Sequence[TokenIds]) -> list[Vectors]:
+        """Before pooling, of every token but the special ones (all where there are no others). Raises ModelUnsupported,
+        OutOfMemory."""
+        compute = partial(self._token_vectors, batch)
+        return on_compute_thread(compute) if self._downloads is None else compute()
+
+    def _token_vectors(self, batch: Sequence[TokenIds]) -> list[Vectors]:
+        import torch
+
+        with torch.inference_mode(), memory_errors_mapped():
+            rows = self._of_tokens().tokens(batch)
+            together: Vectors = torch.cat(rows).cpu().numpy()
+        special = self._tokenizer.ids([""])[0]
+        ends = np.cumsum([len(tokens) for tokens in batch])
+        found = []
+        for tokens, vectors in zip(batch, np.split(together, ends[:-1]), strict=True):
+            words = ~np.isin(tokens, special)
+            found.append(vectors[words] if words.any() else vectors)
+        return found
+
+    def _of_tokens(self) -> TokenEncoder:
+        """What is played from recordings has pooled vectors only: then a second encoder, loaded when first needed."""
+        encoder = self._loaded() if self._plain is None else self._plain
+        if not isinstance(encoder, TokenEncoder):
+            plain = replace(self._target, graphs="off")
+            encoder = self._plain = load_encoder(self._folder, plain, packed=self._options.packed).encoder
+        if not isinstance(encoder, TokenEncoder):
+            raise ModelUnsupported(
+                f"model {self._folder.name!r} is computed by {encoder.path}, which gives one vector a text and none of"
+                " its tokens"
+            )
+        return encoder
 
     def _launched(self, batch: Sequence[TokenIds], exact: bool, downloads: Downloads) -> Pending:
         import torch
@@ -201,7 +237,7 @@ class TorchBackend(Tokenizing):
     def close(self) -> None:
         if self._encoder is not None:
             TF32.release(self.profile, self._target.precision)
-        self._encoder = self._exact = None
+        self._encoder = self._exact = self._plain = None
         self._downloads = None  # pinned memory, and what nobody asked for; a batch on its way has its own
         if self.profile.kind == "cuda":
             import torch

@@ -70,9 +70,18 @@ class PaddedEncoder(_Rectangular):
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
         return self._computed(*self._inputs(batch))
 
+    def tokens(self, batch: Sequence[TokenIds]) -> list[torch.Tensor]:
+        hidden = self._hidden(*self._inputs(batch))
+        return [row[: len(tokens)] for row, tokens in zip(hidden, batch, strict=True)]
+
     @ranged("forward")
     def _computed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return self._pooled(self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float(), mask)
+        return self._pooled(self._hidden(ids, mask), mask)
+
+    def _hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(texts, width, hidden), float32."""
+        hidden: torch.Tensor = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return hidden.float()
 
     @ranged("pool")
     def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..device import BF16_PAYS, DeviceProfile, Precision
 from . import TokenIds
@@ -21,6 +21,15 @@ class Encoder(Protocol):
     path: str
 
     def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class TokenEncoder(Encoder, Protocol):
+    """An encoder that shows what it pools."""
+
+    def tokens(self, batch: Sequence[TokenIds]) -> list[torch.Tensor]:
+        """Of each text float32 (tokens, hidden) on the device, special tokens included."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,117 @@
+"""How good is search, by the labelled queries of benchmarks/queries, and what does each way of it cost?
+
+    python benchmarks/quality.py [found] [latency] [--rounds 3] [--out benchmarks/results/quality.json]
+
+    found     hit@1, hit@3, hit@10, MRR and nDCG@10 of vector, keyword, hybrid and hybrid with late interaction, over
+              all queries and over the halves of decision 0028; hit@3 of the last over all                >= 0.90
+    latency   milliseconds of one search, k = 10, query embedded each time: median and 95th percentile over every
+              fifth query
+
+Through the product, over the demo's two collections in the stand-in for HANA. The stand-in reads every row for a
+ranking, so its share of a search is no figure of HANA's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from app.src.access.principal import OPERATOR  # noqa: E402
+from app.src.benchmark.report import Report, main  # noqa: E402
+from app.src.benchmark.side_by_side import Figure, at_least, interleaved  # noqa: E402
+from app.src.demo import Demo  # noqa: E402
+from app.src.evaluation.measures import MEASURES, mean  # noqa: E402
+from app.src.evaluation.queries import read  # noqa: E402
+from app.src.evaluation.report import Outcome  # noqa: E402
+from app.src.evaluation.run import Mode, Wanted  # noqa: E402
+from app.src.searching import SearchOptions  # noqa: E402
+from app.src.settings import EmbeddingSettings, Settings  # noqa: E402
+
+QUERIES = ROOT / "benchmarks" / "queries"
+EVERY = 5
+"""Of the queries, one in so many is timed."""
+BAR = at_least(0.90)
+RERANKED = "hybrid, reranked"
+WAYS: Mapping[str, tuple[Mode, bool]] = {
+    "vector": ("vector", False),
+    "keyword": ("keyword", False),
+    "hybrid": ("hybrid", False),
+    RERANKED: ("hybrid", True),
+}
+
+
+def found(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    with synced() as demo:
+        for way, (mode, rerank) in WAYS.items():
+            outcomes = asked(demo, mode, rerank)
+            parts = {half: [one for one in outcomes if half_of(one) == half] for half in ("tuned on", "other half")}
+            figures = {name: mean(one.figures for one in each) for name, each in {"all": outcomes, **parts}.items()}
+            report.details[way] = {
+                name: {measure: round(getattr(each, measure), 4) for measure in MEASURES}
+                for name, each in figures.items()
+            }
+            for name, each in figures.items():
+                target = BAR if (way, name) == (RERANKED, "all") else None
+                yield Figure(f"{way}, {name}: hit@3", [each.hit_3], "share", target)
+            yield Figure(f"{way}, all: hit@1", [figures["all"].hit_1], "share")
+
+
+def asked(demo: Demo, mode: Mode, rerank: bool) -> list[Outcome]:
+    found: list[Outcome] = []
+    for name in demo.names:
+        wanted = Wanted(QUERIES / f"{name}.jsonl", (mode,), rerank=rerank)
+        found += demo.service.evaluating.evaluate(name, wanted).outcomes[mode]
+    return found
+
+
+def half_of(outcome: Outcome) -> str:
+    """By the first byte of the text's SHA-256, as decision 0028 parted them."""
+    return "other half" if hashlib.sha256(outcome.query.text.encode()).digest()[0] % 2 else "tuned on"
+
+
+def latency(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
+    with synced() as demo:
+        texts = [(name, query.text) for name in demo.names for query in read(QUERIES / f"{name}.jsonl")][::EVERY]
+        slowest: dict[str, list[float]] = {way: [] for way in WAYS}
+
+        def work(way: str) -> Callable[[], float]:
+            mode, rerank = WAYS[way]
+
+            def run() -> float:
+                taken = []
+                for name, text in texts:
+                    start = time.perf_counter()
+                    demo.service.search(name, text, options=SearchOptions(mode, rerank=rerank), principal=OPERATOR)
+                    taken.append(1000 * (time.perf_counter() - start))
+                slowest[way].append(float(np.percentile(taken, 95)))
+                return float(np.median(taken))
+
+            return run
+
+        rounds = interleaved({way: work(way) for way in WAYS}, given.rounds)
+        for way in WAYS:
+            yield rounds.figure(f"{way}: a search", way, "ms")
+            yield Figure(f"{way}: a search, 95th percentile", slowest[way][-given.rounds :], "ms")
+
+
+@contextmanager
+def synced() -> Iterator[Demo]:
+    """Without the memory of search texts, or only the first way would embed."""
+    with Demo(Settings(embedding=EmbeddingSettings(query_cache_mb=0))) as demo:
+        for name in demo.names:
+            demo.service.sync(name)
+        yield demo
+
+
+if __name__ == "__main__":
+    main("quality", __doc__ or "", {"found": found, "latency": latency})

@@ -1,0 +1,215 @@
+"""The step after the ranking, over HTTP: a reranker of the operator's own, what it may see, and what becomes of a
+search when it fails, hangs or talks nonsense."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from app.src.access.principal import OPERATOR, Principal
+from app.src.searching import SearchOptions
+from app.src.service import Service
+from app.src.settings import SearchSettings, Settings, SettingsError
+from tests.api.conftest import TEXTS, TableSource, serving, settings_in
+
+SEARCH = "/v1/collections/materials/search"
+MODULE = "rerankers_of_a_test"
+TEXT = "hydraulic oil pump"
+
+
+class Recording:
+    """Prefers chairs, whatever is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[str]]] = []
+        self.answer: Callable[[Sequence[str]], Any] = lambda texts: [float("chair" in text) for text in texts]
+
+    def __call__(self, query: str, texts: Sequence[str]) -> Any:
+        self.calls.append((query, list(texts)))
+        return self.answer(texts)
+
+
+@pytest.fixture
+def reranker(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    found, module = Recording(), ModuleType(MODULE)
+    module.scores = found  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    return found
+
+
+@pytest.fixture
+def settings(tmp_path: Path, reranker: Recording) -> Settings:
+    search = SearchSettings(rerank=f"{MODULE}:scores", rerank_depth=3, rerank_seconds=5)
+    return settings_in(tmp_path).model_copy(update={"search": search})
+
+
+@pytest.fixture
+def synced(service: Service) -> Iterator[httpx.Client]:
+    service.sync("materials")
+    with serving(service) as client:
+        yield client
+
+
+def ask(client: httpx.Client, **body: Any) -> dict[str, Any]:
+    response = client.post(SEARCH, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def texts(answer: dict[str, Any]) -> list[str]:
+    return [hit["text"] for hit in answer["hits"]]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_the_best_hits_come_in_the_rerankers_order(synced: httpx.Client, reranker: Recording) -> None:
+    before = ask(synced, query=TEXT, rerank=False)
+    assert not reranker.calls
+    reranker.answer = lambda each: [float(place) for place in range(len(each))]  # the last one first
+    answer = ask(synced, query=TEXT, explain=True)
+    asked, seen = reranker.calls[0]
+    assert (asked, seen) == (TEXT, texts(before)[:3])
+    assert texts(answer) == [*texts(before)[2::-1], texts(before)[3]], "three are reranked, the fourth stays behind"
+    assert {hit["id"]: hit["score"] for hit in answer["hits"]} == {hit["id"]: hit["score"] for hit in before["hits"]}
+    told = answer["explain"]["reranker"]
+    assert (told["by"], told["depth"], told["why_not"]) == ("function", 3, None)
+    assert [told["scores"][hit["id"]] for hit in answer["hits"]] == [2, 1, 0, None]
+    assert "rerank" in answer["took_ms"]
+    assert texts(ask(synced, query=TEXT, k=1)) == texts(answer)[:1], "before it is cut to k"
+
+
+@pytest.mark.parametrize("mode", ["vector", "keyword", "hybrid"])
+def test_in_every_mode(synced: httpx.Client, reranker: Recording, mode: str) -> None:
+    assert "chair" in texts(ask(synced, query="pump chair", mode=mode))[0]
+
+
+def test_what_is_no_text_is_not_reranked(synced: httpx.Client, reranker: Recording) -> None:
+    like = ask(synced, query=TEXT, rerank=False)["hits"][0]["id"]
+    for asked in ({"like": like}, {"vector": [1.0] * 64}):
+        assert ask(synced, **asked, explain=True)["explain"]["reranker"] is None
+    assert not reranker.calls
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
+def test_asking_for_what_cannot_be(synced: httpx.Client) -> None:
+    response = synced.post(SEARCH, json={"vector": [1.0] * 64, "rerank": True})
+    assert response.status_code == 422
+    assert "give a text" in response.text
+
+
+def test_hits_below_the_least_score_never_get_there(synced: httpx.Client, reranker: Recording) -> None:
+    best = ask(synced, query=TEXT, rerank=False)["hits"][0]
+    answer = ask(synced, query=TEXT, min_score=best["score"] - 1e-6)
+    assert [seen for _, seen in reranker.calls] == [[best["text"]]]
+    assert texts(answer) == [best["text"]]
+
+
+def test_different_hits_by_the_rerankers_relevance(synced: httpx.Client) -> None:
+    assert "chair" in texts(ask(synced, query="pump chair", mmr_lambda=0.9, k=2))[0]
+    passages = ask(synced, query="pump chair", passages=2)["hits"][0]
+    assert passages["passages"][0]["text"] == passages["text"], "of the hits that come out"
+
+
+BAD: dict[str, Callable[[Sequence[str]], Any]] = {
+    "an exception": lambda texts: 1 / 0,
+    "too few": lambda texts: [1.0],
+    "none": lambda texts: None,
+    "words": lambda texts: ["good"] * len(texts),
+    "not finite": lambda texts: [float("nan")] * len(texts),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_fault_leaves_the_order_and_says_so(
+    synced: httpx.Client, service: Service, reranker: Recording, bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = ask(synced, query=TEXT, rerank=False)
+    reranker.answer = BAD[bad]
+    answer = ask(synced, query=TEXT, explain=True)
+    assert answer["hits"] == before["hits"]
+    (note,) = answer["notes"]
+    assert note.startswith("the hits are not reranked: ")
+    assert answer["explain"]["reranker"]["why_not"] == note
+    assert not any(text in note + caplog.text for text in TEXTS.values())
+    assert 'owl_sap_reranks_total{collection="materials",outcome="failed"} 1.0' in service.metrics.render().decode()
+
+
+def test_one_that_hangs_costs_so_many_seconds_and_so_many_threads(
+    settings: Settings, source: TableSource, reranker: Recording
+) -> None:
+    gate = threading.Event()
+    reranker.answer = lambda texts: gate.wait(30)
+    quick = settings.model_copy(update={"search": settings.search.model_copy(update={"rerank_seconds": 0.05})})
+    service = Service(quick, source=source)
+    try:
+        service.sync("materials")
+        for _ in range(6):
+            found = service.search("materials", TEXT, principal=OPERATOR)
+            assert found.hits
+            assert found.notes[0].startswith("the hits are not reranked: ")
+        assert len(reranker.calls) == 4, "the others found no room"
+        assert (
+            'owl_sap_reranks_total{collection="materials",outcome="timeout"} 6.0' in service.metrics.render().decode()
+        )
+    finally:
+        gate.set()
+        service.close()
+
+
+def test_it_never_sees_what_the_asker_may_not(settings: Settings, source: TableSource, reranker: Recording) -> None:
+    blocks = [each.model_dump() | {"row_rights": {"MTART": "owner"}} for each in settings.collections]
+    ruled = Settings.model_validate(settings.model_dump(by_alias=True) | {"collections": blocks})
+    service = Service(ruled, source=source)
+    try:
+        service.sync("materials")
+        who = Principal("somebody", OPERATOR.scopes, {"owner": ["FERT"]})
+        for mode in ("vector", "keyword", "hybrid"):
+            service.search("materials", "garden pump chair", options=SearchOptions(mode), principal=who)
+        assert reranker.calls
+        assert {text for _, seen in reranker.calls for text in seen} <= {TEXTS["1"], TEXTS["2"]}
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize(
+    ("rerank", "model", "says"),
+    [
+        (f"{MODULE}:score", "hash:64", f'did you mean "{MODULE}:scores"'),
+        ("no_such_module_here:scores", "hash:64", "cannot be imported"),
+        (f"{MODULE}:__name__", "hash:64", "is no function"),
+        ("late-interaction", "hash:64", "needs the vectors of single words"),
+        ("/no/such/folder", "hash:64", "no folder with a config.json"),
+    ],
+)
+def test_what_the_settings_name_must_be_there_at_the_start(
+    settings: Settings, rerank: str, model: str, says: str
+) -> None:
+    with pytest.raises(SettingsError, match=r"\[search\] rerank") as refused:
+        Service(settings.model_copy(update={"search": SearchSettings(rerank=rerank)}))
+    assert says in str(refused.value)
+
+
+def test_a_misspelt_name_has_the_right_one_beside_it() -> None:
+    with pytest.raises(ValidationError, match='did you mean "late-interaction"'):
+        SearchSettings(rerank="late-interactions")
+
+
+def test_without_a_reranker_nobody_can_ask_for_it(tmp_path: Path, source: TableSource) -> None:
+    service = Service(settings_in(tmp_path), source=source)
+    try:
+        service.sync("materials")
+        with pytest.raises(ValueError, match="nothing is configured to rerank with"):
+            service.search("materials", TEXT, options=SearchOptions(rerank=True), principal=OPERATOR)
+        explained = service.search("materials", TEXT, options=SearchOptions(explain=True), principal=OPERATOR).explain
+        assert explained is not None
+        assert explained["reranker"] is None
+    finally:
+        service.close()
