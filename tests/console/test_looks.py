@@ -38,6 +38,7 @@ def test_axe_finds_nothing(scheme: Literal["light", "dark"], address: str, open_
     assert violations(page) == []
 
 
+@pytest.mark.slow
 def test_axe_would_find_something(address: str, open_page: Open) -> None:
     page = open_page(address)
     expect(page.get_by_role("search")).to_be_visible()

@@ -76,6 +76,7 @@ def test_a_sync_is_seen_to_move(serve: Serve, source: Stepwise, open_page: Open)
     expect(page.locator("#announcements")).to_have_text("Sync of materials: 44 rows read: 44 unchanged.")
 
 
+@pytest.mark.slow
 def test_progress_goes_on_after_a_break_where_it_was(serve: Serve, source: Stepwise, open_page: Open) -> None:
     page = open_page(serve(), "#/collections/materials")
     resumed: list[str | None] = []
@@ -161,6 +162,7 @@ def test_verify_and_repair(serve: Serve, source: Stepwise, open_page: Open) -> N
     expect(page.locator("main").get_by_text("All is well: 44 rows stored, 1 stale. 1 row mended.")).to_be_visible()
 
 
+@pytest.mark.slow
 @pytest.mark.covers("POST /v1/collections/{name}/sync")
 def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_page: Open) -> None:
     page = open_page(serve(), "#/collections/materials")
@@ -175,6 +177,7 @@ def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_p
     expect(page.get_by_role("button", name="Delete 20 rows …")).to_have_count(0)
 
 
+@pytest.mark.slow
 @pytest.mark.covers("POST /v1/collections/{name}/generations", "GET /v1/collections/{name}/generations")
 def test_generations_are_switched_and_dropped(serve: Serve, open_page: Open) -> None:
     address = serve()

@@ -39,6 +39,7 @@ def at_the_cards(open_page: Open, address: str) -> Page:
     return page
 
 
+@pytest.mark.slow
 @pytest.mark.covers("GET /v1/gpu")
 def test_charts_of_two_cards(address: str, open_page: Open, cards: None) -> None:
     page = at_the_cards(open_page, address)
