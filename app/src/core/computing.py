@@ -17,9 +17,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends import Backend, EngineClosed, ModelUnsupported, TellsTokens, TokenIds, Vectors
+from .backends import Backend, EngineClosed, ModelUnsupported, TokenIds, Vectors
 from .backends.overlapping import Overlapping, Pending
 from .backends.pausing import Interruptible
+from .backends.telling_tokens import TellsTokens
 
 Pause = Callable[[], None]
 Result = Callable[[], Vectors]

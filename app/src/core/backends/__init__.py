@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,13 +98,3 @@ class Backend(Protocol):
     def free_bytes(self) -> int: ...  # of the device, now; 0 where that means nothing
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class TellsTokens(Protocol):
-    """A backend that gives the vectors of single tokens too."""
-
-    def token_vectors(self, batch: Sequence[TokenIds]) -> list[Vectors]:
-        """Of each text float32 (its tokens, hidden) without special ones, not normalised; never from two threads at
-        once. Raises ModelUnsupported, OutOfMemory."""
-        ...
