@@ -17,7 +17,6 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
-from pydantic import ConfigDict
 
 from owl_sap_client import operations
 from owl_sap_client.client import AsyncClient, Client
@@ -267,7 +266,7 @@ class OwlSapRetriever(BaseRetriever):
     `_key` and the score as `_score` beside the row's own fields. `invoke` takes `k`, `filter`, `mode` and the like
     too."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    model_config = {"arbitrary_types_allowed": True, "extra": "forbid"}  # noqa: RUF012 - as pydantic reads it
 
     client: Client
     collection: str

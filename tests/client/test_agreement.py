@@ -32,6 +32,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "mmr_lambda": 0.5,
         "passages": 2,
         "explain": True,
+        "rerank": False,
     },
     "rows": {"collection": "c", "ids": ["1"]},
     "fields": {"collection": "c"},
