@@ -58,9 +58,8 @@ def test_a_cross_encoder_from_a_folder(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     for name, labels in (("one", 1), ("three", 3)):
-        BertForSequenceClassification(BertConfig.from_dict(shape | {"num_labels": labels})).save_pretrained(
-            tmp_path / name
-        )
+        configuration = BertConfig.from_dict(shape | {"num_labels": labels})
+        BertForSequenceClassification(configuration).save_pretrained(tmp_path / name)
         AutoTokenizer.from_pretrained(find_folder(MINILM)).save_pretrained(tmp_path / name)
     model = CrossEncoding(tmp_path / "one", "cpu")
     texts = ["oil pump", "garden hose", "chair"]
