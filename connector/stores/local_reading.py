@@ -35,8 +35,8 @@ class Reading:
 
     def sample(self, count: int, *, texts: bool) -> Sample:
         """In one pass, because a condition costs about 3 µs a row; 8 bytes a row meanwhile."""
-        first = self._db.execute(f"SELECT id FROM records WHERE number = 0 AND {self._where}", self._parameters)
-        ids = np.fromiter((id_ for (id_,) in first), np.int64)
+        sql = f"SELECT id FROM records WHERE number = 0 AND {self._where}"
+        ids = np.fromiter((id_ for (id_,) in self._db.execute(sql, self._parameters)), np.int64)
         spread = ids % SPREAD_MODULUS * SPREAD_FACTOR % SPREAD_MODULUS
         chosen = ids[np.lexsort((ids, spread))[:count]].tolist()
         found = {text.record: text for text in self._read("id", chosen, texts=texts)}
