@@ -324,14 +324,14 @@ class Searching:
         }
 
     def _spread(self, stored: CollectionStatus, reranked: Reranked, k: int, options: SearchOptions) -> list[Hit]:
-        """By MMR. Relevance is the reranker's, from 0 to 1; without one the score: BM25's become shares of the best
-        one, the others are on the scale of a cosine."""
+        """By MMR. Relevance is the reranker's, from 0 to 1; without one the score: where words count it becomes the
+        share of the best one, and a cosine is on MMR's scale already."""
         from connector.ranking import mmr
 
         hits, relevance = reranked.hits, reranked.relevance
         if relevance is None:
             relevance = np.array([hit.score for hit in hits], dtype=np.float64)
-            if options.mode == "keyword" and len(relevance):
+            if options.mode != "vector" and len(relevance) and relevance.max() > 0:
                 relevance /= relevance.max()
         chosen = mmr(relevance, self._vectors(stored, hits), k, options.mmr_lambda or 0.0)
         return [hits[place] for place in chosen]
