@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import socket
@@ -313,3 +314,22 @@ def test_half_a_head_behind_a_request_spoils_no_answer(synced: Service, monkeypa
             go.set()
             assert status(connection.recv(65_536)) == 200
             assert status(rest(connection)) == 408
+
+
+def test_a_timer_behind_a_reset_connection_does_nothing() -> None:
+    """uvicorn's own timer outlives a connection that the other side reset; under uvloop its socket is gone by then."""
+
+    class Gone(asyncio.Transport):
+        def is_closing(self) -> bool:
+            return True
+
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            raise ValueError("negative file descriptor")
+
+        def close(self) -> None:
+            raise AssertionError("it is closed already")
+
+    connection = connections.BoundedHttp.__new__(connections.BoundedHttp)
+    connection.transport = Gone()
+    connection.timeout_keep_alive_handler()
+    assert connection._fetched() == 0

@@ -177,7 +177,7 @@ def test_config_show(cli: Cli, configured: None) -> None:
 @pytest.mark.covers("config schema")
 def test_config_schema_knows_every_section(cli: Cli) -> None:
     schema = cli("config", "schema").json
-    sections = {"hana", "store", "embedding", "tensorrt", "sync", "api", "access", "mcp", "worker", "state"}
+    sections = {"hana", "store", "embedding", "tensorrt", "sync", "api", "access", "mcp", "search", "worker", "state"}
     assert sections | {"collections"} == set(schema["properties"])
     assert "schema" in schema["$defs"]["HanaSettings"]["properties"]
 

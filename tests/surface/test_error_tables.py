@@ -34,6 +34,9 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "ModelMismatch": (2, 409, False),
     "UnknownCollection": (2, 404, False),
     "NoProposal": (2, 500, False),
+    "NotPreviewable": (2, 422, False),
+    "WrongOrigin": (2, 409, False),
+    "BadDocument": (2, 422, False),
     "LogMissing": (2, 500, False),
     "UnknownKey": (2, 404, False),
     "UnknownRow": (2, 404, False),
@@ -90,7 +93,7 @@ def instance(kind: type[Any], text: str) -> Any:
     wanted = inspect.signature(kind.__init__).parameters
     if kind is backends.NonFinite:
         return kind([0])
-    arguments = {"indices": [0], "reason": "r", "rows": {0: errors.RowRejected("r")}}
+    arguments = {"index": 0, "indices": [0], "reason": "r", "rows": {0: errors.RowRejected("r")}}
     more = {name: value for name, value in arguments.items() if name in wanted}
     return kind(text, **more)
 

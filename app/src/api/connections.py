@@ -145,7 +145,7 @@ class BoundedHttp(HttpToolsProtocol):
         try:
             told = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             return int(struct.unpack_from("Q", told, _ACKNOWLEDGED)[0])
-        except (AttributeError, OSError, struct.error):
+        except (AttributeError, OSError, ValueError, struct.error):  # ValueError: closed under uvloop
             return 0
 
     def _cut_unless_fetched(self, before: int, seconds: float) -> bool:
@@ -153,13 +153,14 @@ class BoundedHttp(HttpToolsProtocol):
         and who fetches nothing does not see the end behind it."""
         if self._fetched() - before >= SLOWEST * seconds:
             return True
-        with suppress(AttributeError, OSError):
+        with suppress(AttributeError, OSError, ValueError):
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
         return False
 
     def timeout_keep_alive_handler(self) -> None:
-        self._end()
+        if not self.transport.is_closing():  # uvicorn leaves this timer running where a connection was reset
+            self._end()
 
     # ----------------------------------------------------------------------------------------------------------- ending
 
