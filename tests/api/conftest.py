@@ -20,6 +20,7 @@ from app.src.settings import Settings
 from connector.errors import ConnectorError, UnknownTable
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef
 from connector.protocols import Capture
+from tests.emulator.process import Emulator
 
 MATERIALS = TableRef("S", "MARA")
 TEXTS = {
@@ -143,3 +144,13 @@ def client(service: Service) -> Iterator[httpx.Client]:
 def synced(service: Service) -> Service:
     service.sync("materials")
     return service
+
+
+@pytest.fixture
+def tables_service(emulator: Emulator, tmp_path: Path) -> Iterator[Service]:
+    """Over the stand-in, with a local store and the hashing model: for what is asked of HANA's tables."""
+    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")} | {"encrypt": False}
+    store = {"kind": "local", "path": tmp_path / "vectors"}
+    service = Service(Settings.model_validate({"hana": login, "store": store, "embedding": {"model": "hash:8"}}))
+    yield service
+    service.close()

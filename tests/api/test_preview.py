@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,26 +12,15 @@ from app.src.access.principal import LOOPBACK
 from app.src.access.rows import RowsRefused
 from app.src.discovery import LONGEST_SAMPLE
 from app.src.service import Service
-from app.src.settings import Settings
 from tests.api.conftest import serving
 from tests.api.test_routes import problem
-from tests.emulator.process import Emulator
 
 ROWS = 900
 
 
 @pytest.fixture
-def previews(emulator: Emulator, tmp_path: Path) -> Iterator[Service]:
-    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")} | {"encrypt": False}
-    store = {"kind": "local", "path": tmp_path / "vectors"}
-    service = Service(Settings.model_validate({"hana": login, "store": store, "embedding": {"model": "hash:8"}}))
-    yield service
-    service.close()
-
-
-@pytest.fixture
-def client(previews: Service) -> Iterator[httpx.Client]:
-    with serving(previews) as client:
+def client(tables_service: Service) -> Iterator[httpx.Client]:
+    with serving(tables_service) as client:
         yield client
 
 
@@ -140,7 +128,7 @@ def test_tables_that_have_no_texts_or_are_not_there(client: httpx.Client, schema
 
 @pytest.mark.covers("POST /v1/tables/{schema}/{table}/preview", errors=True)
 def test_nobody_previews_rows_that_they_may_not_see(
-    client: httpx.Client, previews: Service, schema: str, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, tables_service: Service, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -148,6 +136,6 @@ def test_nobody_previews_rows_that_they_may_not_see(
         asked.append((principal, name))
         raise RowsRefused("row rights")
 
-    monkeypatch.setattr(previews.rights, "check_every_row", refused)
+    monkeypatch.setattr(tables_service.rights, "check_every_row", refused)
     problem(client.post(f"/v1/tables/{schema}/MAKT/preview", json={}), 403)
     assert asked == [(LOOPBACK, None)]

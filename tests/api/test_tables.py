@@ -15,16 +15,6 @@ from app.src.settings import Settings
 from connector.hana import HanaPool
 from tests.api.conftest import serving
 from tests.api.test_routes import problem
-from tests.emulator.process import Emulator
-
-
-@pytest.fixture
-def tables_service(emulator: Emulator, tmp_path: Path) -> Iterator[Service]:
-    login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")} | {"encrypt": False}
-    store = {"kind": "local", "path": tmp_path / "vectors"}
-    service = Service(Settings.model_validate({"hana": login, "store": store, "embedding": {"model": "hash:8"}}))
-    yield service
-    service.close()
 
 
 @pytest.fixture
