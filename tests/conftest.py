@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,15 @@ from tests.emulator.process import Emulator, running
 _schemas = itertools.count(1)
 settings.register_profile("hurry", phases=(Phase.explicit, Phase.generate))
 """For scripts/mutations: a failing example is not made smaller."""
+
+UNTIL = float(os.environ.get("OWL_TESTS_UNTIL", "inf"))
+"""Seconds since the epoch after which no further test begins: .ci/run ends slow tests between two of them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.time() > UNTIL:
+        pytest.skip("the time of this run is over")
 
 
 @pytest.fixture(autouse=True)

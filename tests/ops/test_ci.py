@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +21,7 @@ printf '%s\\n' "CI=$CI ${0##*/} $*" >>"$STUB_LOG"
 case "${0##*/} $*" in
   "check ") exit "${STUB_CHECK:-0}" ;;
   "test ") exit "${STUB_TEST:-0}" ;;
-  "test -m slow -x") exit "${STUB_SLOW:-0}" ;;
+  "test -m slow -x --durations=20") exit "${STUB_SLOW:-0}" ;;
 esac
 """
 
@@ -36,7 +40,7 @@ def project(host: Host) -> Host:
 def test_runs_check_test_and_slow_tests_as_ci(project: Host) -> None:
     result = project.run(".ci/run")
     assert result.returncode == 0, result.stdout
-    assert project.log.splitlines() == ["CI=true check ", "CI=true test ", "CI=true test -m slow -x"]
+    assert project.log.splitlines() == ["CI=true check ", "CI=true test ", "CI=true test -m slow -x --durations=20"]
 
 
 @pytest.mark.parametrize(
@@ -71,3 +75,32 @@ def test_a_suite_that_outlasts_the_limit_is_red(project: Host) -> None:
     result = project.run(".ci/run")
     assert result.returncode == 1
     assert "FAILED: test" in result.stdout
+
+
+def test_no_slow_test_begins_shortly_before_the_limit(project: Host) -> None:
+    """pytest is told until when: a test that is cut off in its middle looks like one that failed."""
+    slow = project.folder / "scripts/test"
+    slow.write_text('#!/usr/bin/env bash\necho "until ${OWL_TESTS_UNTIL:-ever}"\n')
+    project.variables["OWL_CI_MINUTES"] = "10"
+    before = time.time()
+    result = project.run(".ci/run")
+    assert result.returncode == 0
+    default, slow_ones = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("until ")]
+    assert default == "ever"
+    assert before + 400 < float(slow_ones) < time.time() + 430
+
+
+@pytest.mark.parametrize(("seconds", "outcome"), [(60, "1 passed"), (-60, "1 skipped")])
+def test_a_test_after_the_time_is_skipped(seconds: int, outcome: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:randomly", "--rootdir", str(tmp_path), str(tmp_path)],
+        env=os.environ | {"OWL_TESTS_UNTIL": str(time.time() + seconds), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert outcome in result.stdout, result.stdout
+    assert ("the time of this run is over" in result.stdout) == (seconds < 0)
