@@ -18,7 +18,7 @@ from app.src.core.backends import OutOfMemory, TokenIds, Vectors
 from app.src.core.backends.compute_thread import on_compute_thread
 from app.src.core.backends.encoders import _on_card
 from app.src.core.backends.footprint import Measurable
-from app.src.core.backends.graphs import CudaRecorder, with_graphs
+from app.src.core.backends.graphs import CudaRecorder, Trials, with_graphs
 from app.src.core.backends.overlapping import Overlapping
 from app.src.core.backends.pytorch import TorchBackend, TorchOptions, _Mapped, memory_errors_mapped
 from app.src.core.backends.staging import CardDownloads, CardUploads, CudaCard, HostUploads, PageableDownloads
@@ -389,7 +389,7 @@ def test_cuda_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, minilm
     assert isinstance(backend, TorchBackend)
     encoder: Any = backend._loaded()
     target = Target(DeviceProfile.of_card("Tesla T4"), "fp16", graphs="off")
-    chosen = _on_card(target, encoder, "because")
+    chosen = _on_card(target, encoder, "because", 1000)
     assert chosen.encoder is encoder
     assert chosen.reason.endswith("CUDA graphs are switched off")
 
@@ -552,7 +552,7 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
     def record(work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
         return Recorded(next(rungs)), work()
 
-    best, reason = with_graphs(Model(), record, HostUploads(), lambda: None)
+    best, reason = with_graphs(Model(), record, HostUploads(), lambda: None, Trials(1000))
     assert "up to 512 tokens" in reason
     assert best.recorded == [32, 128, 512]
     best([[1] * 300])

@@ -27,6 +27,7 @@ from .overlapping import Pending
 from .pausing import Interruptible
 from .target import Encoder, Target, TokenEncoder
 from .tokenizing import RustTokenizer, Tokenizing
+from .trial_tokens import trial_batch, words_of
 
 if TYPE_CHECKING:
     from .staging import Downloads
@@ -225,9 +226,8 @@ class TorchBackend(Tokenizing):
         """By how much memory grows while so many tokens are computed."""
         import torch
 
-        index, longest = self.profile.index, self._folder.max_length
-        words = int(self._folder.config.get("vocab_size") or 1000)
-        batch = [_sequence(min(longest, tokens - start), words) for start in range(0, tokens, longest)]
+        index = self.profile.index
+        batch = trial_batch(tokens, self._folder.max_length, words_of(self._folder))
         torch.cuda.synchronize(index)
         torch.cuda.reset_peak_memory_stats(index)
         before = torch.cuda.memory_allocated(index)
@@ -334,9 +334,3 @@ class _Mapped:
             vectors = self._pending.result()
         self._landed()
         return vectors
-
-
-def _sequence(length: int, words: int) -> TokenIds:
-    """Any tokens of a vocabulary of so many: on a card one that is not there ends the whole process."""
-    first = min(100, words // 2)
-    return [first + place % min(800, words - first) for place in range(length)]
