@@ -28,6 +28,4 @@ def trial_tokens(length: int, words: int, *, start: int = 0) -> TokenIds:
 
 def trial_batch(tokens: int, longest: int, words: int) -> Sequence[TokenIds]:
     """So many tokens, as few sequences as the model's `longest` allows."""
-    return [
-        trial_tokens(min(longest, tokens - start), words, start=start) for start in range(0, tokens, longest)
-    ]
+    return [trial_tokens(min(longest, tokens - start), words, start=start) for start in range(0, tokens, longest)]
