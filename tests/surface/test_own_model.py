@@ -87,10 +87,12 @@ def test_info_tells_of_both_models_and_loads_none_for_it(service: Service) -> No
         ("models/2026/ours", "ours"),
     ],
 )
-def test_of_a_model_that_is_not_loaded_no_path_is_told(settings: Settings, model: str, told: str) -> None:
-    settings.collections[1].model = model
+def test_of_a_model_that_is_not_loaded_no_path_is_told(model: str, told: str) -> None:
+    block = {"source": "S.T", "template": "{X}"}
+    blocks = [block | {"name": "plain"}, *(block | {"name": name, "model": model} for name in ("a", "b"))]
+    settings = Settings.model_validate({"embedding": {"model": "hash:64"}, "collections": blocks})
     (own,) = own_models(settings, lambda _collection: None)
-    assert own["model"] == told
+    assert (own["model"], own["collections"]) == (told, ["a", "b"])
 
 
 def test_a_model_of_its_own_is_a_change_of_model_for_that_collection_alone(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from app.src.core.onnx_export import cache as cache_module
 from app.src.core.onnx_export.cache import ArtifactCache, Entry
 from app.src.core.onnx_export.retention import (
     ENGINES,
@@ -28,7 +27,7 @@ class Shelf:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cache = ArtifactCache(folder)
         self._now = 1_000_000.0
-        monkeypatch.setattr(cache_module.time, "time", self._later)
+        monkeypatch.setattr("app.src.core.onnx_export.cache.time.time", self._later)
 
     def _later(self) -> float:
         self._now += 1.0
