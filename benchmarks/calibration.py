@@ -45,10 +45,10 @@ from app.src.benchmark.workloads import sap_like  # noqa: E402
 from app.src.core.backends.folder import find_folder, read_folder  # noqa: E402
 from app.src.core.backends.tokenizing import RustTokenizer  # noqa: E402
 from app.src.core.onnx_export.activations import session, vectors  # noqa: E402
+from app.src.core.onnx_export.agreement import agreement  # noqa: E402
 from app.src.core.onnx_export.calibrators import Algorithm  # noqa: E402
 from app.src.core.onnx_export.graph import build_graph  # noqa: E402
 from app.src.core.onnx_export.quantise import Recipe, quantise  # noqa: E402
-from app.src.core.onnx_export.sensitivity import agreement  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
 JUDGED, HELD_OUT = 400, 84

@@ -367,7 +367,8 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Info:
-    """`device` and `settings`: what is computed on, and what was chosen there and why."""
+    """`device` and `settings`: what is computed on, and what was chosen there and why. `models`: those that collections
+    have of their own; empty where the service is older than that."""
 
     version: str
     model: str
@@ -379,6 +380,7 @@ class Info:
     store: str
     collections: list[str]
     limits: Limits
+    models: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

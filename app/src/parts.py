@@ -112,6 +112,14 @@ class Parts:
         own = self.engine_if_loaded
         return ([] if own is None else [own]) + [each.engine for each in list(self._others.values())]
 
+    def engine_if_loaded_for(self, collection: str) -> EmbeddingEngine | None:
+        """Of the model that the settings name for a collection. Loads none."""
+        wanted = self.settings.embedding_of(collection)
+        if wanted.model == self.settings.embedding.model:
+            return self.engine_if_loaded
+        there = self._others.get((wanted.model, wanted.revision, wanted.precision))
+        return None if there is None else there.engine
+
     @property
     def embedder_if_loaded(self) -> EngineEmbedder | None:
         """Loads none."""

@@ -532,7 +532,7 @@ class Service:
 
     def info(self) -> dict[str, Any]:
         """What `/v1/info` says. Loads the engine."""
-        return statuses.of_service(version(), self.engine, self.settings)
+        return statuses.of_service(version(), self.engine, self.settings, self.parts.engine_if_loaded_for)
 
     def gpu(self) -> dict[str, Any]:
         """What NVIDIA's driver says now; loads no engine, and takes no longer than GPU_WITHIN."""

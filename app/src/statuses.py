@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.src.probes import choices
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 _NEVER_SYNCED = ("generation", "rows", "chunks", "foreign", "empty", "quarantined")
 """Counts that are 0 before the first sync; everything else is not known yet."""
+HUB_PARTS = 2
+"""Of a hub's name: whose it is, and what."""
 _INNER = "checkpoint"
 """Of a status, for sync alone."""
 _KEYS = (
@@ -47,8 +51,12 @@ def never_synced(name: str, settings: Settings) -> dict[str, Any]:
     return empty | {"collection": name, "store": store.kind, "schema": schema}
 
 
-def of_service(version: str, engine: EmbeddingEngine, settings: Settings) -> dict[str, Any]:
-    """What `/v1/info` says."""
+EngineOf = Callable[[str], "EmbeddingEngine | None"]
+"""Of a collection, as far as it is loaded."""
+
+
+def of_service(version: str, engine: EmbeddingEngine, settings: Settings, engine_of: EngineOf) -> dict[str, Any]:
+    """What `/v1/info` says. Loads nothing."""
     api = settings.api
     return {
         "version": version,
@@ -56,14 +64,8 @@ def of_service(version: str, engine: EmbeddingEngine, settings: Settings) -> dic
         "dimension": engine.dimension,
         "max_tokens": engine.max_tokens,
         "fingerprint": engine.fingerprint,
-        "device": {
-            "kind": engine.profile.kind,
-            "name": engine.profile.name,
-            "precision": engine.precision,
-            "precision_reason": engine.precision_reason,
-            "path": engine.path,
-            "path_reason": engine.path_reason,
-        },
+        "device": _computed_on(engine),
+        "models": own_models(settings, engine_of),
         "settings": [asdict(each) for each in choices(engine)],
         "store": settings.store.kind,
         "collections": [collection.name for collection in settings.collections],
@@ -73,4 +75,45 @@ def of_service(version: str, engine: EmbeddingEngine, settings: Settings) -> dic
             "max_text_chars": api.max_text_chars,
             "max_k": api.max_k,
         },
+    }
+
+
+def own_models(settings: Settings, engine_of: EngineOf) -> list[dict[str, Any]]:
+    """The models that collections have of their own, each once; what is not loaded yet is known by its name alone. Of a
+    folder only the last part of its path is told."""
+    collections: dict[str, list[str]] = {}
+    for each in settings.collections:
+        if each.model is not None and each.model != settings.embedding.model:
+            collections.setdefault(each.model, []).append(each.name)
+    return [_of_model(model, names, engine_of(names[0])) for model, names in collections.items()]
+
+
+def _of_model(model: str, collections: list[str], engine: EmbeddingEngine | None) -> dict[str, Any]:
+    told = {"model": _shown_name(model), "collections": collections, "loaded": engine is not None}
+    if engine is None:
+        return told | dict.fromkeys(("dimension", "max_tokens", "fingerprint", "device"))
+    return told | {
+        "model": engine.model,
+        "dimension": engine.dimension,
+        "max_tokens": engine.max_tokens,
+        "fingerprint": engine.fingerprint,
+        "device": _computed_on(engine),
+    }
+
+
+def _shown_name(model: str) -> str:
+    """A packaged name or a hub's as it stands; a path is nobody's business."""
+    path = Path(model)
+    is_path = path.is_absolute() or len(path.parts) > HUB_PARTS or model.startswith(("./", "../", "~"))
+    return path.name if is_path else model
+
+
+def _computed_on(engine: EmbeddingEngine) -> dict[str, Any]:
+    return {
+        "kind": engine.profile.kind,
+        "name": engine.profile.name,
+        "precision": engine.precision,
+        "precision_reason": engine.precision_reason,
+        "path": engine.path,
+        "path_reason": engine.path_reason,
     }

@@ -18,7 +18,7 @@ from app.src.core.backends import OutOfMemory, TokenIds, Vectors
 from app.src.core.backends.compute_thread import on_compute_thread
 from app.src.core.backends.encoders import _on_card
 from app.src.core.backends.footprint import Measurable
-from app.src.core.backends.graphs import CudaRecorder, with_graphs
+from app.src.core.backends.graphs import CudaRecorder, Trials, with_graphs
 from app.src.core.backends.overlapping import Overlapping
 from app.src.core.backends.pytorch import TorchBackend, TorchOptions, _Mapped, memory_errors_mapped
 from app.src.core.backends.staging import CardDownloads, CardUploads, CudaCard, HostUploads, PageableDownloads
@@ -171,6 +171,21 @@ def test_what_failed_is_gone_while_it_is_computed_again(words: str) -> None:
         gc.enable()
         batcher.close()
     assert not any(alive)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_memory_that_runs_out_beside_torchs_allocator_is_the_engines_error(words: str) -> None:
+    """So that the batch is halved: pinned memory, and a thread's first product, are not the allocator's."""
+    with pytest.raises(OutOfMemory), memory_errors_mapped():
+        raise RuntimeError(words)
+    with pytest.raises(RuntimeError, match="illegal"), memory_errors_mapped():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def test_what_comes_late_is_the_engines_error() -> None:
@@ -389,7 +404,7 @@ def test_cuda_graphs_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, minilm
     assert isinstance(backend, TorchBackend)
     encoder: Any = backend._loaded()
     target = Target(DeviceProfile.of_card("Tesla T4"), "fp16", graphs="off")
-    chosen = _on_card(target, encoder, "because")
+    chosen = _on_card(target, encoder, "because", 1000)
     assert chosen.encoder is encoder
     assert chosen.reason.endswith("CUDA graphs are switched off")
 
@@ -408,6 +423,26 @@ def test_the_switches_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(OutOfMemory):
             engine_module.load_engine(EngineOptions(overlap=overlap, pinned=pinned, graphs=graphs))
         assert (given[-1].overlap, given[-1].pinned, given[-1].graphs) == (overlap, pinned, graphs)
+
+
+def test_graphs_are_tried_within_a_small_vocabulary() -> None:
+    seen: list[int] = []
+
+    class Model:
+        path = "packed"
+        longest = 40
+
+        def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+            seen.extend(max(tokens) for tokens in batch)
+            return torch.ones(len(batch), 2)
+
+    def record(work: Callable[[], torch.Tensor]) -> Any:
+        raise RuntimeError("no graphs here")
+
+    for words in (60, 500, 30_522):
+        with_graphs(Model(), record, HostUploads(), lambda: None, Trials(words))  # type: ignore[arg-type]
+        assert 0 < max(seen) < words
+        seen.clear()
 
 
 @pytest.mark.parametrize(("pinned", "way"), [(True, CardDownloads), (False, PageableDownloads)])
@@ -552,7 +587,7 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
     def record(work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
         return Recorded(next(rungs)), work()
 
-    best, reason = with_graphs(Model(), record, HostUploads(), lambda: None)
+    best, reason = with_graphs(Model(), record, HostUploads(), lambda: None, Trials(1000))
     assert "up to 512 tokens" in reason
     assert best.recorded == [32, 128, 512]
     best([[1] * 300])

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from app.src.core.backends import TokenIds
 from app.src.core.backends.attention import Bias, Choice, Inputs, Layout, layout_of
 from app.src.core.backends.folder import read_folder
-from app.src.core.backends.graphs import KEPT, LADDER, SEQUENCES, GraphedEncoder, Recording, rung_for, with_graphs
+from app.src.core.backends.graphs import (
+    KEPT,
+    LADDER,
+    SEQUENCES,
+    GraphedEncoder,
+    Recording,
+    Trials,
+    rung_for,
+    with_graphs,
+)
 from app.src.core.backends.packed import PackedEncoder, Place
 from app.src.core.backends.staging import HostUploads, uploads_for
 
@@ -237,7 +246,7 @@ def test_graphs_are_used_where_they_measure_faster(
             return recording, found
 
     stub = Slow()
-    best, reason = with_graphs(stub, Timed(), HostUploads(), lambda: None, probes=(24,))
+    best, reason = with_graphs(stub, Timed(), HostUploads(), lambda: None, Trials(1000, probes=(24,)))
     assert isinstance(best, GraphedEncoder) is used
     assert f"{computing / replaying:.2f} x" in reason
 
@@ -247,7 +256,7 @@ def test_graphs_that_give_other_vectors_are_not_used(encoder: PackedEncoder) -> 
         def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
             return super().__call__(lambda: work().roll(1, dims=1))
 
-    best, reason = with_graphs(encoder, Wrong(), HostUploads(), lambda: None)
+    best, reason = with_graphs(encoder, Wrong(), HostUploads(), lambda: None, Trials(1000))
     assert best is encoder
     assert "other vectors" in reason
 
@@ -255,7 +264,7 @@ def test_graphs_that_give_other_vectors_are_not_used(encoder: PackedEncoder) -> 
 def test_where_nothing_can_be_recorded_the_encoder_stays(encoder: PackedEncoder) -> None:
     recorder = Recorder()
     recorder.fail = RuntimeError("no graphs here")
-    assert with_graphs(encoder, recorder, HostUploads(), lambda: None)[0] is encoder
+    assert with_graphs(encoder, recorder, HostUploads(), lambda: None, Trials(1000))[0] is encoder
 
 
 def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +289,7 @@ def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypat
             return torch.ones(len(inputs.layout.cumulative) - 1, 2)
 
     slow = Slow()
-    best, reason = with_graphs(slow, Full(), HostUploads(), lambda: None, probes=(24, 128, 512))
+    best, reason = with_graphs(slow, Full(), HostUploads(), lambda: None, Trials(1000, probes=(24, 128, 512)))
     assert best is slow
     assert "cannot be recorded for 512 tokens" in reason
 

@@ -119,10 +119,10 @@ def test_a_trace_was_written_for_the_precision_of_the_engine(report: dict[str, A
 
 
 def test_table_for_people() -> None:
-    done = command("--device", "cpu", "--duration", "0.1", "--sizes", "64", "--model", "no/such-model")
+    done = command("--device", "cpu", "--duration", "0.1", "--sizes", "64", "--model", "hash:64")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^fp32 +square +64 x 64 x 64 +yes +\d", done.stdout, re.MULTILINE)
-    assert "is no packaged model" in done.stdout
+    assert "is no packaged model" in done.stdout  # the reason why no layers were multiplied
     assert "measured on the CPU" in done.stdout
     assert "no tensor cores (cpu): bf16 is" in done.stdout
 
@@ -141,6 +141,7 @@ def test_wrong_arguments() -> None:
         ("--plot", ["report.jpeg", "/no/such/folder/report.png", "/"]),
         ("--profile", ["/no/such/folder/trace.json", "/tmp"]),
         ("--device", ["gpu", "cpu:1"]),
+        ("--model", ["no/such-model", "all-MiniLM-L6-v22", "", "/no/such/folder"]),
     ],
 )
 def test_flags_that_are_refused(flag: str, values: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +168,28 @@ def test_a_file_that_cannot_be_written_is_refused_before_measuring(
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "cannot be written: No such file" in line
+
+
+def test_a_model_that_cannot_compute_is_told_with_the_products(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder could be read, its weights could not; products need none."""
+
+    def measured(plan: Plan, _tell: object) -> optimizer.Report:
+        settings = [
+            optimizer.Setting("precision", "bf16", "measured"),
+            optimizer.Setting("embedding tf32", None, "a CPU has none"),
+            optimizer.Setting("embedding bf16", None, "its weights are not complete"),
+        ]
+        return optimizer.Report({"kind": "cpu"}, settings, model=plan.model)
+
+    monkeypatch.setattr(optimizer, "make_report", measured)
+    monkeypatch.setattr(optimizer, "check_readable", lambda _model: None)
+    assert optimizer.main(["--json", "--model", "damaged"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["model"] == "damaged"
+    assert captured.err == "--model damaged: its weights are not complete\n"
+    assert optimizer.main(["--json"]) == 0, "nobody has asked for the default model"
 
 
 def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:

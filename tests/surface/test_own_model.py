@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from app.src.access.principal import OPERATOR
+from app.src.api import schemas
 from app.src.core import loading as engines
 from app.src.core.engine import EmbeddingEngine
 from app.src.service import Service
 from app.src.settings import Settings
+from app.src.statuses import own_models
 from connector.model import ModelSource
 from tests.emulator.process import Emulator
 
@@ -60,6 +62,37 @@ def test_doctor_tells_of_both_models(service: Service) -> None:
     assert line.ok
     assert "hash:64: 64 finite numbers" in line.detail
     assert "collection own: hash:32: 32 finite numbers" in line.detail
+
+
+def test_info_tells_of_both_models_and_loads_none_for_it(service: Service) -> None:
+    info = service.info()
+    assert info["model"] == "hash:64"
+    unknown = dict.fromkeys(("dimension", "max_tokens", "fingerprint", "device"))
+    assert info["models"] == [{"model": "hash:32", "collections": ["own"], "loaded": False} | unknown]
+    service.sync("own")
+    (own,) = service.info()["models"]
+    assert (own["model"], own["collections"], own["loaded"], own["dimension"]) == ("hash:32", ["own"], True, 32)
+    assert own["device"]["kind"] == "cpu"
+    assert own["fingerprint"] != info["fingerprint"]
+    schemas.OwnModelBody.model_validate(own, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("intfloat/e5-small", "intfloat/e5-small"),
+        ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2"),
+        ("/srv/models/ours", "ours"),
+        ("./models/ours", "ours"),
+        ("models/2026/ours", "ours"),
+    ],
+)
+def test_of_a_model_that_is_not_loaded_no_path_is_told(model: str, told: str) -> None:
+    block = {"source": "S.T", "template": "{X}"}
+    blocks = [block | {"name": "plain"}, *(block | {"name": name, "model": model} for name in ("a", "b"))]
+    settings = Settings.model_validate({"embedding": {"model": "hash:64"}, "collections": blocks})
+    (own,) = own_models(settings, lambda _collection: None)
+    assert (own["model"], own["collections"]) == (told, ["a", "b"])
 
 
 def test_a_model_of_its_own_is_a_change_of_model_for_that_collection_alone(

@@ -142,6 +142,28 @@ def test_its_note_is_a_sentence_for_people(name: str) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- precedence
 
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("T4_GPU_MAX_BATCH_SIZ", "T4_GPU_MAX_BATCH_SIZE"),
+        ("T4_GPU_MEMORY_FRACTON", "T4_GPU_MEMORY_FRACTION"),
+        ("T4_GPU_FP16", "T4_GPU_FP16_MODE"),
+        ("T4_GPU_MEMORY_FRACTIO_FILE", "T4_GPU_MEMORY_FRACTION"),
+    ],
+)
+def test_a_misspelt_variable_of_the_guides_is_no_silence(tmp_path: Path, name: str, meant: str) -> None:
+    assert fault(tmp_path, {name: "1"}) == (
+        f'environment {name}: no such variable; did you mean "{meant}"? (docs/gpu.md lists them)'
+    )
+
+
+def test_variables_that_only_begin_like_the_guides_are_somebody_elses(tmp_path: Path) -> None:
+    """As those that Kubernetes sets for a service called t4-gpu."""
+    names = ("T4_GPU_SERVICE_HOST", "T4_GPU_SERVICE_PORT", "T4_GPU_PORT", "T4_GPU_PORT_80_TCP_ADDR", "T4_GPU_COUNT")
+    assert loaded(tmp_path, dict.fromkeys(names, "1")).origins == {}
+
+
 # environment, .env, owl-sap.toml -> value of embedding.device and where it comes from
 DEVICE = [
     ({}, "", "", "auto", "default"),

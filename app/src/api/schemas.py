@@ -504,6 +504,16 @@ class DeviceBody(BaseModel):
     path_reason: str
 
 
+class OwnModelBody(BaseModel):
+    model: str
+    collections: list[str]
+    loaded: bool = Field(description="false: nothing has asked for it yet, and the rest is null")
+    dimension: int | None
+    max_tokens: int | None
+    fingerprint: str | None
+    device: DeviceBody | None
+
+
 class SettingBody(BaseModel):
     name: str = Field(examples=["padding_multiple"])
     value: str | int | float | bool | None = Field(description="null: it cannot be had here")
@@ -524,6 +534,7 @@ class InfoBody(BaseModel):
     max_tokens: int
     fingerprint: str
     device: DeviceBody
+    models: list[OwnModelBody] = Field(description="models that collections have of their own")
     settings: list[SettingBody] = Field(description="what is chosen on this device, and why")
     store: str
     collections: list[str]

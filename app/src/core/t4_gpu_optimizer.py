@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+from .backends import EngineError
 from .choices import Setting, settings_of
 from .device import DeviceError, DeviceProfile, detect
 from .measuring.embedding import Embedding
 from .measuring.plots import NotDrawable, check_drawable, check_writable, draw
 from .measuring.products import Matmul
-from .measuring.report import Plan, Ratio, Report, as_json, describe, make_report
-from .measuring.shapes import Shape
+from .measuring.report import MODEL, Plan, Ratio, Report, as_json, describe, make_report, why_not_embedded
+from .measuring.shapes import Shape, check_readable
 from .memory import T4MemoryManager
 from .t4_config import T4GPUConfig
 
@@ -82,7 +83,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of each sustained run (default: 30 on a card, 1 on a CPU); the table of products takes at most as long",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--model", default="all-MiniLM-L6-v2", help="whose layers are multiplied and texts embedded")
+    parser.add_argument("--model", default=None, help=f"whose layers are multiplied and texts embedded ({MODEL})")
     parser.add_argument("--apply", action="store_true", help="set TF32, cuDNN and the allocator, telling old and new")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the report into FILE.png or FILE.svg")
     parser.add_argument(
@@ -94,7 +95,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             check_drawable(given.plot)
         if given.profile is not None:
             check_writable("--profile", given.profile)
-    except NotDrawable as error:
+        if given.model is not None:
+            check_readable(given.model)
+    except (NotDrawable, EngineError) as error:
         parser.error(str(error))
     return given
 
@@ -137,7 +140,7 @@ def _show(report: Report) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _arguments(arguments)
-    plan = Plan(given.sizes, given.duration, given.device, given.model, given.apply, given.profile)
+    plan = Plan(given.sizes, given.duration, given.device, given.model or MODEL, given.apply, given.profile)
     try:
         report = make_report(plan, lambda line: _write(sys.stderr, line))
         if given.plot is not None:
@@ -149,6 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write(sys.stdout, json.dumps(as_json(report), indent=2))
     else:
         _show(report)
+    if given.model is not None and not report.embedding:
+        _write(sys.stderr, f"--model {given.model}: {why_not_embedded(report)}")
+        return 1
     return 0
 
 

@@ -25,6 +25,9 @@ _CONFIG_VARIABLE = "OWL_SAP_CONFIG"
 _FAILPOINT_VARIABLE = "OWL_SAP_FAILPOINT"
 """For tests of crashes only: no setting, so that no configuration file can arm one."""
 _FILE_SUFFIX = "_FILE"
+_T4_PREFIX = "T4_GPU_"
+_SLIP = 0.8
+"""Likeness (difflib's) from which a name is taken for a misspelt one."""
 
 SettingPath = tuple[str, ...]
 
@@ -183,6 +186,8 @@ class _Layers:
         for name, (_, origin) in variables.items():
             if name.startswith(PREFIX) and name not in (_CONFIG_VARIABLE, _FAILPOINT_VARIABLE):
                 self._add_own(name, origin, variables)
+            elif name.startswith(_T4_PREFIX):
+                _check_spelling(name, origin)
 
     def _add_known(self, variable: Variable, variables: Mapping[str, tuple[str, str]]) -> None:
         text, origin = _text_of(variable.name, variables)
@@ -207,6 +212,16 @@ class _Layers:
         text, origin = _text_of(base, variables)
         if text is not None:
             self.put(known[base], _parsed(base, text, origin), origin)
+
+
+def _check_spelling(name: str, origin: str) -> None:
+    """What is nearly a variable of the guides is taken for a slip; what is not is somebody else's, such as Kubernetes'
+    own variables of a service called t4-gpu."""
+    known = [variable.name for variable in VARIABLES if variable.name.startswith(_T4_PREFIX)]
+    base = name.removesuffix(_FILE_SUFFIX)
+    near = difflib.get_close_matches(base, known, n=1, cutoff=_SLIP)
+    if base not in known and near:
+        raise SettingsError(f'{origin}: no such variable; did you mean "{near[0]}"? (docs/gpu.md lists them)')
 
 
 def _text_of(name: str, variables: Mapping[str, tuple[str, str]]) -> tuple[str | None, str]:

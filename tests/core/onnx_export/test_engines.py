@@ -3,7 +3,9 @@ card was at hand: what a real one does with these options is not tested here."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from app.src.core.device import DeviceProfile
 from app.src.core.onnx_export.cache import ArtifactCache, Entry
 from app.src.core.onnx_export.engines import ENGINES, TIMINGS, Engines
 from app.src.core.onnx_export.providers import CPU, CUDA, TENSORRT, BuildOptions, Installed, Rectangle, ShapeProfile
+from app.src.core.onnx_export.retention import KEPT
 from app.src.core.onnx_export.sites import Site
 
 INSTALLED = Installed("1.31.1", "1.23.2", "10.16.1", "580.95", (TENSORRT, CUDA, CPU))
@@ -104,6 +107,16 @@ def test_an_engine_is_built_once(cache: ArtifactCache, graph: Entry) -> None:
         del session
     assert maker.built == 1
     assert {path.name.split("-")[0] for path in cache.folder.iterdir()} == {"quantised", ENGINES, TIMINGS}
+
+
+def test_ever_newer_drivers_do_not_fill_the_disk(cache: ArtifactCache, graph: Entry) -> None:
+    maker = FakeTensorRT()
+    for driver in range(KEPT + 3):
+        site = _site(maker, installed=replace(INSTALLED, driver=f"58{driver}"))
+        Engines(cache).session(site, graph, "model.onnx", "int8", SHAPES)
+    assert maker.built == KEPT + 3
+    kinds = Counter(entry.kind for entry in cache.entries())
+    assert kinds == {"quantised": 1, ENGINES: KEPT, TIMINGS: KEPT}
 
 
 def test_the_working_copy_goes_with_the_session(

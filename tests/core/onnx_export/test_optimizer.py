@@ -152,6 +152,11 @@ def test_nothing_is_calibrated_twice(folder: Path, options: OptimizerOptions) ->
     optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS, "entropy")
     optimizer.optimize_model_with_calibration(str(folder), "m", TEXTS[1:])
     assert len(quantiser.calls) == 3
+    verdicts = [entry for entry in ArtifactCache(options.cache).entries() if entry.kind == "verdict"]
+    assert sorted(str(each.dependencies["algorithm"]) for each in verdicts) == [
+        "entropy",
+        "minmax",
+    ]  # the newest of each
 
 
 def test_a_damaged_graph_is_made_again_with_a_sentence(folder: Path, options: OptimizerOptions) -> None:

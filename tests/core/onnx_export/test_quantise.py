@@ -17,11 +17,12 @@ from app.src.core.backends import ModelUnsupported, calibration
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.onnx_export.activations import Channels, session, vectors
+from app.src.core.onnx_export.agreement import agreement
 from app.src.core.onnx_export.calibrators import ALGORITHMS, Algorithm
 from app.src.core.onnx_export.graph import build_graph
 from app.src.core.onnx_export.qdq import Constants, LayerPlan, linears, rounded, rounded_weight
 from app.src.core.onnx_export.quantise import Recipe, Report, balances, error, quantise
-from app.src.core.onnx_export.sensitivity import Target, agreement
+from app.src.core.onnx_export.sensitivity import Target
 from tests.core.conftest import MINILM
 from tests.core.test_architectures import MODELS, save, sequences
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import Vectors
-from app.src.core.onnx_export.sensitivity import Agreement, Search, Target, agreement, losses
+from app.src.core.onnx_export.agreement import Agreement, agreement
+from app.src.core.onnx_export.gate import judge
+from app.src.core.onnx_export.sensitivity import Search, Target, losses
 
 COSTS = {"a": 3.0, "b": 1.0, "c": 4.0, "d": 4.0}
 RNG = np.random.default_rng(5)
@@ -110,3 +112,16 @@ def test_what_is_no_vector_agrees_with_nothing(wrong: float) -> None:
 
 def test_one_text_has_no_neighbours() -> None:
     assert agreement(EXACT[:1], EXACT[:1]).overlap == 1.0
+
+
+def test_layers_are_chosen_by_the_very_figures_that_the_gate_judges_by() -> None:
+    """Texts that are there several times over have equally good neighbours, and which is found is chance."""
+    exact = np.repeat(EXACT, 8, axis=0)
+    found = (exact + 1e-5 * RNG.standard_normal(exact.shape)).astype(np.float32)
+    near, verdict = agreement(found, exact), judge(exact, found)
+    assert near.overlap == 1.0
+    assert (verdict.mean_cosine, verdict.worst_cosine, verdict.overlap) == (
+        near.mean_cosine,
+        near.least_cosine,
+        near.overlap,
+    )

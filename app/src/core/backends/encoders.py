@@ -9,6 +9,7 @@ from . import ModelUnsupported
 from .folder import PACKAGED, Folder
 from .rectangular import load_rectangular
 from .target import Encoder, Target
+from .trial_tokens import trial_tokens, words_of
 
 if TYPE_CHECKING:
     from .packed import PackedEncoder
@@ -47,14 +48,15 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chos
     chosen = _compared(folder, target, encoder)
     if target.profile.kind == "cpu" or chosen.encoder is not encoder:
         return chosen
-    return _on_card(target, encoder, chosen.reason)
+    return _on_card(target, encoder, chosen.reason, words_of(folder))
 
 
-def _on_card(target: Target, encoder: PackedEncoder, reason: str) -> Chosen:
-    """With CUDA graphs where they pay: they need an attention that is recorded once for every length."""
+def _on_card(target: Target, encoder: PackedEncoder, reason: str, words: int) -> Chosen:
+    """With CUDA graphs where they pay: they need an attention that is recorded once for every length. `words`: of the
+    vocabulary."""
     import torch
 
-    from .graphs import CudaRecorder, with_graphs
+    from .graphs import CudaRecorder, Trials, with_graphs
     from .staging import uploads_for
 
     reasons = f"{reason}; {encoder.attention.reason}"
@@ -68,7 +70,7 @@ def _on_card(target: Target, encoder: PackedEncoder, reason: str) -> Chosen:
         CudaRecorder(device),
         uploads_for(device, pinned=target.pinned),
         lambda: torch.cuda.synchronize(device),
-        always=target.graphs == "on",
+        Trials(words, always=target.graphs == "on"),
     )
     return Chosen(best, f"{reasons}; {why}")
 
@@ -109,13 +111,9 @@ def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
     to 300: beyond the window of every layer that has one."""
     import torch
 
-    tokens = int(folder.config.get("vocab_size") or 1000)
+    words = words_of(folder)
     lengths = [min(length, folder.max_length) for length in (300, 150, 60, 33, 33, 16, 7, 7, 3)]
-    first = min(100, tokens // 2)
-    batch = [
-        [first + (17 * row + 31 * column) % min(800, tokens - first) for column in range(length)]
-        for row, length in enumerate(lengths)
-    ]
+    batch = [trial_tokens(length, words, start=17 * row) for row, length in enumerate(lengths)]
     with torch.inference_mode():
         cosines = torch.nn.functional.cosine_similarity(encoder(batch).double(), reference(batch).double())
     return float(cosines.nan_to_num(nan=-1.0).min())

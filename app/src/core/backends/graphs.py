@@ -24,6 +24,7 @@ from ..ranges import ranged
 from . import TokenIds
 from .attention import Inputs, Layout
 from .staging import Uploads
+from .trial_tokens import trial_batch
 
 LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Tokens of a batch, rounded up to one of these: at most half again as many tokens, where launches cost more. What some
@@ -240,28 +241,31 @@ PROBES, PROBE_ROUNDS = (24, 128, 512, 1024, 2048, 4096), 9
 QUERY = PROBES[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """By what graphs are tried: token ids below `words`, the size of the vocabulary, in batches of so many tokens.
+    `always`: used wherever they are right, without measuring."""
+
+    words: int
+    always: bool = False
+    probes: Sequence[int] = PROBES
+
+
 def with_graphs(
-    encoder: Computes,
-    record: Record,
-    uploads: Uploads,
-    finish: Callable[[], None],
-    *,
-    always: bool = False,
-    probes: Sequence[int] = PROBES,
+    encoder: Computes, record: Record, uploads: Uploads, finish: Callable[[], None], trials: Trials
 ) -> tuple[Any, str]:
     """The encoder with recordings for batches up to the size to which they measure faster here, and right; the encoder
-    itself where they do not even for a query. With the reason in words. `always`: without measuring. `finish` waits for
-    the device."""
+    itself where they do not even for a query. With the reason in words. `finish` waits for the device."""
     graphed = GraphedEncoder(encoder, record, uploads)
     gains: dict[int, float] = {}
     with torch.inference_mode():
-        why_not = _why_not(encoder, graphed, _probe(QUERY, encoder.longest))
+        why_not = _why_not(encoder, graphed, trial_batch(QUERY, encoder.longest, trials.words))
         if why_not is not None:
             return encoder, why_not
-        if always:
+        if trials.always:
             return graphed, f"CUDA graphs for batches up to {LADDER[-1]} tokens: asked for"
-        for tokens in probes:
-            probe = _probe(tokens, encoder.longest)
+        for tokens in trials.probes:
+            probe = trial_batch(tokens, encoder.longest, trials.words)
             if _why_not(encoder, graphed, probe) is not None:
                 break
             gains[tokens] = _gain(partial(encoder, probe), partial(graphed, probe), finish)
@@ -275,13 +279,6 @@ def with_graphs(
         return encoder, f"CUDA graphs measured {measured} tokens: not used"
     graphed.only_up_to(most)
     return graphed, f"CUDA graphs for batches up to {most} tokens: measured {measured}"
-
-
-def _probe(tokens: int, longest: int) -> list[TokenIds]:
-    return [
-        [101 + (37 * (start + place)) % 900 for place in range(min(longest, tokens - start))]
-        for start in range(0, tokens, longest)
-    ]
 
 
 def _why_not(encoder: Computes, graphed: GraphedEncoder, probe: Sequence[TokenIds]) -> str | None:

@@ -27,6 +27,7 @@ from .overlapping import Pending
 from .pausing import Interruptible
 from .target import Encoder, Target, TokenEncoder
 from .tokenizing import RustTokenizer, Tokenizing
+from .trial_tokens import trial_batch, words_of
 
 if TYPE_CHECKING:
     from .staging import Downloads
@@ -225,9 +226,8 @@ class TorchBackend(Tokenizing):
         """By how much memory grows while so many tokens are computed."""
         import torch
 
-        index, longest = self.profile.index, self._folder.max_length
-        words = int(self._folder.config.get("vocab_size") or 1000)
-        batch = [_sequence(min(longest, tokens - start), words) for start in range(0, tokens, longest)]
+        index = self.profile.index
+        batch = trial_batch(tokens, self._folder.max_length, words_of(self._folder))
         torch.cuda.synchronize(index)
         torch.cuda.reset_peak_memory_stats(index)
         before = torch.cuda.memory_allocated(index)
@@ -290,10 +290,16 @@ def give_back_after(profile: DeviceProfile, batch: Sequence[TokenIds]) -> bool:
     return True
 
 
+_NO_MEMORY = ("allocate memory", "not enough memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+"""Of the host's allocators; of what CUDA takes beside torch's allocator (pinned memory, a kernel's own, a recording);
+of cuBLAS, when a thread's first product finds no room for its handle."""
+
+
 @contextlib.contextmanager
 def memory_errors_mapped() -> Iterator[None]:
-    """torch reports exhausted memory in three ways; one error leaves here, with the GPU's cache given back. The batch
-    that failed is let go first: its tensors live on in the frames of the traceback."""
+    """torch reports exhausted memory in several ways: its allocator's own error, and those of CUDA, cuBLAS and the host
+    in words. One error leaves here, with the GPU's cache given back. The batch that failed is let go first: its tensors
+    live on in the frames of the traceback."""
     import torch
 
     try:
@@ -306,8 +312,9 @@ def memory_errors_mapped() -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)
         raise OutOfMemory("memory does not hold this batch") from error
     except RuntimeError as error:
-        if "allocate memory" in str(error) or "not enough memory" in str(error):
+        if any(words in str(error) for words in _NO_MEMORY):
             traceback.clear_frames(error.__traceback__)
+            torch.cuda.empty_cache()  # nothing where no card is in use
             raise OutOfMemory("memory does not hold this batch") from error
         raise
 
@@ -334,9 +341,3 @@ class _Mapped:
             vectors = self._pending.result()
         self._landed()
         return vectors
-
-
-def _sequence(length: int, words: int) -> TokenIds:
-    """Any tokens of a vocabulary of so many: on a card one that is not there ends the whole process."""
-    first = min(100, words // 2)
-    return [first + place % min(800, words - first) for place in range(length)]

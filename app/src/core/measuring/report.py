@@ -24,6 +24,8 @@ from .shapes import MULTIPLES, SQUARE, ModelProducts, groups_of, products_of_mod
 from .sustained import Sustained, measure_sustained, sustained_shape
 from .tracing import Trace, write_trace
 
+MODEL = "all-MiniLM-L6-v2"
+"""Whose layers and vectors are measured where no other is asked for."""
 QUICK = {"cpu": 4.0, "cuda": 8.0}
 """Seconds for the table of products, at most."""
 LEAST_SHARE = 0.25
@@ -68,7 +70,7 @@ class Plan:
     sizes: tuple[int, ...] | None = None
     seconds: float | None = None
     device: str = "auto"
-    model: str = "all-MiniLM-L6-v2"
+    model: str = MODEL
     apply: bool = False
     trace: Path | None = None
 
@@ -158,7 +160,7 @@ def _measure_products(
     profile: DeviceProfile, plan: Plan, model: ModelProducts | None, report: Report, tell: Callable[[str], None]
 ) -> None:
     seconds = min(plan.seconds or QUICK[profile.kind], QUICK[profile.kind])
-    tell(f"measuring matrix products on {profile.name} ({profile.kind}), about {seconds:.0f} s")
+    tell(f"measuring matrix products on {profile.name} ({profile.kind}), about {seconds:g} s")
     groups = groups_of(profile, plan.sizes, model)
     with Sampler(*driver_of(profile)) as sampler:
         for found in measure_products(profile, groups, seconds):
@@ -194,6 +196,13 @@ def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell:
             report.settings.append(found)
         else:
             report.sustained.append(found)
+
+
+def why_not_embedded(report: Report) -> str:
+    """What kept the model from computing, where no text was embedded."""
+    reasons = (each.reason for each in report.settings if each.value is None and each.name.startswith("embedding "))
+    chosen = (each.reason for each in report.settings if each.name == f"embedding {_chosen(report)}")
+    return next(iter([*chosen, *reasons]), "no precision could be measured here")
 
 
 def _trace(plan: Plan, file: Path, report: Report) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..backends.folder import Folder, display_name, find_folder, read_folder
+from ..backends.hashing import PREFIX as HASHING
 from ..device import DeviceProfile, Precision
 from ..memory import CPU_TOKENS
 
@@ -77,6 +78,13 @@ def products_of_model(model: str) -> ModelProducts:
     """Reads the model's folder. Raises EngineError where there is none."""
     path = find_folder(model)
     return products_of(read_folder(path, display_name(model, path)))
+
+
+def check_readable(model: str) -> None:
+    """Raises EngineError, which says what to do, for a name that no model has here. The hashing embedder has no
+    layers."""
+    if not model.startswith(HASHING):
+        products_of_model(model)
 
 
 Group = tuple[Shape, ...]

@@ -35,8 +35,8 @@ Dependencies = Mapping[str, str | int | float | None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A folder whose files have been verified. `facts`: what its maker wrote down about it, such as a report; `files`:
-    names, and the SHA-256 of each."""
+    """A folder whose files have been verified (but for `ArtifactCache.entries`). `facts`: what its maker wrote down
+    about it, such as a report; `files`: names, and the SHA-256 of each."""
 
     kind: str
     key: str
@@ -155,6 +155,24 @@ class ArtifactCache:
         if made.entry is None:
             raise DeviceUnavailable(f"what was just written to [tensorrt] cache cannot be read back: {made.note}")
         return made.entry, False, found.note
+
+    def entries(self) -> list[Entry]:
+        """All there are, by their manifests: their files were not looked at. What cannot be read is left out."""
+        found = []
+        for path in self.folder.glob("*-*"):
+            if not path.name.startswith(_BUILDING):
+                with contextlib.suppress(Damaged, OSError):
+                    found.append(_entry(path, _manifest(path)))
+        return found
+
+    def remove(self, entry: Entry) -> None:
+        """In one step for whoever reads: a reader finds all of it, or nothing. Nothing happens where it cannot be."""
+        with contextlib.suppress(OSError):
+            aside = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
+            try:
+                os.rename(entry.path, aside / "old")
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
 
     # -------------------------------------------------------------------------------------------------------- how
 
@@ -275,12 +293,14 @@ def _verified(path: Path) -> Entry:
             raise Damaged(f"{name} is no plain file")
         if not isinstance(wanted, dict) or _sha256(file) != wanted.get("sha256"):
             raise Damaged(f"{name} does not have the checksum that was written down")
+    return _entry(path, manifest)
+
+
+def _entry(path: Path, manifest: Mapping[str, Any]) -> Entry:
+    try:
+        files = {name: str(manifest["files"][name]["sha256"]) for name in sorted(manifest["files"])}
+    except (KeyError, TypeError) as error:
+        raise Damaged("its manifest is not complete") from error
     return Entry(
-        manifest["kind"],
-        manifest["key"],
-        path,
-        manifest["depends"],
-        manifest["facts"],
-        {name: manifest["files"][name]["sha256"] for name in sorted(manifest["files"])},
-        manifest["created"],
+        manifest["kind"], manifest["key"], path, manifest["depends"], manifest["facts"], files, manifest["created"]
     )

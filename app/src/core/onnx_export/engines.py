@@ -21,12 +21,13 @@ from ..backends.onnx_runtime import OUTPUT, Session, loading_errors_mapped
 from ..device import Precision
 from .cache import ArtifactCache, Building, Dependencies, Entry
 from .providers import EngineFolder, Rectangle, ShapeProfile
+from .retention import ENGINES as ENGINES
+from .retention import TIMINGS as TIMINGS
+from .retention import tidy
 from .sites import Site
 
 log = logging.getLogger(__name__)
 
-ENGINES, TIMINGS = "engine", "timing"
-"""Kinds of entries in the cache."""
 _TIMING_SUFFIX = ".timing"
 
 
@@ -90,6 +91,7 @@ class Engines:
         if timings:
             with self._cache.build(TIMINGS, site.card()) as building:
                 _copied(timings, building)
+        tidy(self._cache)
 
 
 def engine_dependencies(

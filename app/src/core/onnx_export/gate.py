@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-Vectors = NDArray[np.float32]
+from ..backends import Vectors
+from .agreement import NEIGHBOURS, agreement, directed
 
 LEAST_TEXTS = 32
 """With fewer texts a share of neighbours says nothing."""
-_TIE = 1e-6
-"""Scores of fp32 nearer than this are one score: of two equally good neighbours either may be found."""
-_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,7 @@ class Bar:
     mean_cosine: float = 0.99
     overlap: float = 0.90
     int8_share: float = 0.5
-    neighbours: int = 10
+    neighbours: int = NEIGHBOURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +82,13 @@ def judge(exact: Vectors, candidate: Vectors, int8_share: float | None = None, b
     if len(exact) < max(LEAST_TEXTS, bar.neighbours + 1):
         reason = f"refused: {len(exact)} different texts to judge by, at least {LEAST_TEXTS} are needed"
         return Verdict(False, reason, len(exact), None, None, None, int8_share, max(neighbours, 0), bar)
-    spoilt = int(np.count_nonzero(~_directions(candidate) | ~_directions(exact)))
+    spoilt = int(np.count_nonzero(~directed(candidate) | ~directed(exact)))
     if spoilt:
         reason = f"refused: {spoilt} of {len(exact)} texts have no finite vector"
         return Verdict(False, reason, len(exact), None, None, None, int8_share, neighbours, bar)
-    truth, found = _unit(exact), _unit(candidate)
-    cosines = np.einsum("ij,ij->i", truth, found)
-    mean, worst = float(cosines.mean()), float(cosines.min())
-    overlap = float(np.mean(list(_shares(truth, found, neighbours))))
-    return Verdict(False, "", len(exact), mean, worst, overlap, int8_share, neighbours, bar).by(bar)
+    near = agreement(candidate, exact, neighbours)
+    figures = (near.mean_cosine, near.least_cosine, near.overlap)
+    return Verdict(False, "", len(exact), *figures, int8_share, neighbours, bar).by(bar)
 
 
 def _missed(mean: float, found: float, share: float | None, bar: Bar) -> Iterator[str]:
@@ -103,27 +98,3 @@ def _missed(mean: float, found: float, share: float | None, bar: Bar) -> Iterato
         yield f"overlap of neighbours {found:.3f} is below {bar.overlap:g}"
     if share is not None and share < bar.int8_share:
         yield f"only {share:.0%} of the linear layers' products are in 8 bits, {bar.int8_share:.0%} are wanted"
-
-
-def _directions(vectors: Vectors) -> NDArray[np.bool_]:
-    squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
-    directed: NDArray[np.bool_] = np.isfinite(squares) & (squares > 0)
-    return directed
-
-
-def _unit(vectors: Vectors) -> NDArray[np.float64]:
-    doubles = vectors.astype(np.float64)
-    unit: NDArray[np.float64] = doubles / np.linalg.norm(doubles, axis=1, keepdims=True)
-    return unit
-
-
-def _shares(exact: NDArray[np.float64], candidate: NDArray[np.float64], count: int) -> Iterator[float]:
-    """For each text, the share of the candidate's neighbours that fp32 scores no lower than its own last one."""
-    for start in range(0, len(exact), _BLOCK):
-        rows = np.arange(start, min(start + _BLOCK, len(exact)))
-        own = (np.arange(len(rows)), rows)
-        truth, scores = exact[rows] @ exact.T, candidate[rows] @ candidate.T
-        truth[own] = scores[own] = -np.inf
-        last = np.partition(truth, -count, axis=1)[:, -count] - _TIE
-        best = np.argpartition(scores, -count, axis=1)[:, -count:]
-        yield from (np.take_along_axis(truth, best, axis=1) >= last[:, None]).mean(axis=1)

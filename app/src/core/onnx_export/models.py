@@ -16,11 +16,10 @@ from ..memory import CPU_TOKENS
 from ..planning import plan_batches
 from .cache import ArtifactCache, Building, Dependencies, Entry
 from .graph import GraphPrecision, build_graph
+from .retention import FLOAT as FLOAT
 
 GRAPH = "model.onnx"
 """The file of every graph in the cache."""
-FLOAT = "graph"
-"""Kind of its entries that hold float graphs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from .graph import build_graph
 from .models import GRAPH, Model, embedded
 from .providers import BuildOptions
 from .quantise import quantise
+from .retention import tidy
 from .serving import JUDGED, QUANTISED, GraphServing, verdict_dependencies
 from .sites import Site, find_site
 
@@ -242,6 +243,7 @@ class _Run:
             building.facts["verdict"] = verdict.as_dict()
             building.facts["graph"] = dict(graph.dependencies)
             building.facts["sum"] = graph.files[GRAPH]
+        tidy(self._cache)
 
 
 def quantised_graph(folder: Folder, texts: Sequence[str], algorithm: str) -> tuple[onnx.ModelProto, Mapping[str, Any]]:

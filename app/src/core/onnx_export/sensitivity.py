@@ -7,23 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..backends import Vectors
+from .agreement import Agreement, agreement
 
-NEIGHBOURS = 10
 Compute = Callable[[Collection[str]], Vectors]
 """The vectors of the held-out texts with these layers in 8 bits and no other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How near vectors are to exact ones. `overlap`: mean share of the exact ten nearest others that are found."""
-
-    mean_cosine: float
-    least_cosine: float
-    overlap: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +21,6 @@ class Target:
 
     def met(self, found: Agreement) -> bool:
         return found.mean_cosine >= self.mean_cosine and found.overlap >= self.overlap
-
-
-def agreement(found: Vectors, exact: Vectors) -> Agreement:
-    """Of the same texts in the same order. Vectors that are not finite, or all zero, have cosine -1."""
-    ours, theirs = _unit(found), _unit(exact)
-    cosines = np.einsum("ij,ij->i", ours, theirs)
-    cosines[~(ours.any(1) & theirs.any(1))] = -1.0
-    k = min(NEIGHBOURS, len(ours) - 1)
-    pairs = zip(_nearest(ours, k), _nearest(theirs, k), strict=True)
-    shares = [len(set(a.tolist()) & set(b.tolist())) / k for a, b in pairs] if k > 0 else [1.0]
-    return Agreement(float(cosines.mean()), float(cosines.min()), float(np.mean(shares)))
-
-
-def _unit(vectors: Vectors) -> NDArray[np.float64]:
-    exact = vectors.astype(np.float64)
-    exact[~np.isfinite(exact).all(1)] = 0.0
-    lengths = np.linalg.norm(exact, axis=1, keepdims=True)
-    made: NDArray[np.float64] = exact / np.where(lengths > 0, lengths, 1.0)
-    return made
-
-
-def _nearest(vectors: NDArray[np.float64], k: int) -> NDArray[np.intp]:
-    scores = vectors @ vectors.T
-    np.fill_diagonal(scores, -np.inf)
-    return np.argsort(-scores, axis=1, kind="stable")[:, :k]
 
 
 @dataclass(frozen=True, slots=True)

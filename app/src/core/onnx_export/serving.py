@@ -20,12 +20,11 @@ from .gate import Verdict
 from .graph import GraphPrecision
 from .models import GRAPH, Model, float_graph
 from .providers import BuildOptions as BuildOptions
+from .retention import JUDGED as JUDGED
+from .retention import QUANTISED as QUANTISED
 from .sites import Found, Site, find_site
 
 log = logging.getLogger(__name__)
-
-QUANTISED, JUDGED = "quantised", "verdict"
-"""Kinds of entries in the cache: 8-bit graphs with their reports, and what the gate said of them on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
