@@ -30,14 +30,16 @@ def settings(folder: Path, proxies: str) -> Settings:
 
 def asked(service: Service, sent: list[tuple[str, dict[str, str]]]) -> list[httpx.Response]:
     """Each request from its peer, with its headers and a wrong key, through all that uvicorn puts around."""
-    app = configuration(create_app(service), service).loaded_app
+    app = create_app(service)
+    surrounded = configuration(app, service).loaded_app
 
     async def run() -> list[httpx.Response]:
         answers = []
-        for peer, headers in sent:
-            transport = httpx.ASGITransport(app, client=(peer, 40_000))
-            async with httpx.AsyncClient(transport=transport, base_url="http://search.example.com") as client:
-                answers.append(await client.get("/v1/info", headers={"X-API-Key": "owl_wrong_wrong"} | headers))
+        async with app.router.lifespan_context(app):  # its end closes the audit log
+            for peer, headers in sent:
+                transport = httpx.ASGITransport(surrounded, client=(peer, 40_000))
+                async with httpx.AsyncClient(transport=transport, base_url="http://search.example.com") as client:
+                    answers.append(await client.get("/v1/info", headers={"X-API-Key": "owl_wrong_wrong"} | headers))
         return answers
 
     return asyncio.run(run())
@@ -71,4 +73,6 @@ def test_without_the_setting_no_such_header_is_believed(tmp_path: Path) -> None:
     with closing(Service(settings(tmp_path, ""))) as service:
         answers = asked(service, [("127.0.0.1", {"X-Forwarded-For": f"192.0.2.{number}"}) for number in range(2)])
     assert [answer.status_code for answer in answers] == [401, 429], "one address, whatever it says"
-    assert "192.0.2." not in (tmp_path / "audit.log").read_text(encoding="utf-8")
+    log = (tmp_path / "audit.log").read_text(encoding="utf-8")
+    assert log.count('"127.0.0.1"') == 2
+    assert "192.0.2." not in log
