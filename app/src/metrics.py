@@ -174,8 +174,8 @@ class Metrics:
         self._gpus.read = read
 
     def expect(self, collections: Iterable[str]) -> None:
-        """Their syncs are counted from 0 on: no increase tells the first of a series that begins at 1. By it alerts know
-        which collections are synced at all."""
+        """Their syncs are counted from 0 on: no increase tells the first of a series that begins at 1. Alerts know by
+        that which collections are synced at all."""
         for collection in collections:
             for outcome in SYNC_OUTCOMES:
                 self.syncs.labels(collection, outcome)

@@ -77,6 +77,6 @@ def test_the_receivers_of_the_documentation_have_all_that_they_need(tmp_path: Pa
         told = CONFIG | {"receivers": list(receivers.values()), "route": CONFIG["route"] | {"receiver": "operators"}}
         with (tmp_path / "told.yml").open("w", encoding="utf-8") as file:
             YAML(typ="safe").dump(told, file)
-        command = [amtool, "check-config", FILE, tmp_path / "told.yml"]
+        command = [amtool, "check-config", str(FILE), str(tmp_path / "told.yml")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

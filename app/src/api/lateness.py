@@ -16,6 +16,7 @@ def watched(tell: Callable[[float], None], every: float = EVERY_SECONDS) -> Iter
     loop = asyncio.get_running_loop()
     # By the clock itself: uvloop's own stands still while a callback runs.
     due = time.monotonic() + every
+    timer: asyncio.TimerHandle | None = None
 
     def looked() -> None:
         nonlocal due, timer
