@@ -162,8 +162,10 @@ rollback() {
   [[ -z $now ]] || step "the image could not be tagged; the message above says why." docker tag "$now" "$previous_image"
   start "${own_services[@]}"
   [[ $mode == dry-run ]] && return
-  wait_until_ready ||
+  if ! wait_until_ready; then
+    record_result "rolled back, not ready"
     refuse "the image before does not become ready ($standing); its last lines stand above. Forward again: ./deploy_t4_optimized.sh --rollback"
+  fi
   record_result "rolled back"
   say "The image before serves: $(described "$image")"
 }
