@@ -23,7 +23,7 @@ usage: ./deploy_t4_optimized.sh [--dry-run] [--no-build] [--no-monitoring] [--ap
        ./deploy_t4_optimized.sh [--dry-run] --rollback | --status
   --dry-run             check the host and print what would be done; build, start and change nothing
   --no-build            start the image that is there
-  --no-monitoring       leave out dcgm-exporter, Prometheus and Grafana
+  --no-monitoring       leave out dcgm-exporter, Prometheus, Alertmanager and Grafana
   --apply-gpu-settings  persistence; with OWL_GPU_POWER_LIMIT and OWL_GPU_CLOCKS power and clocks too; prints the undo
   --rollback            start the image that served before this one (again: this one)
   --status              show containers, version, last deployment and the GPU; change nothing

@@ -20,6 +20,7 @@ from app.src import scraped
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SYNC_OUTCOMES = ("succeeded", "stopped", "paused", "failed")
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_LATE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 _LONG = (0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
@@ -145,6 +146,13 @@ class Metrics:
             "owl_sap_ready_timestamp_seconds", "When that look ended, as POSIX time; 0: never", registry=registry
         )
 
+        self.loop_lag = Histogram(
+            "owl_sap_event_loop_lag_seconds",
+            "How late the service's event loop was, looked at twice a second: so long every request was held up",
+            buckets=_LATE,
+            registry=registry,
+        )
+
     def _declare_asked(self, registry: CollectorRegistry) -> None:
         self._gpus = scraped.Gpus()
         self.engines = scraped.Asked(scraped.ENGINE_METRICS)
@@ -154,9 +162,10 @@ class Metrics:
         self.jobs = scraped.Asked(scraped.JOB_METRICS)
         self.job_wait = scraped.Asked((scraped.JOB_WAIT,))
         self.job_progress = scraped.Asked(scraped.JOB_PROGRESS)
+        self.certificate = scraped.Asked(scraped.CERTIFICATE_METRICS)
         for collector in (
             *(self._gpus, self.engines, self.engine_info, self.collections, self.store),
-            *(self.jobs, self.job_wait, self.job_progress),
+            *(self.jobs, self.job_wait, self.job_progress, self.certificate),
         ):
             registry.register(collector)
 
@@ -165,7 +174,8 @@ class Metrics:
         self._gpus.read = read
 
     def expect(self, collections: Iterable[str]) -> None:
-        """Their syncs are counted from 0 on: no increase tells the first of a series that begins at 1."""
+        """Their syncs are counted from 0 on: no increase tells the first of a series that begins at 1. Alerts know by
+        that which collections are synced at all."""
         for collection in collections:
             for outcome in SYNC_OUTCOMES:
                 self.syncs.labels(collection, outcome)

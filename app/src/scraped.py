@@ -250,7 +250,22 @@ JOB_PROGRESS = (
     Figure("owl_sap_job_rows_done", "Rows that a job which runs has handled so far", "done", ("collection", "kind")),
     Figure("owl_sap_job_rows", "Rows that it has to handle, as far as it knows", "total", ("collection", "kind")),
 )
-FIGURES = (ENGINE_INFO, *ENGINE_METRICS, *COLLECTION_METRICS, *STORE_METRICS, *JOB_METRICS, JOB_WAIT, *JOB_PROGRESS)
+CERTIFICATE_METRICS = (
+    Figure(
+        "owl_sap_tls_certificate_expiry_timestamp_seconds",
+        "When the certificate that is served ends, as POSIX time; absent where the process speaks no TLS",
+        "ends",
+    ),
+    Figure(
+        "owl_sap_tls_certificate_refused",
+        "1 while what stands in the files cannot be used and the certificate before is served",
+        "refused",
+    ),
+)
+FIGURES = (
+    *(ENGINE_INFO, *ENGINE_METRICS, *COLLECTION_METRICS, *STORE_METRICS),
+    *(*JOB_METRICS, JOB_WAIT, *JOB_PROGRESS, *CERTIFICATE_METRICS),
+)
 
 
 class Asked(Collector):

@@ -94,7 +94,8 @@ class Service:
         self.access = Authentication(settings.access)
         self.background = Background(settings, file, self, self.parts.expected_errors)
         self.jobs = self.background.jobs
-        self._watch = Watch(self.parts, self.background, self.names(), self.metrics)
+        synced = [collection.name for collection in settings.synced]
+        self._watch = Watch(self.parts, self.background, self.names(), self.metrics, synced)
         self.metrics.build_info.labels(version(), settings.embedding.model).set(1)
         self.probes = Probes(self.parts)
         self._warned = False

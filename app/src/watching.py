@@ -159,12 +159,15 @@ class StoreLook:
 class Watch:
     """What the metrics ask. `forget` after anything was written to the store."""
 
-    def __init__(self, parts: Parts, background: Background, names: Sequence[str], metrics: Metrics) -> None:
+    def __init__(
+        self, parts: Parts, background: Background, names: Sequence[str], metrics: Metrics, synced: Sequence[str]
+    ) -> None:
+        """`synced`: those of the collections that have a source; clients write the others, and no sync of them ends."""
         self._parts = parts
         self._background = background
         self._names = names
         self.look = StoreLook(names, parts.store_to_read)
-        metrics.expect(names)
+        metrics.expect(synced)
         metrics.engines.read = self._engines
         metrics.engine_info.read = self._engine_info
         metrics.collections.read = self._collections

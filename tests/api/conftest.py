@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from app.src.api.server import _listener, configuration, create_app
+from app.src.api.server import bound, configuration, create_app
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ConnectorError, UnknownTable
@@ -122,8 +122,8 @@ def service(make_service: Callable[[], Service]) -> Service:
 @contextmanager
 def serving(service: Service) -> Iterator[httpx.Client]:
     """The application behind a real HTTP server, in a thread so that tests can reach into the service."""
-    with contextlib.closing(_listener("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(configuration(create_app(service), service.settings))
+    with contextlib.closing(bound("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(configuration(create_app(service), service))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

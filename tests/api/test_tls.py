@@ -1,22 +1,25 @@
 """The service over TLS: a real handshake with a certificate of a test's own authority; what cannot be used is refused
-at the start, and doctor says how long it will do.
+at the start, and later leaves what is served in force; a new one is taken up; doctor says how long it will do.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import logging
 import ssl
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 import trustme
+from cryptography import x509
 
 from app.src.api import tls
 from app.src.doctor import Fault, certificate
@@ -68,7 +71,41 @@ def served(folder: Path, api: ApiSettings) -> Iterator[str]:
             assert (process.returncode, [line for line in rest if not line.startswith("REST: ")]) == (0, [])
 
 
-@pytest.mark.covers("serve", "POST /embed")
+def serial(certificate: bytes) -> int:
+    return x509.load_der_x509_certificate(certificate).serial_number
+
+
+def presented(client: httpx.Client) -> bytes:
+    """The certificate of the connection that the client has open."""
+    answer = client.get("/health/live")
+    shown = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert(True)
+    assert isinstance(shown, bytes)
+    return shown
+
+
+def served_now(url: str, trust: ssl.SSLContext) -> bytes:
+    """That of a new connection."""
+    with httpx.Client(base_url=url, verify=trust) as client:
+        return presented(client)
+
+
+def shaken(server: ssl.SSLContext, authority: trustme.CA, name: str | None = "localhost") -> int:
+    """The serial number of what a client gets to see, in a handshake without a network."""
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    trust.check_hostname = name is not None
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trust.wrap_bio(to_client, to_server, server_hostname=name)
+    other = server.wrap_bio(to_server, to_client, server_side=True)
+    for end in (client, other, client, other, client):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    shown = client.getpeercert(binary_form=True)
+    assert shown is not None
+    return serial(shown)
+
+
+@pytest.mark.covers("serve", "POST /embed", "GET /metrics")
 def test_served_over_tls_1_2_and_later(tmp_path: Path, authority: trustme.CA) -> None:
     with served(tmp_path, issued(authority, tmp_path / "tls")) as url:
         assert url.startswith("https://127.0.0.1:")
@@ -78,6 +115,16 @@ def test_served_over_tls_1_2_and_later(tmp_path: Path, authority: trustme.CA) ->
             answer = client.post("/embed", json={"inputs": "steel"})
             assert len(answer.json()[0]) == 16
             assert answer.headers["strict-transport-security"] == "max-age=31536000"
+            first = serial(presented(client))
+            told = client.get("/metrics").text
+            assert "owl_sap_tls_certificate_refused 0.0" in told
+            assert "owl_sap_event_loop_lag_seconds_count" in told
+            issued(authority, tmp_path / "tls")
+            assert serial(presented(client)) == first, "an open connection keeps its own"
+        deadline = time.monotonic() + 20
+        while first == serial(served_now(url, trust)):
+            assert time.monotonic() < deadline, "the new certificate is not taken up"
+            time.sleep(0.1)
         with pytest.raises(httpx.ConnectError), httpx.Client(base_url=url) as stranger:
             stranger.get("/health/live")
         with pytest.raises(httpx.HTTPError), httpx.Client() as plain:
@@ -85,11 +132,58 @@ def test_served_over_tls_1_2_and_later(tmp_path: Path, authority: trustme.CA) ->
 
 
 def test_old_versions_are_refused(tmp_path: Path, authority: trustme.CA) -> None:
-    context = tls.context(issued(authority, tmp_path))
-    assert context is not None
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert context.options & ssl.OP_NO_RENEGOTIATION
-    assert tls.context(ApiSettings()) is None
+    certificate = tls.of(issued(authority, tmp_path))
+    assert certificate is not None
+    assert certificate.context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert certificate.context.options & ssl.OP_NO_RENEGOTIATION
+    assert tls.of(ApiSettings()) is None
+
+
+def test_a_new_certificate_is_taken_up_and_a_bad_one_is_not(
+    tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, now = issued(authority, tmp_path, days=10), [0.0]
+    assert api.tls_certificate is not None
+    assert api.tls_key is not None
+    certificate = tls.Certificate(api.tls_certificate, api.tls_key, clock=lambda: now[0])
+
+    def after_a_while(name: str | None = "localhost") -> int:
+        now[0] += tls.LOOK_SECONDS
+        return shaken(certificate.context, authority, name)
+
+    def told() -> tuple[float, float | None]:
+        (figures,) = certificate.reading().values()
+        ends = figures["ends"]
+        assert ends is not None
+        return round((ends - NOW.timestamp()) / 86400), figures["refused"]
+
+    first = after_a_while()
+    assert told() == (10, 0.0)
+    issued(authority, tmp_path, days=90)
+    assert shaken(certificate.context, authority) == first, "the files are not looked at with every handshake"
+    second = after_a_while(name=None)  # a client that names no host gets the new one too
+    assert second != first
+    assert told() == (90, 0.0)
+
+    good = api.tls_key.read_bytes()
+    with caplog.at_level(logging.WARNING):
+        for text in (b"", b"no key", issued(authority, tmp_path / "other").tls_key.read_bytes()):  # type: ignore[union-attr]
+            api.tls_key.write_bytes(text)
+            assert after_a_while() == second
+            assert after_a_while() == second
+        api.tls_key.unlink()
+        assert after_a_while() == second
+        assert after_a_while() == second
+    assert told() == (90, 1.0)
+    assert [("stays in force" in record.message, "PRIVATE" in record.message) for record in caplog.records] == [
+        (True, False),  # not the pair that it should be; the three of them are one fault
+        (True, False),  # gone
+    ]
+    api.tls_key.write_bytes(good)
+    assert after_a_while() == second
+    assert told() == (90, 0.0)
+    issued(authority, tmp_path, days=300)
+    assert after_a_while() not in (first, second)
 
 
 def test_what_cannot_be_used_ends_the_start(tmp_path: Path, authority: trustme.CA) -> None:
@@ -104,7 +198,7 @@ def test_what_cannot_be_used_ends_the_start(tmp_path: Path, authority: trustme.C
     ]
     for api in wrong:
         with pytest.raises(ConfigurationError, match=r"tls_certificate|tls_key") as refused:
-            tls.context(api)
+            tls.of(api)
         assert "PRIVATE" not in str(refused.value)
         with pytest.raises(Fault):
             certificate.of_service(api)

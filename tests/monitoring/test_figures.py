@@ -274,6 +274,24 @@ def test_syncs_are_counted_from_zero_on(folder: Path) -> None:
         assert found == before | {"succeeded": 1}
 
 
+def test_what_clients_write_is_counted_and_never_missed_as_unsynced(tmp_path: Path) -> None:
+    """CollectionNeverSynced goes by the count of syncs, which such a collection has none of."""
+    settings = Settings.model_validate(
+        {
+            "embedding": {"model": "hash:16"},
+            "store": {"kind": "local", "path": tmp_path / "vectors"},
+            "collections": [
+                {"name": "notes", "documents": True},
+                {"name": "materials", "source": "S.MARA", "template": "{A}"},
+            ],
+        }
+    )
+    with closing(Service(settings)) as service:
+        found = samples(service)
+    assert found["owl_sap_rows", "notes"] == 0
+    assert {labels[1] for labels in found if labels[0] == "owl_sap_syncs_total"} == {"materials"}
+
+
 def test_readiness_is_told_as_it_was_found(folder: Path) -> None:
     with service_in(folder) as service:
         assert samples(service)["owl_sap_ready_timestamp_seconds",] == 0

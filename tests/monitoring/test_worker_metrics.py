@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.src.access.keys import Grant, create
 from app.src.api.scraping import MetricsListener
 from app.src.service import Service
 from app.src.settings import Settings
@@ -46,3 +47,29 @@ def test_it_ends_when_it_is_closed_also_before_it_began(service: Service) -> Non
         assert "owl_sap_build_info" in httpx.get(listener.url).text
     with pytest.raises(httpx.ConnectError):
         httpx.get(listener.url)
+
+
+@pytest.mark.covers("worker", "GET /metrics", errors=True)
+def test_it_has_the_headers_and_limits_of_rest(tmp_path: Path) -> None:
+    key = create(tmp_path / "keys.json", Grant("prometheus", ("metrics",)))[1]
+    settings = Settings.model_validate(
+        {
+            "embedding": {"model": "hash:16"},
+            "store": {"kind": "local", "path": tmp_path / "vectors"},
+            "access": {"keys": tmp_path / "keys.json", "failures": "2/minute", "rate": "3/minute"},
+            "api": {"hsts": True},
+        }
+    )
+    with closing(Service(settings)) as service, closing(MetricsListener(service, "127.0.0.1", 0)) as listener:
+        listener.start()
+        with httpx.Client() as client:
+            tried = [client.get(listener.url, headers={"X-API-Key": "owl_wrong_wrong"}) for _ in range(3)]
+            assert [answer.status_code for answer in tried] == [401, 401, 429]
+            assert int(tried[-1].headers["Retry-After"]) >= 1
+            scraped = [client.get(listener.url, headers={"X-API-Key": key}) for _ in range(4)]
+            assert [answer.status_code for answer in scraped] == [200, 200, 200, 429]
+            for answer in (*tried, *scraped):
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert answer.headers["Cache-Control"] == "no-store"
+                assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+                assert "Strict-Transport-Security" not in answer.headers  # this is http

@@ -66,6 +66,7 @@ QUICK = {
     "OWL_SAP_API__PORT": "1",
     "OWL_PROMETHEUS_PORT": "2",
     "OWL_GRAFANA_PORT": "3",
+    "OWL_ALERTMANAGER_PORT": "4",
 }
 """Ports on which nothing listens."""
 ENV_FILE = 'HANA_HOST=hana.test\nexport HANA_USER=OWL\nHANA_PASSWORD="s3cret-canary"\n'

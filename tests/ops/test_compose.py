@@ -21,7 +21,7 @@ COMPOSE: dict[str, Any] = YAML(typ="safe").load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 OURS = ("api", "worker")
-MONITORING = ("dcgm-exporter", "prometheus", "grafana")
+MONITORING = ("dcgm-exporter", "prometheus", "alertmanager", "grafana")
 PLACEHOLDER = re.compile(r"\$\{([A-Z0-9_]+)(?::-([^}]*))?\}")
 each = pytest.mark.parametrize("name", SERVICES)
 
@@ -73,7 +73,7 @@ def test_a_container_has_bounds(name: str) -> None:
 @each
 def test_what_is_written_goes_to_a_volume_or_to_a_bounded_tmpfs(name: str) -> None:
     service = SERVICES[name]
-    for mount in service["volumes"]:
+    for mount in (PLACEHOLDER.sub(lambda found: found[2], mount) for mount in service["volumes"]):
         if mount.startswith("./"):
             assert mount.endswith(":ro"), mount
         else:
@@ -88,6 +88,7 @@ def test_only_named_ports_are_published_and_on_loopback() -> None:
         "api": ["${OWL_PUBLISH:-127.0.0.1}:${OWL_SAP_API__PORT:-8000}:8000"],
         "prometheus": ["127.0.0.1:${OWL_PROMETHEUS_PORT:-9090}:9090"],
         "grafana": ["127.0.0.1:${OWL_GRAFANA_PORT:-3000}:3000"],
+        "alertmanager": ["127.0.0.1:${OWL_ALERTMANAGER_PORT:-9093}:9093"],
     }
 
 

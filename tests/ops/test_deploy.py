@@ -105,6 +105,24 @@ REFUSALS: dict[str, tuple[Callable[[Host], object], str, str]] = {
         "chmod 640 owl-sap.toml",
     ),
     "monitoring shut": (write("monitoring/x.yml", "", 0o640), "monitoring/x.yml cannot be read", "chmod -R o+rX"),
+    "receivers absent": (
+        set_to(OWL_ALERTMANAGER_CONFIG="./secrets/alertmanager.yml"),
+        "OWL_ALERTMANAGER_CONFIG names a file that is not there",
+        "copy monitoring/alertmanager/alertmanager.yml",
+    ),
+    "receivers shut": (
+        lambda host: (
+            write("secrets/alertmanager.yml", "x")(host),
+            set_to(OWL_ALERTMANAGER_CONFIG="./secrets/alertmanager.yml")(host),
+        ),
+        "cannot be read by group 10001",
+        "chmod 640 ./secrets/alertmanager.yml",
+    ),
+    "receivers by a bare name": (
+        set_to(OWL_ALERTMANAGER_CONFIG="alertmanager.yml"),
+        "OWL_ALERTMANAGER_CONFIG is no path",
+        "./secrets/alertmanager.yml",
+    ),
     "CUDA beyond the driver": (
         lambda host: host.variables.update(STUB_DRIVER="535.183.01", OWL_CUDA="13"),
         "OWL_CUDA is 13, which needs driver 580",
@@ -190,7 +208,12 @@ def test_a_public_certificate_may_be_readable(host: Host) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "service"),
-    [("OWL_SAP_API__PORT", "api"), ("OWL_PROMETHEUS_PORT", "prometheus"), ("OWL_GRAFANA_PORT", "grafana")],
+    [
+        ("OWL_SAP_API__PORT", "api"),
+        ("OWL_PROMETHEUS_PORT", "prometheus"),
+        ("OWL_GRAFANA_PORT", "grafana"),
+        ("OWL_ALERTMANAGER_PORT", "alertmanager"),
+    ],
 )
 def test_taken_port_is_refused_unless_it_is_ours(host: Host, variable: str, service: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -201,7 +224,7 @@ def test_taken_port_is_refused_unless_it_is_ours(host: Host, variable: str, serv
         refused = host.run(SCRIPT)
         running(host, "sha256:one")
         ours = host.run(SCRIPT)
-        host.variables["STUB_PUBLISHES"] = "4"  # our container runs, on another port
+        host.variables["STUB_PUBLISHES"] = "9"  # our container runs, on another port
         other = host.run(SCRIPT)
     for result in (refused, other):
         assert result.returncode == 1
@@ -275,6 +298,59 @@ def test_a_second_deployment_restarts_nothing_and_keeps_the_way_back(host: Host)
     assert tags(host) == before
     assert recreated(host) == ["recreated sha256:one"]
     assert "+ make in the folder secrets" not in again.stdout
+
+
+def test_another_configuration_starts_the_service_anew(host: Host) -> None:
+    """Compose sees the name of the mounted file alone: a new collection would never be served."""
+    assert host.run(SCRIPT).returncode == 0
+    assert recreated(host) == ["recreated sha256:one"]
+    (host.folder / "owl-sap.toml").write_text('[[collections]]\nname = "materials"\nsource = "S.MARA"\n')
+    for _ in range(2):
+        assert host.run(SCRIPT, "--no-build").returncode == 0
+        assert recreated(host) == ["recreated sha256:one"] * 2
+    (host.folder.parent / "docker/tags/owl-sap-connector:t4-previous").write_text("sha256:zero\n")
+    assert host.run(SCRIPT, "--rollback").returncode == 0
+    assert recreated(host)[2:] == ["recreated sha256:zero"]
+
+
+def test_what_containers_read_at_their_start_has_sums_of_its_own(host: Host) -> None:
+    """So that a rule that came with `git pull` is in force after the next run."""
+    shutil.copytree(ROOT / "monitoring", host.folder / "monitoring")
+    config = "monitoring/alertmanager/alertmanager.yml"
+    script = (
+        f"declare -A setting=([OWL_ALERTMANAGER_CONFIG]={config}); . scripts/lib/deploy/release.sh; export_sums; env"
+    )
+    host.stub("sums", f"#!/usr/bin/env bash\n{script}\n")
+
+    def sums() -> dict[str, str]:
+        told = host.run("../bin/sums").stdout.splitlines()
+        return dict(line.split("=", 1) for line in told if line.startswith("OWL_SUM_"))
+
+    before = sums()
+    assert sums() == before
+    assert len(set(before.values())) == 5
+    changed = {
+        "SERVICE": "owl-sap.toml",
+        "DCGM": "monitoring/dcgm/counters.csv",
+        "PROMETHEUS": "monitoring/prometheus/rules/alerts.yml",
+        "ALERTMANAGER": config,
+        "GRAFANA": "monitoring/grafana/provisioning/datasources/prometheus.yml",
+    }
+    for name, file in changed.items():
+        with (host.folder / file).open("a") as text:
+            text.write("# changed\n")
+        now = sums()
+        assert {key for key in now if now[key] != before[key]} == {f"OWL_SUM_{name}"}
+        before = now
+
+
+def test_alerts_that_reach_nobody_are_said(host: Host) -> None:
+    assert "Alertmanager: http://127.0.0.1:4   (tells nobody yet: docs/monitoring.md)" in host.run(SCRIPT).stdout
+    write("secrets/alertmanager.yml", "route: {receiver: me}\n", 0o604)(host)
+    with (host.folder / ".env").open("a") as env:
+        env.write("OWL_ALERTMANAGER_CONFIG=./secrets/alertmanager.yml\n")
+    told = host.run(SCRIPT, "--no-build")
+    assert "Alertmanager: http://127.0.0.1:4\n" in told.stdout, told.stderr
 
 
 def test_no_build_starts_what_is_there(host: Host) -> None:

@@ -97,6 +97,7 @@ def test_rollback_to_an_image_that_does_not_become_ready(host: Host) -> None:
     result = host.run(SCRIPT, "--rollback")
     assert result.returncode == 1
     assert "Forward again" in result.stderr
+    assert "result=rolled back, not ready" in (host.folder / ".owl-deploy/last").read_text()
 
 
 def test_an_unhealthy_new_image_gives_way_to_the_one_that_served(host: Host) -> None:

@@ -1,5 +1,5 @@
-"""GET /metrics alone, for a process without REST: a worker. In a thread of its own, asked for the same credentials
-as REST and with the same bounds on connections; limits of rates and security headers are REST's alone.
+"""GET /metrics alone, for a process without REST: a worker. In a thread of its own, with REST's credentials, limits,
+bounds on connections, security headers and certificate.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from app.src.access.rates import Failures, Rates
 from app.src.api.guard import Guard
+from app.src.api.headers import SecurityHeaders
+from app.src.api.limiting import Limited, Throttled
 from app.src.api.middleware import Observed
-from app.src.api.server import _listener, _url, configuration, refuse_public
+from app.src.api.server import address, bound, configuration, refuse_public
 from app.src.metrics import CONTENT_TYPE
 from app.src.service import Service
 
@@ -27,13 +30,18 @@ def metrics_app(service: Service) -> Starlette:
     """The application over a service that the caller owns and closes. Raises AccessUnusable for keys that cannot be
     read."""
     service.access.open()
+    access = service.settings.access
 
     async def metrics(_: Request) -> Response:
         return Response(await asyncio.to_thread(service.metrics.render), headers={"Content-Type": CONTENT_TYPE})
 
     app = Starlette(routes=[Route("/metrics", metrics)])
+    # Innermost first, as REST has them (server.py).
+    app.add_middleware(Limited, rates=Rates(access.rate, access.concurrency, access.tokens))
     app.add_middleware(Guard, routes=tuple(app.routes), authentication=service.access, metrics=service.metrics)
+    app.add_middleware(Throttled, failures=Failures(access.failures))
     app.add_middleware(Observed, metrics=service.metrics)
+    app.add_middleware(SecurityHeaders, hsts=service.settings.api.hsts)
     return app
 
 
@@ -45,9 +53,9 @@ class MetricsListener:
         and for a certificate that cannot be used, AccessUnusable for keys that cannot be read."""
         app = metrics_app(service)
         refuse_public(host, authenticated=service.access.configured)
-        config = configuration(app, service.settings)
-        self._listener = _listener(host, port)
-        self.url = _url(self._listener, config.ssl is not None) + "/metrics"
+        config = configuration(app, service)
+        self._listener = bound(host, port)
+        self.url = address(self._listener, config.ssl is not None) + "/metrics"
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="owl-sap-metrics", daemon=True)
 

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from app.src.access.audit import AuditLog
 from app.src.access.rates import Failures, Rates
-from app.src.api import agents, console, errors, examples, guard, manual, routes, tls
+from app.src.api import agents, console, errors, examples, guard, lateness, manual, routes, tls
 from app.src.api.audited import Audited
 from app.src.api.connections import Bounds, bounded
 from app.src.api.deadlines import Deadlines, Ending
@@ -33,7 +33,7 @@ from app.src.api.limiting import Limited, Throttled
 from app.src.api.middleware import BodyLimit, Observed
 from app.src.core.batcher import WorkerDied
 from app.src.service import Service, version
-from app.src.settings import AccessSettings, Settings, is_loopback
+from app.src.settings import AccessSettings, is_loopback
 from connector.errors import ConfigurationError
 
 _BACKLOG = 2048
@@ -68,6 +68,7 @@ def create_app(service: Service) -> FastAPI:
             if audit is not None:
                 stack.callback(audit.close)
             stack.callback(desk.close)
+            stack.enter_context(lateness.watched(service.metrics.loop_lag.observe))
             async with agents.running(offered):
                 yield
 
@@ -130,10 +131,10 @@ def _surround(app: FastAPI, service: Service, rates: Rates, audit: AuditLog | No
     return ending
 
 
-def configuration(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+def configuration(app: ASGIApp, service: Service) -> uvicorn.Config:
     """uvicorn's, which reads the environment for what it is not told. Raises ConfigurationError for a certificate that
     cannot be used."""
-    api = settings.api
+    api = service.settings.api
     config = uvicorn.Config(
         app,
         http=bounded(Bounds(api.max_connections, api.read_timeout)),
@@ -147,7 +148,10 @@ def configuration(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         forwarded_allow_ips=list(api.trusted_proxies),
     )
     config.load()
-    config.ssl = tls.context(api)
+    certificate = tls.of(api)
+    if certificate is not None:
+        config.ssl = certificate.context
+        service.metrics.certificate.read = certificate.reading
     return config
 
 
@@ -162,15 +166,15 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     refuse_public(host, authenticated=service.access.configured)
     api = service.settings.api
     app = create_app(service)
-    config = configuration(app, service.settings)
+    config = configuration(app, service)
     _allow_files(api.max_connections)
-    listener = _listener(host, port)
+    listener = bound(host, port)
     with contextlib.closing(listener):
         service.jobs.open()
         service.embed(["warm"])
         _keep_what_is_loaded()
         server = _Server(config, service, app.state.ending)
-        server.announce = lambda: announce(_url(listener, config.ssl is not None))
+        server.announce = lambda: announce(address(listener, config.ssl is not None))
         server.run(sockets=[listener])
     service.background.close(server.seconds_left())
     if server.stuck is not None:
@@ -194,7 +198,8 @@ def _allow_files(connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Raises ConfigurationError for an address that cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With TCP named, for asyncio switches Nagle's delay off only then: without it each answer takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -220,7 +225,8 @@ def refuse_public(host: str, *, authenticated: bool) -> None:
     )
 
 
-def _url(listener: socket.socket, encrypted: bool) -> str:
+def address(listener: socket.socket, encrypted: bool) -> str:
+    """As clients write it."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if encrypted else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -13,7 +13,7 @@ from app.src.settings import ApiSettings
 
 EXPIRES_SOON = timedelta(days=14)
 _EVERYBODY = 0o007
-_RENEW = "renew it, put it in its place and restart the service"
+_RENEW = "renew it and put it in its place: the service takes it up without a restart"
 
 
 def of_service(api: ApiSettings) -> str:

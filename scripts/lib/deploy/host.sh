@@ -74,8 +74,8 @@ check_port() {
 }
 
 check_ports() {
-  local names=(api prometheus grafana) variables=(OWL_SAP_API__PORT OWL_PROMETHEUS_PORT OWL_GRAFANA_PORT)
-  local count=3 index other
+  local names=(api prometheus grafana alertmanager) count=4 index other
+  local variables=(OWL_SAP_API__PORT OWL_PROMETHEUS_PORT OWL_GRAFANA_PORT OWL_ALERTMANAGER_PORT)
   [[ $monitoring == yes ]] || count=1
   for ((index = 0; index < count; index++)); do
     check_port "${names[index]}" "${variables[index]}"

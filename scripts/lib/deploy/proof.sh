@@ -24,10 +24,14 @@ try_search() {
   fi
 }
 
+# Alerts that nobody hears of are worth a word.
+told_to() { [[ ${setting[OWL_ALERTMANAGER_CONFIG]} != ./monitoring/* ]] || printf '   (tells nobody yet: docs/monitoring.md)'; }
+
 show_addresses() {
   say "ready: $url  (each request with a key, /docs and /metrics too)"
   if [[ $monitoring == yes ]]; then
     say "Prometheus: http://127.0.0.1:${setting[OWL_PROMETHEUS_PORT]}   Grafana: http://127.0.0.1:${setting[OWL_GRAFANA_PORT]} (user admin, password: sudo cat secrets/grafana_password)"
+    say "Alertmanager: http://127.0.0.1:${setting[OWL_ALERTMANAGER_PORT]}$(told_to)"
   fi
   say "A key for each client: ./scripts/keys create NAME --scope search   Status: ./deploy_t4_optimized.sh --status"
 }

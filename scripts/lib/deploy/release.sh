@@ -61,8 +61,23 @@ check_image() {
     docker run --rm --gpus all --network none --entrypoint nvidia-smi "$image" -L
 }
 
+# sum FILE...: of what stands in them. Compose looks at the file's name alone, and what a container has read at its start
+# it does not read again: a label with the sum has it replaced when the file is another one. What only the container may
+# read goes by its size and age.
+sum() { { cat "$@" || find -L "$@" -printf '%s %T@\n'; } 2>/dev/null | cksum | tr ' ' '-'; }
+
+export_sums() {
+  OWL_SUM_SERVICE=$(sum owl-sap.toml)
+  OWL_SUM_DCGM=$(sum monitoring/dcgm/counters.csv)
+  OWL_SUM_PROMETHEUS=$(sum monitoring/prometheus/prometheus.yml monitoring/prometheus/rules/*.yml)
+  OWL_SUM_ALERTMANAGER=$(sum "${setting[OWL_ALERTMANAGER_CONFIG]}")
+  OWL_SUM_GRAFANA=$(sum monitoring/grafana/provisioning/*/*.yml)
+  export OWL_SUM_SERVICE OWL_SUM_DCGM OWL_SUM_PROMETHEUS OWL_SUM_ALERTMANAGER OWL_SUM_GRAFANA
+}
+
 # start [SERVICE...]: these, or all
 start() {
+  export_sums
   begin "starting the containers" "Some may run already. Deploy again, or go back: ./deploy_t4_optimized.sh --rollback"
   # Compose replaces what changed, and only that.
   step "the containers could not be started; the message above says why." "${compose[@]}" up -d --no-build "$@"
@@ -147,8 +162,10 @@ rollback() {
   [[ -z $now ]] || step "the image could not be tagged; the message above says why." docker tag "$now" "$previous_image"
   start "${own_services[@]}"
   [[ $mode == dry-run ]] && return
-  wait_until_ready ||
+  if ! wait_until_ready; then
+    record_result "rolled back, not ready"
     refuse "the image before does not become ready ($standing); its last lines stand above. Forward again: ./deploy_t4_optimized.sh --rollback"
+  fi
   record_result "rolled back"
   say "The image before serves: $(described "$image")"
 }

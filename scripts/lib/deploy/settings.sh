@@ -93,6 +93,16 @@ check_secrets_folder() {
   [[ -z $open ]] || refuse "$open can be read by every user of this machine: sudo chmod o= $open"
 }
 
+# Docker would make a folder of this name if the file were missing, and Alertmanager would end again and again.
+check_receivers() {
+  local file=${setting[OWL_ALERTMANAGER_CONFIG]}
+  [[ $file != ./monitoring/* ]] || return 0
+  [[ $file == ./* || $file == /* ]] || refuse "OWL_ALERTMANAGER_CONFIG is no path that Compose takes for a file. Write it with its folder: ./secrets/alertmanager.yml"
+  [[ -s $file ]] || refuse "OWL_ALERTMANAGER_CONFIG names a file that is not there (or is empty): copy monitoring/alertmanager/alertmanager.yml and name your receivers."
+  [[ -n $(find -L "$file" \( -gid "$user_id" -perm -040 -o -perm -004 \) 2>/dev/null) ]] ||
+    refuse "the file that OWL_ALERTMANAGER_CONFIG names cannot be read by group $user_id of the container: sudo chown $user_id:$user_id $file && sudo chmod 640 $file"
+}
+
 # What the containers read where it stands here, as users of their own. A strict umask shuts them out.
 check_readable() {
   local shut
@@ -101,6 +111,7 @@ check_readable() {
   ! hana_toml_has password || [[ -z $(find -L owl-sap.toml -perm /007 2>/dev/null) ]] ||
     refuse "owl-sap.toml holds the password and every user of this machine can read it: sudo chgrp $user_id owl-sap.toml && sudo chmod 640 owl-sap.toml"
   [[ $monitoring == yes ]] || return 0
+  check_receivers
   shut=$(find -L monitoring deployment/nvidia-t4/grafana \( -type d ! -perm -005 -o -type f ! -perm -004 \) 2>/dev/null | head -n 1)
   [[ -z $shut ]] ||
     refuse "$shut cannot be read by the containers of the monitoring: chmod -R o+rX monitoring deployment/nvidia-t4/grafana"

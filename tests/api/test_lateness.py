@@ -1,0 +1,30 @@
+"""What holds the event loop up is measured, and nothing is measured after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import uvloop
+
+from app.src.api import lateness
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_callback_that_does_not_end_makes_the_loop_late(run) -> None:  # type: ignore[no-untyped-def]
+    told: list[float] = []
+
+    async def held_up() -> None:
+        with lateness.watched(told.append, every=0.02):
+            await asyncio.sleep(0)
+            time.sleep(0.15)  # what must not happen
+            await asyncio.sleep(0.05)
+        heard = len(told)
+        await asyncio.sleep(0.06)
+        assert len(told) == heard
+
+    run(held_up())
+    assert max(told) > 0.1
+    assert min(told) >= 0.0
+    assert len(told) >= 2
