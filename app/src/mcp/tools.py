@@ -95,7 +95,8 @@ class Tools:
                 return {"hits": 1}
             case answers.Described(sampled=sampled):
                 return {"hits": sampled}
-        return {}
+            case _:
+                return {}
 
     def _reading(self) -> list[Tool]:
         return [
