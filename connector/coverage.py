@@ -4,6 +4,7 @@ and German. Pure: knows words, no store and no index.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -33,6 +34,7 @@ _ENDINGS = (
     *("e", "n", "s"),
 )
 """The longest first."""
+_PART = re.compile(r"[^\W_]+")
 _SHORTEST_STEM = 4
 _SHORTEST_BEGINNING = 5
 """Letters of a stem that may begin a longer word: Pumpe, Pumpengehäuse."""
@@ -42,6 +44,8 @@ _SHORTEST_END = 6
 
 def folded(word: str) -> str:
     """Without case and accents: ä is a. ß becomes ss."""
+    if word.isascii():
+        return word.lower()
     parts = unicodedata.normalize("NFD", word.casefold())
     return "".join(part for part in parts if not unicodedata.combining(part))
 
@@ -52,27 +56,53 @@ FUNCTION_WORDS = frozenset(folded(word) for word in (*_ENGLISH.split(), *_GERMAN
 
 def content_words(text: str) -> tuple[str, ...]:
     """The words of a search text that say what it is about, as they stand in it; none where it has only others."""
-    found = (word.alternatives[0] for word in words(text))
-    return tuple(word for word in found if folded(word) not in FUNCTION_WORDS)
+    return tuple(word for word in _words(text) if folded(word) not in FUNCTION_WORDS)
+
+
+def asked_words(text: str) -> tuple[str, ...]:
+    """`content_words`, or where there are none what else there is."""
+    return content_words(text) or tuple(_words(text))
+
+
+def _words(text: str) -> list[str]:
+    return [word.alternatives[0] for word in words(text)]
 
 
 def parts_of(text: str) -> frozenset[str]:
     """The distinct words of a text, folded; those of M-4711/2 each for itself."""
-    cleaned = "".join(character if character.isalnum() else " " for character in folded(text))
-    return frozenset(cleaned.split())
+    return frozenset(_PART.findall(folded(text)))
 
 
 def coverage(asked: Sequence[str], held: Iterable[str]) -> float:
     """The share of `asked` (`content_words`) that is among `held` (`parts_of`), from 0 to 1; 0 for nothing asked. A
     word of several parts (M-4711) is there when all of them are."""
-    if not asked:
-        return 0.0
-    known = frozenset(held)
-    return sum(all(_holds(known, part) for part in parts_of(word)) for word in asked) / len(asked)
+    return Coverage(asked).among(held)
 
 
-def _holds(known: frozenset[str], part: str) -> bool:
-    return part in known or any(related(part, other) for other in known)
+class Coverage:
+    """Of one search text's words, in as many rows as it takes: which of them a word of a row answers is found out once.
+    Thousands of candidates share most of their words. For one thread."""
+
+    def __init__(self, asked: Sequence[str]) -> None:
+        """`asked`: `content_words`."""
+        self._asked = [parts_of(word) for word in asked]
+        self._parts = frozenset[str]().union(*self._asked)
+        self._answered: dict[str, frozenset[str]] = {}
+
+    def of(self, text: str) -> float:
+        """As `coverage`."""
+        return self.among(parts_of(text))
+
+    def among(self, held: Iterable[str]) -> float:
+        if not self._asked:
+            return 0.0
+        there: set[str] = set()
+        for word in held:
+            found = self._answered.get(word)
+            if found is None:
+                found = self._answered[word] = frozenset(part for part in self._parts if related(part, word))
+            there |= found
+        return sum(parts <= there for parts in self._asked) / len(self._asked)
 
 
 @lru_cache(maxsize=100_000)

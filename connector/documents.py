@@ -25,6 +25,8 @@ from connector.protocols import Embedder, VectorStore
 from connector.schema import WRITTEN
 from connector.stores.records import FOREIGN, metadata_text
 
+DEEPEST = 100
+"""Levels of a document's metadata."""
 KEY = ("id",)
 """The key of such a collection, for hits."""
 _CHECKPOINT = Checkpoint(key=KEY, mark=WRITTEN)
@@ -32,7 +34,7 @@ _CHECKPOINT = Checkpoint(key=KEY, mark=WRITTEN)
 
 @dataclass(frozen=True, slots=True)
 class NewDocument:
-    """What a client sends. `id` None: a new UUID. `metadata`: what JSON has a form for, as deep as it may be; filters
+    """What a client sends. `id` None: a new UUID. `metadata`: what JSON has a form for, up to DEEPEST levels; filters
     look at texts, numbers, true and false on the first level."""
 
     id: str | None
@@ -284,6 +286,8 @@ def _check(id_: str, given: NewDocument) -> None:
         raise RowRejected("its text is empty")
     if not _is_text(given.text):
         raise RowRejected("its text holds half a character, which is no text")
+    if _too_deep(given.metadata):
+        raise RowRejected(f"its metadata is nested deeper than {DEEPEST} levels")
     for name, value in given.metadata.items():
         if not isinstance(name, str):
             raise RowRejected("its metadata has a name that is no text")
@@ -316,3 +320,19 @@ def _is_json(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_json, value))
     return value is None or isinstance(value, bool | int)
+
+
+def _too_deep(value: object) -> bool:
+    """Is it nested deeper than DEEPEST? Not by recursion, which is what deep values break: here, and in every parser
+    that reads them later."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            part
+            for each in level
+            if isinstance(each, Mapping | list | tuple)
+            for part in (each.values() if isinstance(each, Mapping) else each)
+        ]
+        if not level:
+            return False
+    return True

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.rows import seen
-from connector.coverage import content_words, coverage, parts_of
+from connector.coverage import Coverage, content_words, coverage, parts_of
 from connector.model import CollectionStatus, Filter, Hit, IndexUse, StoredText
 from connector.protocols import VectorStore
 from connector.ranking import Backdrop, blend, closeness, units
@@ -113,7 +113,8 @@ class Blending:
             return Ranked([], words=words)
         vectors = units(store.vectors(name, candidates, serving))
         close = closeness(vector, vectors, self._backdrop(store, stored, within))
-        covered = [coverage(words, parts_of(f"{hit.text} {hit.id}")) for hit in candidates]
+        share = Coverage(words)
+        covered = [share.of(f"{hit.text} {hit.id}") for hit in candidates]
         hits = blend(candidates, close, covered)
         cosines = (vectors @ vector.astype(np.float64)).tolist()
         of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}

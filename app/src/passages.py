@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.rows import seen
-from connector.coverage import content_words, coverage, parts_of
+from connector.coverage import Coverage, asked_words
 from connector.model import CollectionStatus, Filter, Hit, StoredText
 from connector.protocols import VectorStore
 from connector.ranking import units
@@ -30,13 +31,18 @@ class Passage:
     chunk: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sought:
     """What passages are compared with: the vector, or where there is none (mode keyword) the words."""
 
     text: str
     vector: NDArray[np.float32] | None
     count: int
+
+    @cached_property
+    def share(self) -> Coverage:
+        """Of the words, for one thread."""
+        return Coverage(asked_words(self.text))
 
 
 def of_hits(
@@ -77,8 +83,7 @@ def _scores(
     if not chunks:
         return []
     if sought.vector is None:
-        words = content_words(sought.text) or tuple(sought.text.split())
-        return [round(coverage(words, parts_of(chunk.text)), 6) for chunk in chunks]
+        return [round(sought.share.of(chunk.text), 6) for chunk in chunks]
     vectors = units(store.vectors(stored.collection, chunks, stored.generation))
     cosines: list[float] = (vectors @ sought.vector.astype(np.float64)).tolist()
     return cosines

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
 DISTRIBUTION = "owl-sap-connector"
 _AS_USUAL = SearchOptions()
+_NO_PLAN = "the store's plan is shown to the scope admin"
 _log = logging.getLogger(__name__)
 GPU_WITHIN = 2.0
 """Seconds that NVIDIA's driver has to tell of its cards: 50 ms each, but one whose card has died may never answer."""
@@ -487,7 +488,8 @@ class Service:
         principal: Principal,
     ) -> Found:
         """The `k` best source rows for a text or a vector, or like a row, of those that `principal` may see: others
-        take no part. Mode keyword needs no model and loads none.
+        take no part. Mode keyword needs no model and loads none. With `explain` the words of the store's plan are for
+        administrators: it is that of the whole system.
 
         Raises UnknownCollection (also when it was never synced), UnknownRow, ModelMismatch, BadFilter, ValueError for a
         blank text, for a vector that is no finite direction and for a vector or a row where words are looked for.
@@ -495,6 +497,9 @@ class Service:
         found = self._searching.search(
             self.spec(name), query, k, Narrowed(where, self._visible(name, principal)), options
         )
+        if found.explain is not None and not principal.may("admin"):
+            index = found.explain["index"] | {"detail": _NO_PLAN}
+            found = replace(found, explain=found.explain | {"index": index})
         return replace(found, stale_since=self.background.stale_since(name, self._stored))
 
     def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:

@@ -438,19 +438,27 @@ _READERS: dict[Kind, Callable[[str], Any]] = {
 }
 
 
+@lru_cache(maxsize=2 * MAX_TERMS)
+def _phrase(text: str) -> str:
+    return _spaced(text)
+
+
 @lru_cache(maxsize=64)
-def _phrase(text: str) -> tuple[str, ...]:
-    return tuple(_WORD.findall(text.casefold()))
+def _held(text: str) -> str:
+    """Remembered for the next condition of the same filter: a hundred of them may look at one text."""
+    return _spaced(text)
+
+
+def _spaced(text: str) -> str:
+    """The words of a text, each between blanks, which no word holds; "" without any."""
+    words = _WORD.findall(text.casefold())
+    return f" {' '.join(words)} " if words else ""
 
 
 def contains(phrase: str, text: str) -> bool:
     """Whether the words of `phrase` stand in `text` as whole words, side by side; never for a phrase without a word."""
     wanted = _phrase(phrase)
-    if not wanted:
-        return False
-    words = _WORD.findall(text.casefold())
-    size = len(wanted)
-    return any(tuple(words[at : at + size]) == wanted for at in range(len(words) - size + 1))
+    return bool(wanted) and wanted in (_held(text) if len(text) <= MAX_TEXT else _spaced(text))
 
 
 def like(pattern: str, text: str) -> bool:

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +38,7 @@ from connector.model import (
     is_generation,
 )
 from connector.protocols import Embedder, VectorScan
-from connector.stores import filter_sql, filters, local_keywords, records
+from connector.stores import filters, local_keywords, records
 from connector.stores.generation_rules import changed
 from connector.stores.int8_scan import best_scan
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
@@ -46,7 +46,7 @@ from connector.stores.local_generations import LocalGenerations, next_number
 from connector.stores.local_reading import Reading
 from connector.stores.local_records import IN_LIMIT, Records
 from connector.stores.local_schema import SCHEMA
-from connector.stores.local_search import CollectionIndex, Search
+from connector.stores.local_search import CollectionIndex, Search, answering
 from connector.stores.local_writer import Writer
 from connector.stores.records import ModelStamp
 from connector.stores.sqlite_file import SqliteFile
@@ -333,7 +333,7 @@ class LocalStore:
                 snapshot = index.snapshot(db)
                 if snapshot is None:
                     continue  # another thread has seen further than this transaction: look again
-                with _filter_errors(condition):
+                with answering(db, condition, where):
                     return Search(db, found.id, snapshot, index.scans)(query, k, condition)
 
     def keyword(
@@ -351,7 +351,7 @@ class LocalStore:
         with self._file.read() as db:
             found = _serving(db, collection, generation)
             condition = filters.narrowed(where, within, self._names.get(collection, found.names))
-            with _filter_errors(condition):
+            with answering(db, condition, where):
                 return local_keywords.KeywordSearch(db, found.id, self._word_counts)(text, k, condition)
 
     def vectors(self, collection: str, hits: Sequence[Hit | StoredText], generation: int | None = None) -> Vectors:
@@ -411,16 +411,6 @@ class LocalStore:
             if known is None or known[0] != key:
                 known = self._indexes[found.name] = key, CollectionIndex(*key, self._scan or best_scan())
             return known[1]
-
-
-@contextmanager
-def _filter_errors(condition: filters.Condition | None) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if condition is not None and filter_sql.is_unreadable(error):
-            raise filters.not_comparable(condition) from None
-        raise
 
 
 # ------------------------------------------------------------------------------------------------------ collections

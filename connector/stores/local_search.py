@@ -7,13 +7,16 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Hashable
+import time
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.model import Hit
+from connector.errors import BadFilter
+from connector.model import Filter, Hit
 from connector.protocols import Ranking, VectorScan
 from connector.stores import filter_sql, filters
 from connector.stores.local_records import Candidate, Records, best_documents
@@ -31,7 +34,35 @@ REMEMBERED = 512
 REMEMBERED_ROWS = 4
 """As many rows as there are, times this, are remembered of all filters together: 8 bytes each."""
 
+FILTER_SECONDS = 60.0
+"""That the filter of one search may take. It is evaluated row by row, holds a thread and, where it needs functions of
+Python's, all others up meanwhile; HANA's statements end by `communication_timeout`."""
+_STEPS = 100_000
+"""Of SQLite's machine between two looks at the clock: some milliseconds."""
+
 Positions = NDArray[np.int64]
+
+
+@contextmanager
+def answering(db: sqlite3.Connection, condition: filters.Condition | None, where: Filter | None) -> Iterator[None]:
+    """While a search reads: `where` is what the asker has narrowed it by, `condition` that and what he may see. Raises
+    BadFilter for a stored value that cannot be read as the filter's kind, and for a filter that takes too long."""
+    deadline = time.monotonic() + FILTER_SECONDS
+    if where:
+        db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            raise BadFilter(
+                f"the filter has taken {FILTER_SECONDS:g} s over the rows of this collection and was given up: use "
+                "fewer conditions ($in in place of many under $or), or words in the search text"
+            ) from None
+        if condition is not None and filter_sql.is_unreadable(error):
+            raise filters.not_comparable(condition) from None
+        raise
+    finally:
+        db.set_progress_handler(None, 0)
 
 
 class CollectionIndex:

@@ -11,6 +11,7 @@ import pytest
 from app.src.access.keys import Grant, create
 from app.src.service import Service
 from app.src.settings import Settings
+from tests.access.conftest import settings_with
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"
@@ -57,6 +58,7 @@ def test_keys_see_the_rows_of_their_claims_and_all_is_told(tmp_path: Path) -> No
         assert client.get("/health/live").status_code == 200
     service.close()
     lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text(encoding="utf-8").splitlines()]
+    assert [each["credential"] for each in lines] == ["key"] * 5 + ["none", "key"]
     told = [(each["principal"], each["status"], each["decision"], each["why"], each.get("rows")) for each in lines]
     ids = {name: key.id for name, (key, _) in keys.items()}
     assert told == [
@@ -70,3 +72,22 @@ def test_keys_see_the_rows_of_their_claims_and_all_is_told(tmp_path: Path) -> No
     ]
     assert {each["collection"] for each in lines} == {"materials"}
     assert {each["route"] for each in lines[:6]} == {"/v1/collections/{name}/search"}
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
+def test_strangers_cannot_have_as_much_written_as_they_like(tmp_path: Path) -> None:
+    """Each refusal was a line: who has no key could fill the disk with the audit log."""
+    file = tmp_path / "keys.json"
+    _, key = create(file, Grant("web", ("search",)))
+    audit = str(tmp_path / "audit.log")
+    settings = settings_with(tmp_path, keys=file, audit=audit, failures="3/hour")
+    service = Service(settings, source=TableSource())
+    with serving(service) as client:
+        answers = [client.post(SEARCH, json={"query": "steel"}).status_code for _ in range(20)]
+        assert answers == [401] * 3 + [429] * 17
+        assert client.get("/v1/info", headers={"X-API-Key": key}).status_code == 200
+        refused = service.metrics.access_refused.labels("missing")._value.get()
+    service.close()
+    lines = [json.loads(line) for line in Path(audit).read_text(encoding="utf-8").splitlines()]
+    assert [each["status"] for each in lines] == [401] * 3 + [429, 200]
+    assert refused == 20, "they are counted all the same"

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from app.src.access import jwks as module
 from app.src.access.authentication import Authentication
 from app.src.access.errors import AccessUnusable, Unauthenticated
+from app.src.access.keys import Grant, create
 from app.src.access.principal import Principal
+from app.src.access.rates import RateExceeded, Rates
 from app.src.settings import AccessSettings
 from tests.access.issuer import (
     AUDIENCE,
@@ -128,6 +131,8 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
     "an end that is text": (lambda: signed(claims(exp=str(_now(300))), RSA), "incomplete_token"),
     "an end that is true": (lambda: signed(claims(exp=True), RSA), "expired_token"),
     "an end that never comes": (lambda: signed(claims(exp=float("inf")), RSA), ""),
+    "an end beyond all numbers": (lambda: signed(claims(exp=10**400), RSA), "incomplete_token"),
+    "an end in another age": (lambda: signed(claims(exp=1e300), RSA), "incomplete_token"),
     "another issuer": (lambda: signed(claims(iss="https://issuer.example.evil"), RSA), "issuer"),
     "the issuer with a slash": (lambda: signed(claims(iss=ISSUER + "/"), RSA), "issuer"),
     "no issuer": (lambda: signed(claims(iss=None), RSA), "incomplete_token"),
@@ -400,10 +405,77 @@ def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "content", [None, b"", b"[]", b'{"keys": []}', b'{"keys": {"a": 1}}', b"{" * 100, b" " * 300_000]
 )
-def test_a_key_set_that_is_none_ends_the_start(tmp_path: Path, content: bytes | None) -> None:
+def test_a_key_set_that_is_none_ends_the_start(
+    tmp_path: Path, content: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = tmp_path / "jwks.json"
     if content is not None:
         shown.write_bytes(content)
     settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": shown}
+    monkeypatch.setattr(module, "LOOKS", 1)
     with pytest.raises(AccessUnusable, match="jwks_path"):
         Authentication(AccessSettings.model_validate({"jwt": settings})).open()
+
+
+def from_file(path: Path) -> Authentication:
+    settings = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_path": path}
+    return Authentication(AccessSettings.model_validate({"jwt": settings}))
+
+
+def test_a_key_set_that_is_just_being_written_does_not_end_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = tmp_path / "jwks.json"
+    monkeypatch.setattr("time.sleep", lambda _: shown.write_bytes(SHOWN))
+    made = from_file(shown)
+    made.open()
+    assert asyncio.run(made.principal(signed(claims(), RSA))).name == "somebody"
+
+
+def test_a_key_set_that_could_not_be_read_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The issuer's keys have changed just when too many files are open: the new one is taken soon, the old one not."""
+    shown = tmp_path / "jwks.json"
+    shown.write_bytes(SHOWN)
+    made = from_file(shown)
+    made.open()
+    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+    shown.write_bytes(jwks(jwk(STRANGER, "new")))
+
+    async def too_many() -> None:
+        """The keys are read in a thread while the token is checked by those in hand."""
+        for _ in range(3):
+            assert (await made.principal(signed(claims(), RSA))).name == "somebody"
+            assert made._fetching is not None
+            await made._fetching
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        asyncio.run(too_many())
+    assert len(caplog.records) == 1, "once, and not at each look"
+    assert asyncio.run(made.principal(signed(claims(), STRANGER, "new"))).name == "somebody"
+    with pytest.raises(Unauthenticated):
+        asyncio.run(made.principal(signed(claims(), RSA)))
+
+
+def test_a_token_is_not_the_key_of_the_same_name(ask: Callable[..., Principal], tmp_path: Path) -> None:
+    """Whoever chooses users' names at the issuer could otherwise take a key's requests away."""
+    key, _ = create(tmp_path / "keys.json", Grant("web", ("search",), rate="1/minute", concurrency=1))
+    token = ask(signed(claims(sub=key.id), RSA))
+    assert token.name == key.principal.name
+    assert token.identity != key.principal.identity
+    assert (token.credential, key.principal.credential) == ("token", "key")
+    rates = Rates("2/minute", 1)
+    rates.enter(key.principal)
+    rates.enter(token)
+    for each in (key.principal, token):
+        with pytest.raises(RateExceeded, match="concurrency"):
+            rates.enter(each)
+        rates.leave(each)
+    with pytest.raises(RateExceeded, match="1/minute"):
+        rates.enter(key.principal)
+    rates.enter(token)

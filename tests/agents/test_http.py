@@ -496,6 +496,30 @@ def test_the_audit_log_knows_the_tool_and_no_query(ground: Ground) -> None:
     assert "secret" not in text
 
 
+def test_the_audit_log_counts_the_rows_that_are_read_one_by_one(ground: Ground) -> None:
+    """As it does for POST .../rows: else an agent that reads a table row by row leaves no trace of it."""
+    asked = [
+        ("get_row", {"collection": "materials", "id": '["01"]'}),
+        ("get_row", {"collection": "materials", "id": '["00"]'}),
+        ("describe_collection", {"collection": "materials"}),
+    ]
+    for name, arguments in asked:
+        post(ground, called(name, arguments), "roh")
+    mine: list[tuple[Any, ...]] = []
+    for _ in range(100):
+        entries = [json.loads(line) for line in (ground.folder / "audit.log").read_text().splitlines()]
+        told = [each for each in entries if each["principal"] == ground.ids["roh"] and each.get("tool")]
+        mine = [tuple(each.get(name) for name in ("tool", "rows", "asked", "hits")) for each in told[-3:]]
+        if mine and mine[-1][0] == "describe_collection":
+            break
+        time.sleep(0.02)
+    assert mine == [
+        ("get_row", "some", 1, 1),
+        ("get_row", "some", 1, 0),
+        ("describe_collection", "some", None, 7),
+    ]
+
+
 # ------------------------------------------------------------------------------------------------------ on and off
 
 

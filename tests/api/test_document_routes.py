@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,19 @@ def test_a_collection_of_a_table_is_not_written_and_one_of_clients_not_synced(cl
     assert client.post("/v1/collections/unknown/documents", json={"documents": [{"text": "x"}]}).status_code == 404
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
+@pytest.mark.parametrize(("levels", "status"), [(99, 200), (100, 422), (900, 422)])
+def test_metadata_may_be_so_deep_and_no_deeper(client: httpx.Client, levels: int, status: int) -> None:
+    """900 levels, which the parser still takes, were an unexpected error."""
+    deep: dict[str, Any] = {}
+    for _ in range(levels):
+        deep = {"a": deep}
+    answer = client.post(PLACE, json={"documents": [{"id": "deep", "text": "a pump", "metadata": deep}]})
+    assert answer.status_code == status
+    assert status == 200 or "deeper than 100 levels" in answer.json()["detail"]
+    assert len(found(client, "pump")) == (status == 200)
+
+
 def test_who_may_not_see_every_row_may_not_write(tmp_path: Path, source: TableSource) -> None:
     service = Service(with_notes(tmp_path, metadata=["owner"], row_rights={"owner": "owner"}), source=source)
     somebody = Principal("somebody", LOOPBACK.scopes, {"owner": ["a"]})
@@ -149,6 +164,29 @@ def test_who_may_not_see_every_row_may_not_write(tmp_path: Path, source: TableSo
             assert client.post(PLACE, json={"documents": [{"text": "x"}]}).status_code == 403
             assert client.post(f"{PLACE}/delete", json={"ids": ["a"]}).status_code == 403
         assert service.status(["notes"])[0]["rows"] == 2
+    finally:
+        service.close()
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
+def test_those_who_wait_to_write_leave_threads_for_others(tmp_path: Path, source: TableSource) -> None:
+    """Eight that waited for another writer held every thread up, for as long as they waited."""
+    base = with_notes(tmp_path)
+    api = base.api.model_copy(update={"threads": 2, "max_wait": 0.2})
+    service = Service(base.model_copy(update={"api": api}), source=source)
+    body = {"documents": [{"text": "a pump"}]}
+    try:
+        with serving(service) as client, ThreadPoolExecutor(4) as clients:
+            put(client, {"id": "first", "text": "a first pump"})
+            with service.documents._turns["notes"].lock:
+                asked = [clients.submit(client.post, PLACE, json=body) for _ in range(4)]
+                refused = list(islice(as_completed(asked, timeout=30), 3))
+                assert {each.result().status_code for each in refused} == {429}
+                assert "api.max_wait" in refused[0].result().json()["detail"]
+                assert [hit["id"] for hit in found(client, "pump")] == ["first"], "another thread is free"
+            (written,) = set(asked) - set(refused)
+            assert written.result().status_code == 200
+            put(client, {"id": "last", "text": "a last pump"})
     finally:
         service.close()
 

@@ -152,6 +152,14 @@ def test_failures_are_counted_by_customer(clock: Clock) -> None:
     assert failures.add("10.0.0.1") is None
 
 
+def test_too_many_failures_of_an_address_are_news_once_in_a_window(clock: Clock) -> None:
+    failures = Failures("2/minute", clock=clock)
+    assert [failures.news(address) for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2")] == [True, False, True]
+    clock.now += 60
+    assert failures.news("10.0.0.1")
+    assert Failures("unlimited").news("10.0.0.1")
+
+
 # ------------------------------------------------------------------------------------------------------------ over HTTP
 
 

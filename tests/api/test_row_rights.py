@@ -564,6 +564,7 @@ def test_the_audit_log_tells_who_asked_for_what(synced: Service, tmp_path: Path)
         "time": 0,
         "request_id": 0,
         "principal": "somebody",
+        "credential": "none",
         "client": 0,
         "method": "POST",
         "route": "/v1/collections/{name}/search",

@@ -11,12 +11,12 @@ import httpx
 import numpy as np
 import pytest
 
-from app.src.access.principal import OPERATOR
+from app.src.access.principal import OPERATOR, Principal, Scope
 from app.src.searching import MODES, SearchOptions, _notes
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
-from connector.model import CollectionSpec, Column, Filter, ModelSource, Recipe, TableRef
+from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"
@@ -365,6 +365,21 @@ def test_how_hits_were_found(client: httpx.Client, synced: Service) -> None:
             assert best["cosine"] == pytest.approx(best["vector"]["score"], abs=1e-5)
         else:
             assert best[mode]["rank"] == 1
+
+
+def test_the_store_s_plan_is_for_administrators(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synced.store, "index_use", lambda *_: IndexUse(True, "HNSW INDEX SEARCH: of what HANA says"))
+
+    def index(*scopes: Scope) -> Any:
+        who, options = Principal("somebody", frozenset(scopes)), SearchOptions("hybrid", explain=True)
+        explained = synced.search("materials", "pump", 2, None, options, principal=who).explain
+        assert explained is not None
+        return explained["index"]
+
+    assert index("admin") == {"used": True, "detail": "HNSW INDEX SEARCH: of what HANA says"}
+    for scope in ("search", "sync"):
+        told = index("search", scope)
+        assert (told["used"], "admin" in told["detail"], "HNSW" in told["detail"]) == (True, True, False)
 
 
 def test_passages_of_many_hits_are_read_in_portions(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:

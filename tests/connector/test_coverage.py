@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.coverage import content_words, coverage, parts_of, related, stem
+from connector import coverage as module
+from connector.coverage import (
+    Coverage,
+    asked_words,
+    content_words,
+    coverage,
+    folded,
+    parts_of,
+    related,
+    stem,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +85,44 @@ def test_any_text_has_a_share_between_none_and_all(asked: str, row: str) -> None
     words = content_words(asked)
     assert 0 <= coverage(words, parts_of(row)) <= 1
     assert coverage(words, parts_of(asked)) == (1 if words else 0)
+
+
+@given(letters, st.lists(letters, max_size=5))
+def test_many_rows_have_the_shares_that_each_has_alone(asked: str, rows: list[str]) -> None:
+    """By the definition: a word is there when each of its parts is, or something related."""
+    words = asked_words(asked)
+    share = Coverage(words)
+    for row in rows:
+        held = parts_of(row)
+        there = [all(any(related(part, other) for other in held) for part in parts_of(word)) for word in words]
+        assert share.of(row) == coverage(words, held) == (sum(there) / len(there) if there else 0)
+
+
+def test_parts_are_letters_and_digits_of_any_script() -> None:
+    every = "".join(map(chr, range(0x3000)))
+    spaced = "".join(char if char.isalnum() else " " for char in folded(every))
+    assert parts_of(every) == frozenset(spaced.split())
+
+
+def test_a_long_search_text_has_few_words() -> None:
+    """20,000 words that say nothing were looked for in each passage."""
+    assert len(asked_words(" ".join(f"the and of {number}" for number in range(5000)))) <= 16
+    assert asked_words("the the of the") == ("the", "of")
+    assert asked_words("the gearbox") == ("gearbox",)
+
+
+def test_what_a_word_answers_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand hits of 150 words each cost ten seconds, through which nobody else was served."""
+    compared: list[tuple[str, str]] = []
+
+    def counting(asked: str, other: str) -> bool:
+        compared.append((asked, other))
+        return related(asked, other)
+
+    monkeypatch.setattr(module, "related", counting)
+    share = Coverage(("pump", "seal"))
+    assert [share.of("pumps and a valve") for _ in range(100)] == [0.5] * 100
+    assert len(compared) == 8
 
 
 @given(st.text(alphabet="abcdefghinrsy", max_size=14))

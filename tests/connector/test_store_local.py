@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector.errors import DatabaseError, GenerationRefused, RowRejected, StatementFailed, StoreCorrupt
+from connector.errors import BadFilter, DatabaseError, GenerationRefused, RowRejected, StatementFailed, StoreCorrupt
 from connector.model import (
     ChangeSet,
     Checkpoint,
@@ -571,6 +571,22 @@ def test_every_way_to_filter_gives_the_same(store, monkeypatch, selective_rows):
     for where, keep in cases:
         best = [f"k{number}" for number in order if number in keep][:7]
         assert [hit.id for hit in store.search(NAME, QUERY, 7, where)] == best
+
+
+def test_a_filter_that_takes_too_long_is_given_up(store, monkeypatch):
+    """A hundred conditions over many rows held a thread, and all others up, for minutes."""
+    add(store, range(400), KIND="a pump of steel")
+    where = {"$or": [{"KIND": {"$contains": f"word {number}"}} for number in range(100)]}
+    with monkeypatch.context() as patch:
+        patch.setattr(local_search, "FILTER_SECONDS", 0.0)
+        patch.setattr(local_search, "_STEPS", 1000)
+        for ask in (lambda: found(store, where), lambda: store.keyword(NAME, "text", 5, where)):
+            with pytest.raises(BadFilter, match="fewer conditions"):
+                ask()
+        assert len(store.search(NAME, unit(1)[0], 500, None, within={"KIND": "a pump of steel"})) == 400, "not rights"
+        assert len(found(store)) == 400
+    assert found(store, where) == set()
+    assert len(found(store, {"KIND": {"$contains": "pump of"}})) == 400
 
 
 def test_a_filter_is_asked_about_new_rows_only(store):

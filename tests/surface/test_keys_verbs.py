@@ -189,6 +189,9 @@ REFUSED = [
     (("create", "web", "--scope", "search", "--rate", "often"), "600/minute"),
     (("create", "web", "--scope", "search", "--out", "no/such/folder/key"), "no such folder; make it: mkdir -m 700"),
     (("rotate", "web", "--overlap", "long"), "length of time"),
+    (("create", "web", "--scope", "search", "--expires", "90"), "--expires 90 has no unit: write 90d for days"),
+    (("create", "web", "--scope", "search", "--expires", "1.5"), "has no unit"),
+    (("rotate", "web", "--overlap", "24", "--expires", "90d"), "--overlap 24 has no unit"),
 ]
 
 
@@ -264,8 +267,7 @@ def test_a_service_whose_keys_cannot_be_read_does_not_start(
 
 
 def test_create_says_when_the_key_ends(cli: Cli) -> None:
-    """A number without a unit is seconds: whoever meant days reads it here."""
-    told = _created(cli, "web", "--expires", "90")
+    told = _created(cli, "web", "--expires", "90d")
     assert re.search(r"may: search, until \d{4}-\d\d-\d\d \d\d:\d\d UTC; it is", told)
     assert "until" not in _created(cli, "shop")
 

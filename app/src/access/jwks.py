@@ -46,6 +46,8 @@ _FITS: Mapping[str, tuple[str, str | None]] = {
 """Which keys an algorithm takes: kty, crv."""
 _LOOK_AGAIN = 0.5
 """Seconds at least between two looks at whether the file has changed."""
+LOOKS = 3
+"""At a file that cannot be used, before that ends the start."""
 _LEAST_RSA_BITS = 2048
 _log = logging.getLogger(__name__)
 Keys = Mapping[tuple[str, str], PyJWK]
@@ -158,6 +160,7 @@ class File:
             with self._path.open("rb") as file:
                 content = file.read(_MOST_BYTES + 1)
         except OSError as error:
+            self._seen = None  # nothing may be wrong with the file itself, which then does not change
             raise NotHad(f"it cannot be read ({error.strerror})") from None
         if len(content) > _MOST_BYTES:
             raise NotHad(f"it has more than {_MOST_BYTES >> 10} KiB")
@@ -241,10 +244,15 @@ class KeySet:
         return wanted and now - self._tried >= (COOLDOWN if self.believed else RETRY)
 
     def open(self) -> None:
-        """Read a file now, so that a wrong one ends the start. An address may be away, and is asked when needed. Raises
-        AccessUnusable."""
+        """Read a file now, so that a wrong one ends the start: wrong still after a moment, for whoever keeps it up to
+        date may just be writing it. An address may be away, and is asked when needed. Raises AccessUnusable."""
         if isinstance(self._source, File):
             self.fetch()
+            for _ in range(LOOKS - 1):
+                if self.fault is None:
+                    return
+                time.sleep(_LOOK_AGAIN)
+                self.fetch()
             if self.fault is not None:
                 raise AccessUnusable(f"{self.fault} (setting access.jwt.jwks_path)")
 
@@ -256,8 +264,10 @@ class KeySet:
                 content = self._source.read()
                 keys = parse(content, self._algorithms)
             except NotHad as error:
-                self.fault = f"{self._source.name}: the issuer's keys cannot be had: {error}"
-                _log.warning("%s", self.fault)
+                fault = f"{self._source.name}: the issuer's keys cannot be had: {error}"
+                if fault != self.fault:  # once, and not at each look
+                    _log.warning("%s", fault)
+                self.fault = fault
                 if isinstance(error, NoKeys):
                     self._keys, self._digest = {}, b""
             else:

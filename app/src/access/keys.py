@@ -88,7 +88,13 @@ class Key(BaseModel):
     @property
     def principal(self) -> Principal:
         return Principal(
-            self.id, frozenset(self.scopes), self.claims, self.every_row, rate=self.rate, concurrency=self.concurrency
+            self.id,
+            frozenset(self.scopes),
+            self.claims,
+            self.every_row,
+            rate=self.rate,
+            concurrency=self.concurrency,
+            credential="key",
         )
 
 

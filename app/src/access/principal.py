@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 
 Scope = Literal["embed", "search", "sync", "admin", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+Credential = Literal["key", "token", "none"]
+"""What somebody showed to say who they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,8 @@ class Principal:
     """`name`: the key's id or the token's subject, for logs; never a secret. `scopes`: what may be asked for; `admin`
     includes the others. `claims`: what the token or the key says of its bearer; collections with row rules look here,
     and what is not claimed is not seen. `every_row`: row rules do not hold for it. `rate` ("600/minute") and
-    `concurrency`: its own limits; None: those of the settings."""
+    `concurrency`: its own limits; None: those of the settings. `credential`: what it was known by; only together with
+    that a name is nobody else's, for an issuer may call a user what we call a key."""
 
     name: str
     scopes: frozenset[Scope]
@@ -23,6 +26,12 @@ class Principal:
     every_row: bool = False
     rate: str | None = None
     concurrency: int | None = None
+    credential: Credential = "none"
+
+    @property
+    def identity(self) -> str:
+        """Of one principal alone."""
+        return f"{self.credential}:{self.name}"
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes

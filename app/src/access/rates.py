@@ -148,10 +148,10 @@ class Rates:
         if rate == UNLIMITED:
             return None
         item = parse(rate)
-        standing = self._limiter.hit(item, "requests", principal.name)
+        standing = self._limiter.hit(item, "requests", principal.identity)
         if standing is None:
             self.leave(principal)
-            seconds = self._limiter.standing(item, "requests", principal.name).seconds
+            seconds = self._limiter.standing(item, "requests", principal.identity).seconds
             whose = "the rate of this key" if principal.rate else "setting access.rate"
             raise RateExceeded(f"{rate} requests are allowed ({whose}): try again in {seconds:.0f} s", seconds)
         return standing
@@ -160,9 +160,9 @@ class Rates:
         own = principal.concurrency is not None
         most = principal.concurrency if principal.concurrency is not None else self._concurrency
         with self._lock:
-            here = self._at_once.get(principal.name, 0)
+            here = self._at_once.get(principal.identity, 0)
             if not most or here < most:
-                self._at_once[principal.name] = here + 1
+                self._at_once[principal.identity] = here + 1
                 return
         whose = "the concurrency of this key" if own else "setting access.concurrency"
         raise RateExceeded(f"{most} requests of this key are under way, and no more are allowed ({whose})", _SOON)
@@ -172,9 +172,9 @@ class Rates:
         if _free(principal):
             return
         with self._lock:
-            left = self._at_once.pop(principal.name) - 1
+            left = self._at_once.pop(principal.identity) - 1
             if left:
-                self._at_once[principal.name] = left
+                self._at_once[principal.identity] = left
 
     def spend(self, principal: Principal, tokens: int) -> None:
         """So many are to be embedded for it. One request with more than a whole window's tokens has that window for
@@ -182,8 +182,8 @@ class Rates:
         if _free(principal) or self._tokens == UNLIMITED:
             return
         item = parse(self._tokens)
-        if self._limiter.hit(item, "tokens", principal.name, cost=min(tokens, item.amount)) is None:
-            standing = self._limiter.standing(item, "tokens", principal.name)
+        if self._limiter.hit(item, "tokens", principal.identity, cost=min(tokens, item.amount)) is None:
+            standing = self._limiter.standing(item, "tokens", principal.identity)
             raise RateExceeded(
                 f"{self._tokens} tokens are allowed (setting access.tokens), and {standing.remaining} are left: try "
                 f"again in {standing.seconds:.0f} s",
@@ -203,6 +203,7 @@ class Failures:
 
     def __init__(self, rate: str, *, clock: Callable[[], float] = time.monotonic, most: int = MOST_COUNTED) -> None:
         self._item = None if rate == UNLIMITED else parse(rate)
+        self._once = None if self._item is None else type(self._item)(1, self._item.multiples)
         self._limiter = _Limiter(clock, most)
 
     def add(self, address: str) -> float | None:
@@ -213,6 +214,11 @@ class Failures:
         if self._limiter.hit(self._item, where) is not None:
             return None
         return self._limiter.standing(self._item, where).seconds
+
+    def news(self, address: str) -> bool:
+        """Is it worth telling that an address has failed too often? Once in each window: who may not ask for anything
+        must not be able to have as much written as they like."""
+        return self._once is None or self._limiter.hit(self._once, "told", _customer(address)) is not None
 
 
 def _customer(address: str) -> str:

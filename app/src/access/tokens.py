@@ -5,7 +5,6 @@ checks signature and times; what it leaves to its users is checked here. Never w
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -34,6 +33,8 @@ LONGEST_TOKEN = 16 << 10
 """Characters. XSUAA's with many attributes come near 8 KiB."""
 _LONGEST_KID = 256
 _LONGEST_SUBJECT = 200
+_LAST = 2.0**53
+"""Seconds since 1970: as a number of JSON exact, and no longer a time far before. Not a number is on neither side."""
 _KINDS = ("jwt", "at+jwt", "application/at+jwt")
 """Values of the header typ that are access tokens; without it a token may be one."""
 _REMEMBERED = 1024
@@ -140,7 +141,7 @@ class Tokens:
         reading = self._reading
         for moment in ("exp", "nbf", "iat"):
             value = payload.get(moment, 0)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -_LAST <= value <= _LAST:
                 raise Unauthenticated(f"the token's {moment} is no time", "incomplete_token")
         if reading.tenant is not None:
             named = next((payload[claim] for claim in reading.tenants if claim in payload), None)
@@ -151,7 +152,7 @@ class Tokens:
             raise Unauthenticated(f"the token does not say whose it is ({reading.subject_claim})", "incomplete_token")
         means = {reading.scopes[name] for name in _names(payload, reading.scope_claim) if name in reading.scopes}
         scopes = frozenset(scope for scope in SCOPES if scope in means)
-        return Principal(subject, scopes, reading.claims(payload), EVERY_ROW in means)
+        return Principal(subject, scopes, reading.claims(payload), EVERY_ROW in means, credential="token")
 
 
 def _refused(error: PyJWTError) -> Unauthenticated:

@@ -15,6 +15,7 @@ from app.src.access.audit import AuditLog
 from app.src.access.principal import ANONYMOUS
 from app.src.api.errors import CRASHED, METHODS
 from app.src.api.guard import PRINCIPAL, REFUSED
+from app.src.api.limiting import OLD_NEWS
 
 AUDITED = "owl_sap.audited"
 """In the ASGI scope while there is an audit log: what a route tells of its request, by field."""
@@ -55,18 +56,19 @@ class Audited:
             await self._app(scope, receive, sending)
         finally:
             route = getattr(scope.get("route"), "path", None)
-            if route not in _NOT_TOLD:
+            if route not in _NOT_TOLD and not scope.get(OLD_NEWS):
                 seconds = time.perf_counter() - start
                 self._log.record(self._entry(scope, route, status) | told | {"latency_ms": round(seconds * 1000, 2)})
 
     def _entry(self, scope: Scope, route: str | None, status: int) -> dict[str, Any]:
         why = scope.get(REFUSED) or _REFUSALS.get(status)
         method = scope["method"] if scope["method"] in METHODS else "other"
-        client = scope.get("client")
+        client, principal = scope.get("client"), scope.get(PRINCIPAL, ANONYMOUS)
         return {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "request_id": scope.get("owl_sap.request_id"),
-            "principal": scope.get(PRINCIPAL, ANONYMOUS).name,
+            "principal": principal.name,
+            "credential": principal.credential,
             "client": client[0] if client else None,
             "method": method,
             "route": route,

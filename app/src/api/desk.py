@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from typing import Any, TypeVar
 
@@ -13,9 +14,9 @@ import orjson
 from fastapi import Request, Response
 
 from app.src.access.rates import Rates
-from app.src.api.errors import ClientLeft, TooMuch, Unprocessable
+from app.src.api.errors import ClientLeft, Crowded, TooMuch, Unprocessable
 from app.src.api.limiting import principal_of
-from app.src.api.turns import Turns
+from app.src.api.turns import Turn, Turns
 from app.src.probes import Readiness
 from app.src.service import Service
 from connector.model import Vectors
@@ -68,6 +69,8 @@ class Desk:
         self.limits = service.settings.api
         self._threads = ThreadPoolExecutor(self.limits.threads, "owl-sap-request")
         self._turns = Turns(self.limits.threads, self.limits.max_wait)
+        self._writers = max(1, self.limits.threads // 2)
+        self._writing = asyncio.Semaphore(self._writers)
         # Health has threads of its own: it must answer while every other thread waits for HANA.
         self._health = ThreadPoolExecutor(1, "owl-sap-health")
         self._probe: tuple[asyncio.Future[Readiness], Readiness] | None = None
@@ -83,6 +86,37 @@ class Desk:
     async def run(self, call: Callable[[], Result], request: Request | None = None) -> Result:
         """The result of `call`. With `request` its client is watched: if it leaves before a thread was free, `call` is
         never made, and ClientLeft is raised. Raises Crowded at once when it would wait too long for a thread."""
+        return await self._ended(*self._begun(call), request)
+
+    async def write(self, call: Callable[[], Result]) -> Result:
+        """As `run`, for what may have to wait until others have written. No more than half of the threads do that at a
+        time, whoever still waits for its answer; the next wait here, without a thread, and after api.max_wait they are
+        refused: Crowded."""
+        try:
+            async with asyncio.timeout(self.limits.max_wait):
+                await self._writing.acquire()
+        except TimeoutError:
+            raise Crowded(
+                f"{self._writers} requests write already, and none has ended within {self.limits.max_wait:g} s "
+                "(setting api.max_wait): try again later",
+                seconds=self.limits.max_wait,
+            ) from None
+        try:
+            turn, future = self._begun(call)
+        except BaseException:
+            self._writing.release()
+            raise
+        loop = asyncio.get_running_loop()
+
+        def free(_: Future[Result]) -> None:
+            with suppress(RuntimeError):  # the service has ended meanwhile
+                loop.call_soon_threadsafe(self._writing.release)
+
+        future.add_done_callback(free)
+        return await self._ended(turn, future, None)
+
+    def _begun(self, call: Callable[[], Result]) -> tuple[Turn, Future[Result]]:
+        """Raises Crowded."""
         turn = self._turns.come()
 
         def called() -> Result:
@@ -92,7 +126,10 @@ class Desk:
             finally:
                 self._turns.end(turn)
 
-        work = asyncio.get_running_loop().run_in_executor(self._threads, called)
+        return turn, self._threads.submit(called)
+
+    async def _ended(self, turn: Turn, future: Future[Result], request: Request | None) -> Result:
+        work = asyncio.wrap_future(future)
         try:
             return await (work if request is None else _watched(work, request))
         finally:

@@ -14,6 +14,8 @@ from app.src.access.rates import Failures, RateExceeded, Rates, Standing
 from app.src.api.errors import TOO_MANY, UNAUTHORIZED, problem, refusal
 from app.src.api.guard import PRINCIPAL
 
+OLD_NEWS = "owl_sap.old_news"
+"""In the ASGI scope: is this refusal one of many of the same kind, which the audit log knows of already?"""
 _OPEN = ("/health/",)
 """Asked by whoever watches the process, who has no key."""
 
@@ -79,9 +81,11 @@ class Throttled:
             nonlocal replaced
             if message["type"] == "http.response.start" and message["status"] == UNAUTHORIZED:
                 client = scope.get("client")
-                seconds = self._failures.add(client[0] if client else "")
+                address = client[0] if client else ""
+                seconds = self._failures.add(address)
                 if seconds is not None:
                     replaced = True
+                    scope[OLD_NEWS] = not self._failures.news(address)
                     await _too_many_failures(scope, seconds, receive, send)
             if not replaced:
                 await send(message)

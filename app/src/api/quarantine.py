@@ -44,7 +44,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         while another worker holds the collection."""
         if body.keys is not None:
             check_every_row(service, request, name)
-        dropped = await desk.run(partial(service.drop, name, body.keys, _LEASE_WAIT))
+        dropped = await desk.write(partial(service.drop, name, body.keys, _LEASE_WAIT))
         return Json({"dropped": dropped})
 
 

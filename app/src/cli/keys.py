@@ -106,7 +106,7 @@ def rotate(
     path = _path(ctx)
     before = keys.read(path) if path.exists() else ()
     try:
-        key, secret = keys.rotate(path, which, _seconds(overlap), lifetime)
+        key, secret = keys.rotate(path, which, _seconds(overlap, "--overlap"), lifetime)
     except ValueError as error:
         raise UsageFault(str(error)) from None
     _hand_over(path, key, secret, Form(out, json), before)
@@ -181,7 +181,11 @@ def _claims(given: Sequence[str]) -> dict[str, Any]:
     return claims
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, option: str) -> float:
+    """With a unit: 90 would be seconds, as in the settings, and who writes it for a key means days."""
+    number = text.strip()
+    if number.replace(".", "", 1).isdecimal():
+        raise UsageFault(f"{option} {number} has no unit: write {number}d for days, {number}h for hours")
     try:
         return seconds(text)
     except ValueError as error:
@@ -189,7 +193,7 @@ def _seconds(text: str) -> float:
 
 
 def _lifetime(text: str) -> float:
-    length = _seconds(text)
+    length = _seconds(text, "--expires")
     if length <= 0:
         raise UsageFault("a key that expires at once is good for nothing")
     return length

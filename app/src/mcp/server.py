@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from app.src.access.principal import Principal
-from app.src.mcp.answers import Answer, Arguments, Hits, OfRows
+from app.src.mcp.answers import Answer, Arguments, OfRows
 from app.src.mcp.refusals import Refused, ScopeMissing, faults, told
 from app.src.mcp.tools import Tool, Tools
 from app.src.mcp.untrusted import fenced
@@ -105,8 +105,7 @@ class Agents:
             asked = _arguments(tool, params.arguments or {})
             self._front.tell(ctx.request, **self._tools.audited(asked, principal))
             answer = await self._front.run(partial(tool.call, asked, principal), principal, ctx.request)
-            if isinstance(answer, Hits):
-                self._front.tell(ctx.request, hits=len(answer.hits))
+            self._front.tell(ctx.request, **self._tools.counted(answer))
             return _result(answer)
         except Exception as error:
             self._service.count_error(error)

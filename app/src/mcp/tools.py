@@ -28,6 +28,9 @@ _FIELD = 120
 _LARGEST_KEY = 8_000
 """Characters of a row's key as JSON, beyond the bound for texts: HANA's keys may be that long."""
 
+_LONGEST_NAME = 100
+"""Characters of who asks: a store keeps 200 of who holds a collection."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -73,12 +76,27 @@ class Tools:
         if name not in self._service.names():
             return {}
         told: dict[str, Any] = {"collection": name}
-        if isinstance(asked, answers.Search):
+        if isinstance(asked, answers.Search | answers.GetRow | answers.OneCollection):
             within = self._service.rights.visible(name, principal)
-            rows = "all" if within is None else "none" if isinstance(within, Unseen) else "some"
-            told |= {"filter": self._service.rights.filter_shape(name, asked.filter), "rows": rows}
-            told |= {"mode": asked.mode, "k": asked.k}
+            told["rows"] = "all" if within is None else "none" if isinstance(within, Unseen) else "some"
+        if isinstance(asked, answers.Search):
+            shape = self._service.rights.filter_shape(name, asked.filter)
+            told |= {"filter": shape, "mode": asked.mode, "k": asked.k}
+        if isinstance(asked, answers.GetRow):
+            told |= {"asked": 1, "hits": 0}  # until it is found
         return told
+
+    def counted(self, answer: Answer) -> dict[str, int]:
+        """Of an answer, for the audit log: as REST counts the same."""
+        match answer:
+            case answers.Hits(hits=hits):
+                return {"hits": len(hits)}
+            case answers.FoundRow():
+                return {"hits": 1}
+            case answers.Described(sampled=sampled):
+                return {"hits": sampled}
+            case _:
+                return {}
 
     def _reading(self) -> list[Tool]:
         return [
@@ -314,7 +332,7 @@ class Tools:
         )
 
     def start_sync(self, asked: answers.StartSync, principal: Principal) -> answers.Started:
-        request = SyncRequest(asked.full, owner=f"agent-{principal.name}")
+        request = SyncRequest(asked.full, owner=f"agent-{principal.name[:_LONGEST_NAME]}")
         return answers.Started(collection=asked.collection, job=self._service.start_sync(asked.collection, request).id)
 
 
