@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from app.src.access.rows import seen
 from connector.coverage import content_words, coverage, parts_of
-from connector.model import CollectionStatus, Filter, Hit, IndexUse, StoredText
+from connector.model import CollectionStatus, Filter, Hit, IndexUse
 from connector.protocols import VectorStore
 from connector.ranking import Backdrop, blend, closeness, units
-from connector.stores import filters
 
 SAMPLED = 2_000
 """Rows whose vectors tell what a collection has in common."""
@@ -34,11 +33,10 @@ _SHORTEST_NUMBER = 4
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Which rows take part, as `VectorStore.search` has it. `names`: source column to metadata name, for `where`."""
+    """Which rows take part, as `VectorStore.search` has it."""
 
     where: Filter | None
     within: Filter | None
-    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +124,13 @@ class Blending:
         """Rows whose key holds one of the words that look like a number: people paste numbers of materials, and no
         template needs to name them."""
         numbers = [word for word in words if _number(word)][:_NUMBERS]
-        condition = filters.parse(narrow.where, narrow.names)
         found: dict[str, Hit] = {}
         for word in numbers:
             for number in dict.fromkeys((_number(word), _number(word).upper())):
-                rows = store.keyed(stored.collection, number, count, stored.generation, narrow.within)
+                rows = store.keyed(stored.collection, number, count, narrow.where, stored.generation, narrow.within)
                 for row in seen(rows, narrow.within):
-                    if coverage((word,), parts_of(row.id)) and (
-                        condition is None or filters.matches(condition, row.metadata)
-                    ):
-                        found.setdefault(row.id, _hit(row))
+                    if coverage((word,), parts_of(row.id)):
+                        found.setdefault(row.id, row)
         return list(found.values())
 
     def _backdrop(self, store: VectorStore, stored: CollectionStatus, within: Filter | None) -> Backdrop | None:
@@ -175,7 +170,3 @@ def _number(word: str) -> str:
     """What of a word may be looked for as a number in keys: the longest part with a digit, or nothing."""
     parts = [part for part in word.split() if len(part) >= _SHORTEST_NUMBER and any(map(str.isdigit, part))]
     return max(parts, key=len, default="")
-
-
-def _hit(row: StoredText) -> Hit:
-    return Hit(row.id, 0.0, row.text, row.metadata, row.number, row.record)

@@ -120,8 +120,6 @@ class Narrowed:
 
     where: Filter | None
     within: Filter | Nothing | None
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Source column to metadata name: `where` may use both."""
 
     @property
     def rows(self) -> Filter | None:
@@ -179,9 +177,6 @@ class Searching:
         options: SearchOptions,
     ) -> Found:
         """Raises as `Service.search` does."""
-        from connector.document import metadata_names
-
-        narrowed = replace(narrowed, names=metadata_names(spec.metadata))
         if isinstance(query, str) and not query.strip():
             raise ValueError("the search text is empty")
         if not isinstance(query, str) and options.mode != "vector":
@@ -281,9 +276,7 @@ class Searching:
         name, serving = stored.collection, stored.generation
         where, within = narrowed.where, narrowed.rows
         if options.mode == "hybrid" and vector is not None:
-            ranked = self._blending.hybrid(
-                store, stored, (str(query), vector), depth, Narrow(where, within, narrowed.names)
-            )
+            ranked = self._blending.hybrid(store, stored, (str(query), vector), depth, Narrow(where, within))
             if least is None:
                 return ranked
             return replace(ranked, hits=[hit for hit in ranked.hits if ranked.cosines[hit.id] >= least])

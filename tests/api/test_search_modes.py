@@ -104,6 +104,22 @@ def test_a_number_of_several_parts_is_found_in_keys_however_it_is_written(
     assert keys(answer) == ["M-4711/2"]
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_a_row_behind_others_that_hold_the_digits_is_not_missed(
+    client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither because they do not fit the filter, nor because they hold them in the midst of a longer number."""
+    monkeypatch.setattr("app.src.searching.DEEP", 1)
+    monkeypatch.setattr("app.src.searching.DEEPEST", 1)
+    for key, kind in (("04711", "ROH"), ("14711", "ROH"), ("4711", "FERT"), ("4711X", "FERT")):
+        source.rows_by_key[key] = {"MATNR": key, "MAKTX": "grey lid", "MTART": kind}
+    service.sync("materials")
+    for number, kind, wanted in (("4711", "FERT", "4711"), ("4711x", "FERT", "4711X"), ("14711", "ROH", "14711")):
+        answer = ask(client, query=number, mode="hybrid", k=1, filter={"MTART": kind}, explain=True)
+        assert keys(answer) == [wanted], number
+        assert answer["explain"]["rankings"]["key"] == 1, number
+
+
 def test_letters_of_a_number_are_found_in_either_case(
     client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
