@@ -22,15 +22,14 @@ from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.passages import Passage, Sought
 from app.src.reranking import Reranked, Reranking
-from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection, UnknownRow
+from app.src.serving import in_one_generation
+from connector.errors import ConfigurationError, DatabaseError, UnknownCollection, UnknownRow
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Vectors
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 DEEP, DEEPEST = 50, 4000
 """Hits of each ranking that fusion and MMR choose from: four times `k`, within these bounds."""
-_TRIES = 3
-"""So often a search is made anew because another generation took over in its midst."""
 _CANCELLED = 1e-6
 """Length of the mean of unit vectors that point to opposite sides: its direction is chance."""
 _STATUS_SECONDS = 5.0
@@ -166,7 +165,11 @@ class Searching:
     def forget(self, name: str) -> None:
         """Another generation may serve."""
         self._known.pop(name, None)
-        self._blending.forget(name)
+
+    def written(self, name: str) -> None:
+        """Its rows have changed."""
+        self.forget(name)
+        self._blending.written(name)
 
     def search(
         self,
@@ -194,12 +197,10 @@ class Searching:
             return Found([], {}, [narrowed.within.why, *notes], rows="none")
         if isinstance(query, Like):
             query = _stored(spec, query)
-        for _ in range(_TRIES - 1):
-            try:
-                return self._searched(spec, query, k, narrowed, replace(options, rerank=reranks))
-            except GenerationChanged:
-                self.forget(spec.name)
-        return self._searched(spec, query, k, narrowed, replace(options, rerank=reranks))
+        asked, wanted = query, replace(options, rerank=reranks)
+        return in_one_generation(
+            self, spec.name, lambda stored: self._searched(spec, stored, asked, k, narrowed, wanted)
+        )
 
     def _reranks(self, query: Asked, options: SearchOptions) -> bool:
         if options.rerank and not self._reranking.on:
@@ -209,11 +210,16 @@ class Searching:
         return self._reranking.on and isinstance(query, str) and options.rerank is not False
 
     def _searched(
-        self, spec: CollectionSpec, query: Asked, k: int, narrowed: Narrowed, options: SearchOptions
+        self,
+        spec: CollectionSpec,
+        stored: CollectionStatus,
+        query: Asked,
+        k: int,
+        narrowed: Narrowed,
+        options: SearchOptions,
     ) -> Found:
-        """In one generation from the first step to the last. Raises GenerationChanged when another takes over."""
-        stored, stages = self.serving(spec.name), _Stages()
-        vector = None
+        """Raises GenerationChanged when another than `stored` takes over."""
+        stages, vector = _Stages(), None
         if options.mode != "keyword":
             with stages.timed("embed"):
                 vector = self._query_vector(query, stored, narrowed)

@@ -357,8 +357,8 @@ class Service:
 
     def _written(self, name: str) -> None:
         """Nothing that is remembered of the collection is right any more."""
-        self._searching.forget(name)
-        self._browsing.forget(name)
+        self._searching.written(name)
+        self._browsing.written(name)
         self._watch.look.forget()
 
     # -------------------------------------------------------------------------------------------------- generations

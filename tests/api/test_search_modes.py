@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from app.src.access.principal import OPERATOR
+from app.src.remembered import Bounds, Remembered
 from app.src.searching import MODES, SearchOptions, _notes
 from app.src.service import Service
 from app.src.settings import Settings
@@ -73,6 +74,28 @@ def test_hybrid_is_the_blend_of_both(client: httpx.Client, synced: Service) -> N
     assert [-hit["score"] for hit in answer["hits"]] == sorted(-hit["score"] for hit in answer["hits"])
     assert set(answer["took_ms"]) == {"embed", "store"}
     assert keys(ask(client, query=text, mode="hybrid", k=2)) == keys(answer)[:2]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_hybrid_beside_writes_finds_what_was_written_and_looks_at_all_rows_once(
+    client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forever = Remembered[Any](Bounds(8, 600.0, 1e9))
+    monkeypatch.setattr(service._searching._blending, "_backdrops", forever)
+    source.rows_by_key |= {
+        f"A{number}": {"MATNR": f"A{number}", "MAKTX": f"part {number} of steel {number % 7}", "MTART": "ROH"}
+        for number in range(120)
+    }
+    service.sync("materials")
+    looks: list[Any] = []
+    real = service.store.sample
+    monkeypatch.setattr(service.store, "sample", lambda *given, **more: looks.append(given) or real(*given, **more))
+    for number in range(3):
+        source.rows_by_key["new"] = {"MATNR": "new", "MAKTX": f"turnstile {number}", "MTART": "ROH"}
+        service.sync("materials")
+        (hit,) = ask(client, query=f"turnstile {number}", mode="hybrid", k=1)["hits"]
+        assert hit["text"] == f"turnstile {number}"
+    assert len(looks) == 1
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
