@@ -27,6 +27,9 @@ from connector.model import CollectionSpec, CollectionStatus, Filter, Sample, Sc
 SAMPLE = 5000
 """Rows that fields are told of at most, and a map is made of."""
 MOST_IDS = 100
+MOST_CHARACTERS = 16 << 20
+"""Of the texts of several rows together, which are all in memory, twice, until they are sent."""
+_IDS_AT_ONCE = 8
 VALUES = 50
 """Of a field, the most frequent ones."""
 REMEMBERED = Bounds(most=64, seconds=5.0)
@@ -134,18 +137,18 @@ class Browsing:
 
     def rows(self, spec: CollectionSpec, ids: Sequence[str], within: Filter | Nothing | None) -> list[ReadRow]:
         """In the order of `ids`, each once. What is not there and what may not be seen is left out alike. Raises
-        UnknownCollection, and ValueError for more than MOST_IDS."""
+        UnknownCollection, and ValueError for more than MOST_IDS and for several rows of more than MOST_CHARACTERS."""
         if len(ids) > MOST_IDS:
             raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
 
         from connector.documents import stored_ids
 
-        wanted = stored_ids(spec, ids)
+        wanted = list(dict.fromkeys(stored_ids(spec, ids)))
 
         def read(stored: CollectionStatus) -> list[ReadRow]:
             if isinstance(within, Nothing):
                 return []
-            found = seen(self._parts.store.texts_of(spec.name, wanted, stored.generation, within), within)
+            found = self._texts_of(stored, wanted, within)
             columns = self._serving.key_columns(spec, stored) if found else ()
             overlapping = spec.chunk.overlap > 0
             return [
@@ -154,6 +157,21 @@ class Browsing:
             ]
 
         return [] if self._serving.never_written(spec) else in_one_generation(self._serving, spec.name, read)
+
+    def _texts_of(self, stored: CollectionStatus, ids: Sequence[str], within: Filter | None) -> list[StoredText]:
+        """A few rows at a time, so that no more is read than may be shown."""
+        found: list[StoredText] = []
+        characters = 0
+        for start in range(0, len(ids), _IDS_AT_ONCE):
+            some = ids[start : start + _IDS_AT_ONCE]
+            read = seen(self._parts.store.texts_of(stored.collection, some, stored.generation, within), within)
+            characters += sum(len(text.text) for text in read)
+            if characters > MOST_CHARACTERS and len({text.id for text in (*found[:1], *read)}) > 1:
+                raise ValueError(
+                    f"the texts of these rows are longer than {MOST_CHARACTERS} characters together: ask for fewer ids"
+                )
+            found += read
+        return found
 
     def fields(self, spec: CollectionSpec, within: Filter | Nothing | None) -> Fields:
         """Of a large collection REMEMBERED.seconds old at most: it takes a look at every row. Raises

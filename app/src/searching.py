@@ -202,6 +202,13 @@ class Searching:
             self, spec.name, lambda stored: self._searched(spec, stored, asked, k, narrowed, wanted)
         )
 
+    def check_room(self, name: str, text: str) -> None:
+        """Raises EngineOverloaded where a search by the meaning of `text` would, as far as that is known: for who would
+        have to wait until he may search. Takes no time."""
+        known = self._embedders.get(name)
+        if known is not None:
+            known[1].check_query(text)
+
     def _reranks(self, query: Asked, options: SearchOptions) -> bool:
         if options.rerank and not self._reranking.on:
             raise ValueError("nothing is configured to rerank with; set [search] rerank (docs/search.md)")
