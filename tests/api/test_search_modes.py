@@ -89,7 +89,12 @@ def test_hybrid_beside_writes_finds_what_was_written_and_looks_at_all_rows_once(
     service.sync("materials")
     looks: list[Any] = []
     real = service.store.sample
-    monkeypatch.setattr(service.store, "sample", lambda *given, **more: looks.append(given) or real(*given, **more))
+
+    def sample(*given: Any, **more: Any) -> Any:
+        looks.append(given)
+        return real(*given, **more)
+
+    monkeypatch.setattr(service.store, "sample", sample)
     for number in range(3):
         source.rows_by_key["new"] = {"MATNR": "new", "MAKTX": f"turnstile {number}", "MTART": "ROH"}
         service.sync("materials")
