@@ -383,7 +383,7 @@ class LocalStore:
     ) -> list[Hit]:
         with self._file.read() as db:
             found = _serving(db, collection, generation)
-            condition = filters.narrowed(where, within, self._names.get(collection, found.names))
+            condition = filters.narrowed(where, within, self._names.get(found.name, found.names))
             with _filter_errors(condition):
                 return Reading(db, found.id, condition).keyed(number, count)
 
