@@ -9,7 +9,8 @@ shared machine too, requests a second on a quiet one only. Rounds take turns; th
 the rounds scatter because something else was running.
 
     small   requests a second for one short text, and CPU microseconds of each
-            >= 1,500 requests a second over /embed and over OpenAI's route
+            >= 1,500 requests a second over /embed and over OpenAI's route, also where the service wants a key, which
+            each request then carries, counted against its rate (`with a key`)
             beside it uvicorn alone on the same bytes (`bare`), hash:384 behind the engine's queue (`hashed`), and a
             search that takes no time
     forms   CPU milliseconds of a request for 256 texts x 384 floats    base64 <= 1.7, JSON floats <= 4.5, raw <= 0.6
@@ -17,8 +18,8 @@ the rounds scatter because something else was running.
 Measured elsewhere with FastAPI as it comes (0.165, uvicorn 0.54, orjson): 0.36 ms for one text, and 1.7, 4.1 and
 0.48 ms for 256 as base64, floats and raw bytes. Prediction before the work on it: httptools in place of h11 takes a
 third off a small request; pydantic's parser for the body and no resolving of dependencies by FastAPI another third.
-Authentication is none of it: nothing is configured, so the requests carry a bearer token that nobody checks. What it
-costs is in docs/decisions/0021.
+Where no authentication is configured the requests carry a bearer token all the same, which nobody checks. Metrics are
+on everywhere.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ MANY = 60
 """Requests of a round with many texts."""
 TARGETS = {
     "small, embed": at_least(1500),
+    "small, embed with a key": at_least(1500),
     "small, openai": at_least(1500),
+    "small, openai with a key": at_least(1500),
     "forms, base64, CPU of each": at_most(1.7),
     "forms, floats, CPU of each": at_most(4.5),
     "forms, raw, CPU of each": at_most(0.6),
@@ -63,12 +66,16 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 # ----------------------------------------------------------------------------------------------------------- requests
 
 
+TOKEN = b"KEY-OF-THE-SERVER"
+"""In a request, where the server's own key goes."""
+
+
 def post(path: str, body: Any, accept: str = "application/json") -> bytes:
     """The bytes of a request as clients send it: the headers of httpx, and a token."""
     content = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {accept}\r\nAccept-Encoding: gzip, deflate\r\n"
-        f"Connection: keep-alive\r\nUser-Agent: python-httpx/0.28.1\r\nAuthorization: Bearer {'x' * 43}\r\n"
+        f"Connection: keep-alive\r\nUser-Agent: python-httpx/0.28.1\r\nAuthorization: Bearer {TOKEN.decode()}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
@@ -81,11 +88,14 @@ def texts(count: int) -> list[str]:
     ]
 
 
+OPENAI = {"input": "hydraulic pump leaks", "model": "stub", "encoding_format": "base64"}
 SMALL = {
     "bare": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
     "embed": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
+    "embed with a key": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
     "hashed": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
-    "openai": post("/v1/embeddings", {"input": "hydraulic pump leaks", "model": "stub", "encoding_format": "base64"}),
+    "openai": post("/v1/embeddings", OPENAI),
+    "openai with a key": post("/v1/embeddings", OPENAI),
     "search": post("/v1/collections/materials/search", {"query": "hydraulic pump leaks at the flange", "k": 10}),
     "search by vector": post("/v1/collections/materials/search", {"vector": [0.05103104] * DIMENSION, "k": 10}),
 }
@@ -157,6 +167,7 @@ def ask(address: tuple[str, int], request: bytes, connections: int, enough: Call
 class Server:
     pid: int
     address: tuple[str, int]
+    key: bytes
 
     def cpu(self) -> float:
         """CPU seconds of the process so far, all threads. The number of the clock is what clock_getcpuclockid(3) makes
@@ -165,6 +176,7 @@ class Server:
 
     def measure(self, request: bytes, connections: int, enough: Callable[[int], bool]) -> tuple[float, float]:
         """Requests a second, CPU seconds of each."""
+        request = request.replace(TOKEN, self.key)
         before, start = self.cpu(), time.perf_counter()
         answers = ask(self.address, request, connections, enough)
         return answers / (time.perf_counter() - start), (self.cpu() - before) / answers
@@ -176,8 +188,9 @@ def serving(kind: str) -> Iterator[Server]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            host, _, port = json.loads(process.stdout.readline())["url"].removeprefix("http://").rpartition(":")
-            yield Server(process.pid, (host, int(port)))
+            told = json.loads(process.stdout.readline())
+            host, _, port = told["url"].removeprefix("http://").rpartition(":")
+            yield Server(process.pid, (host, int(port)), told["key"].encode())
         finally:
             process.terminate()
 
@@ -195,10 +208,10 @@ def small(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     rates: dict[str, list[float]] = {name: [] for name in SMALL}
     costs: dict[str, list[float]] = {name: [] for name in SMALL}
     with ExitStack() as held:
-        servers = {kind: held.enter_context(serving(kind)) for kind in ("full", "bare", "hashed")}
+        servers = {kind: held.enter_context(serving(kind)) for kind in ("full", "keyed", "bare", "hashed")}
         for turn in range(given.rounds + 1):
             for name, request in SMALL.items():
-                server = servers.get(name, servers["full"])
+                server = servers["keyed" if name.endswith(" with a key") else name if name in servers else "full"]
                 rate, cost = server.measure(request, CONNECTIONS, for_seconds(given.seconds if turn else 0.5))
                 if turn:  # the first warms up
                     rates[name].append(rate)

@@ -1,8 +1,9 @@
 """The server that `benchmarks/rest.py` measures, a child process of it: the product's own application and `serve`, over
 an engine and a search that take no time, so that what is left is what REST costs. `bare`: uvicorn alone, with no
-application to speak of. `hashed`: nothing is a stub, and hash:384 is the engine, behind its queue.
+application to speak of. `keyed`: as `full`, for who has a key. `hashed`: nothing is a stub, and hash:384 is the engine,
+behind its queue.
 
-    python benchmarks/rest_server.py full|bare|hashed
+    python benchmarks/rest_server.py full|keyed|bare|hashed
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import app.src.core.loading  # noqa: E402
+from app.src.access import keys  # noqa: E402
 from app.src.api.server import serve  # noqa: E402
 from app.src.core.device import DeviceProfile  # noqa: E402
 from app.src.searching import Found, FoundHit  # noqa: E402
@@ -87,24 +90,32 @@ class StubbedService(Service):
         return Found(hits, {"embed": 3.1, "store": 0.9})
 
 
-def announce(url: str) -> None:
-    print(json.dumps({"url": url}), flush=True)
+def announce(url: str, key: str = "x" * 43) -> None:
+    """`key`: to be sent; where none is configured nobody looks at it."""
+    print(json.dumps({"url": url, "key": key}), flush=True)
 
 
 def full(folder: Path, kind: str) -> None:
-    """`owl-sap serve`; `full` is so but for the engine and the search."""
-    if kind == "full":
+    """`owl-sap serve`; `full` and `keyed` are so but for the engine and the search."""
+    access, told = {}, announce
+    if kind == "keyed":
+        access["keys"] = folder / "keys.json"
+        _, key = keys.create(access["keys"], keys.Grant("rest", ("admin",), rate="100000000/day", concurrency=10_000))
+        told = partial(announce, key=key)
+    stubbed = kind != "hashed"
+    if stubbed:
         app.src.core.loading.load_engine = lambda _: StubEngine()  # type: ignore[assignment, return-value]
     block = {"name": "materials", "source": "S.MARA", "template": "{MAKTX}"}
     settings = Settings.model_validate(
         {
             "store": {"kind": "local", "path": folder / "vectors"},
             "embedding": {"model": f"hash:{DIMENSION}"},
+            "access": access,
             "collections": [block],
         }
     )
-    with contextlib.closing((StubbedService if kind == "full" else Service)(settings)) as service:
-        serve(service, "127.0.0.1", 0, announce)
+    with contextlib.closing((StubbedService if stubbed else Service)(settings)) as service:
+        serve(service, "127.0.0.1", 0, told)
 
 
 async def _empty(scope: Any, receive: Any, send: Any) -> None:

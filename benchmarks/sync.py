@@ -7,7 +7,8 @@ cores, so that reading, writing and computing share them. Every figure that can 
 turns within one run; the median of the rounds counts. Where the rounds scatter, something else was running: the figure
 is marked `disturbed` and says nothing.
 
-    overlap    a first sync of 20,000 rows with the real model, over its embedding alone on the same texts   <= 1.10
+    overlap    a first sync of 20,000 rows with the real model, over its embedding alone on the same texts
+               <= 1.08 into the local store, <= 1.10 into the stand-in, whose own work shares the cores
     rate       rows a second of a first sync with hash:384                      >= 10,000 local, >= 6,000 in HANA
     unchanged  a sync of unchanged rows, over a bare keyset scan of the same columns  <= 2.5 local, <= 3.5 in HANA
     memory     how much more a process needs for a sync of all rows than of a tenth of them             < 100 MB
@@ -58,7 +59,8 @@ OVERLAP_ROWS = 20_000
 KEY, COLUMNS = ("MANDT", "MATNR"), ("MANDT", "MATNR", "MAKTX", "LTEXT", "MTART", "MATKL")
 OPTIONS, FULL = SyncOptions(), ChangeSpec()
 TARGETS = {
-    "overlap": at_most(1.1),
+    "overlap, local": at_most(1.08),
+    "overlap, hana": at_most(1.1),
     "rate, local": at_least(10_000),
     "rate, hana": at_least(6_000),
     "unchanged, local": at_most(2.5),

@@ -239,10 +239,17 @@ class VectorStore(Protocol):
         ...
 
     def keyed(
-        self, collection: str, number: str, count: int, generation: int | None = None, within: Filter | None = None
-    ) -> list[StoredText]:
-        """The first chunk of up to `count` rows whose id holds `number` (letters and digits) anywhere, by id; of those
-        outside `within` none. Costs a look at every id."""
+        self,
+        collection: str,
+        number: str,
+        count: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> list[Hit]:
+        """The first chunk of up to `count` rows whose id holds `number` (letters and digits) anywhere, with score 0:
+        those that have it as a value of their key (`words.as_key_value`) before those that only hold its digits, each
+        by id. `where` and `within` as for `search`. Costs a look at every id. Raises as `search`."""
         ...
 
     def texts_of(

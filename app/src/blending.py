@@ -4,11 +4,7 @@ Knows the store, no engine and no configuration.
 
 from __future__ import annotations
 
-import json
-import threading
-import time
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.rows import seen
+from app.src.remembered import Bounds, Remembered, seen_of
 from connector.coverage import Coverage, content_words, coverage, parts_of
-from connector.model import CollectionStatus, Filter, Hit, IndexUse, StoredText
+from connector.model import CollectionStatus, Filter, Hit, IndexUse
 from connector.protocols import VectorStore
 from connector.ranking import Backdrop, blend, closeness, units
-from connector.stores import filters
 
 SAMPLED = 2_000
 """Rows whose vectors tell what a collection has in common."""
-REMEMBERED_SECONDS = 600.0
-REMEMBERED = 256
-"""Backdrops, of collections and of what may be seen of them."""
+REMEMBERED = Bounds(most=256, seconds=600.0, worth=50.0)
+"""Backdrops, of collections and of what may be seen of them. One costs several times what a search does, and a few more
+rows hardly change it."""
 _NUMBERS = 2
 """Words of a search text that are looked for in keys, at most."""
 _SHORTEST_NUMBER = 4
@@ -34,11 +30,10 @@ _SHORTEST_NUMBER = 4
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Which rows take part, as `VectorStore.search` has it. `names`: source column to metadata name, for `where`."""
+    """Which rows take part, as `VectorStore.search` has it."""
 
     where: Filter | None
     within: Filter | None
-    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +71,11 @@ def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: 
     }
 
 
-_Seen = tuple[str, int, str]
-"""A collection, its generation, and which of its rows may be seen."""
-
-
 class Blending:
-    """Thread-safe. What the rows that somebody may see have in common is remembered for ten minutes, unless they
-    change."""
+    """Thread-safe. What the rows that somebody may see have in common is remembered within REMEMBERED."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._backdrops: dict[_Seen, tuple[float, Backdrop | None]] = {}
-        self._making: defaultdict[_Seen, threading.Lock] = defaultdict(threading.Lock)
-        self._forgotten: Counter[str] = Counter()
+        self._backdrops: Remembered[Backdrop | None] = Remembered(REMEMBERED)
 
     def hybrid(
         self,
@@ -127,56 +114,32 @@ class Blending:
         """Rows whose key holds one of the words that look like a number: people paste numbers of materials, and no
         template needs to name them."""
         numbers = [word for word in words if _number(word)][:_NUMBERS]
-        condition = filters.parse(narrow.where, narrow.names)
         found: dict[str, Hit] = {}
         for word in numbers:
             for number in dict.fromkeys((_number(word), _number(word).upper())):
-                rows = store.keyed(stored.collection, number, count, stored.generation, narrow.within)
+                rows = store.keyed(stored.collection, number, count, narrow.where, stored.generation, narrow.within)
                 for row in seen(rows, narrow.within):
-                    if coverage((word,), parts_of(row.id)) and (
-                        condition is None or filters.matches(condition, row.metadata)
-                    ):
-                        found.setdefault(row.id, _hit(row))
+                    if coverage((word,), parts_of(row.id)):
+                        found.setdefault(row.id, row)
         return list(found.values())
 
     def _backdrop(self, store: VectorStore, stored: CollectionStatus, within: Filter | None) -> Backdrop | None:
-        """Of the rows that may be seen: others would move every score. Who asks for another one does not wait."""
-        key = (stored.collection, stored.generation, json.dumps(within, sort_keys=True))
-        with self._lock:
-            making, forgotten = self._making[key], self._forgotten[stored.collection]
-        with making:
-            asked, known = self._backdrops.get(key, (-REMEMBERED_SECONDS, None))
-            if time.monotonic() - asked < REMEMBERED_SECONDS:
-                return known
+        """Of the rows that may be seen: others would move every score."""
+
+        def made() -> Backdrop | None:
             sample = store.sample(stored.collection, SAMPLED, stored.generation, within, texts=False).chosen
             vectors = units(store.vectors(stored.collection, seen(sample, within), stored.generation))
-            known = Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
-            with self._lock:
-                if forgotten == self._forgotten[stored.collection]:
-                    self._remember(key, known)
-            return known
+            return Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
 
-    def _remember(self, key: _Seen, known: Backdrop | None) -> None:
-        self._backdrops.pop(key, None)
-        self._backdrops[key] = time.monotonic(), known
-        for oldest in list(self._backdrops)[:-REMEMBERED]:
-            del self._backdrops[oldest]
-            self._making.pop(oldest, None)
+        # None is of few rows, and another process may be filling the collection.
+        return self._backdrops.get(seen_of(stored, within), made, lasts=lambda backdrop: backdrop is not None)
 
-    def forget(self, name: str) -> None:
+    def written(self, name: str) -> None:
         """Its rows have changed."""
-        with self._lock:
-            self._forgotten[name] += 1
-            for key in [key for key in self._backdrops if key[0] == name]:
-                del self._backdrops[key]
-                self._making.pop(key, None)
+        self._backdrops.written(name)
 
 
 def _number(word: str) -> str:
     """What of a word may be looked for as a number in keys: the longest part with a digit, or nothing."""
     parts = [part for part in word.split() if len(part) >= _SHORTEST_NUMBER and any(map(str.isdigit, part))]
     return max(parts, key=len, default="")
-
-
-def _hit(row: StoredText) -> Hit:
-    return Hit(row.id, 0.0, row.text, row.metadata, row.number, row.record)

@@ -4,38 +4,38 @@ Knows the parts and who may see which rows; no HTTP and no terminal.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from difflib import get_close_matches
+from functools import partial
 from itertools import groupby
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.rows import Nothing, seen
 from app.src.parts import Parts
-from connector.errors import GenerationChanged
+from app.src.remembered import Bounds, Remembered, seen_of
+from app.src.serving import Serving, in_one_generation
 from connector.model import CollectionSpec, CollectionStatus, Filter, Sample, Scalar, StoredText
 
 SAMPLE = 5000
 """Rows that fields are told of at most, and a map is made of."""
 MOST_IDS = 100
+MOST_CHARACTERS = 16 << 20
+"""Of the texts of several rows together, which are all in memory, twice, until they are sent."""
+_IDS_AT_ONCE = 8
 VALUES = 50
 """Of a field, the most frequent ones."""
-REMEMBERED = 5.0
-"""Seconds."""
-REMEMBERED_FIELDS = 64
-"""Of collections and of what may be seen of them."""
+REMEMBERED = Bounds(most=64, seconds=5.0)
+"""Fields, of collections and of what may be seen of them."""
 LONGEST_VALUE = 200
 """Characters of a value that somebody may choose from a list; longer ones only count as more."""
-_TRIES = 3
 POINTS = 1000
 _ALL_THE_SAME = 1e-10
 """Variance of unit vectors that differ by the noise of float32 alone."""
@@ -50,7 +50,6 @@ _DAY = re.compile(r"(\d{4}-\d{2}-\d{2})([ T][\d:.,+Z -]{0,40})?", re.ASCII)
 """Short and without words: the smallest and the largest are shown whole."""
 
 FieldType = Literal["text", "number", "boolean", "mixed"]
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,49 +123,32 @@ class PointMap:
         return asdict(self)
 
 
-class Serving(Protocol):
-    """What search knows of a collection."""
-
-    def serving(self, name: str) -> CollectionStatus:
-        """A few seconds old at most. Raises UnknownCollection when it was never synced."""
-        ...
-
-    def never_written(self, spec: CollectionSpec) -> bool:
-        """Of a collection that clients write; of one that was never synced False."""
-        ...
-
-    def forget(self, name: str) -> None: ...
-
-    def key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]: ...
-
-
 class Browsing:
     """Thread-safe. `within` is what `access.rows.visible` says of who asks."""
 
     def __init__(self, parts: Parts, serving: Serving) -> None:
         self._parts = parts
         self._serving = serving
-        self._remembered: dict[tuple[str, int, str], tuple[float, Fields]] = {}
+        self._fields: Remembered[Fields] = Remembered(REMEMBERED)
 
-    def forget(self, name: str) -> None:
-        """It was written to."""
-        for key in [key for key in list(self._remembered) if key[0] == name]:
-            self._remembered.pop(key, None)
+    def written(self, name: str) -> None:
+        """Its rows have changed."""
+        self._fields.written(name)
 
     def rows(self, spec: CollectionSpec, ids: Sequence[str], within: Filter | Nothing | None) -> list[ReadRow]:
         """In the order of `ids`, each once. What is not there and what may not be seen is left out alike. Raises
-        UnknownCollection, and ValueError for more than MOST_IDS."""
+        UnknownCollection, and ValueError for more than MOST_IDS and for several rows of more than MOST_CHARACTERS."""
         if len(ids) > MOST_IDS:
             raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
 
         from connector.documents import stored_ids
 
-        wanted = stored_ids(spec, ids)
+        wanted = list(dict.fromkeys(stored_ids(spec, ids)))
 
         def read(stored: CollectionStatus) -> list[ReadRow]:
             if isinstance(within, Nothing):
                 return []
-            found = seen(self._parts.store.texts_of(spec.name, wanted, stored.generation, within), within)
+            found = self._texts_of(stored, wanted, within)
             columns = self._serving.key_columns(spec, stored) if found else ()
             overlapping = spec.chunk.overlap > 0
             return [
@@ -174,10 +156,25 @@ class Browsing:
                 for _, chunks in groupby(found, key=lambda text: text.id)
             ]
 
-        return [] if self._serving.never_written(spec) else self._in_one_generation(spec.name, read)
+        return [] if self._serving.never_written(spec) else in_one_generation(self._serving, spec.name, read)
+
+    def _texts_of(self, stored: CollectionStatus, ids: Sequence[str], within: Filter | None) -> list[StoredText]:
+        """A few rows at a time, so that no more is read than may be shown."""
+        found: list[StoredText] = []
+        characters = 0
+        for start in range(0, len(ids), _IDS_AT_ONCE):
+            some = ids[start : start + _IDS_AT_ONCE]
+            read = seen(self._parts.store.texts_of(stored.collection, some, stored.generation, within), within)
+            characters += sum(len(text.text) for text in read)
+            if characters > MOST_CHARACTERS and len({text.id for text in (*found[:1], *read)}) > 1:
+                raise ValueError(
+                    f"the texts of these rows are longer than {MOST_CHARACTERS} characters together: ask for fewer ids"
+                )
+            found += read
+        return found
 
     def fields(self, spec: CollectionSpec, within: Filter | Nothing | None) -> Fields:
-        """Of a large collection REMEMBERED seconds old at most: it takes a look at every row. Raises
+        """Of a large collection REMEMBERED.seconds old at most: it takes a look at every row. Raises
         UnknownCollection."""
         from connector.document import metadata_names
 
@@ -188,13 +185,9 @@ class Browsing:
         def read(stored: CollectionStatus) -> Fields:
             if isinstance(within, Nothing):
                 return Fields([_field(name, Counter()) for name in declared], 0, 0)
-            # By what may be seen, so that nobody is told what another may see.
-            key = (spec.name, stored.generation, json.dumps(within, sort_keys=True))
-            at, known = self._remembered.get(key, (-REMEMBERED, None))
-            if known is None or time.monotonic() - at >= REMEMBERED:
-                known = looked_at(stored, within)
-                self._remember(key, known)
-            return known
+            look = partial(looked_at, stored, within)
+            # A small collection is looked at in no time, and always anew.
+            return self._fields.get(seen_of(stored, within), look, lasts=lambda known: known.sampled < known.rows)
 
         def looked_at(stored: CollectionStatus, within: Filter | None) -> Fields:
             sample = self._parts.store.sample(spec.name, SAMPLE, stored.generation, within, texts=False)
@@ -203,15 +196,7 @@ class Browsing:
             rows = _rows(sample, chosen)
             return Fields([_field(name, values) for name, values in found.items()], len(chosen), rows)
 
-        return self._in_one_generation(spec.name, read)
-
-    def _remember(self, key: tuple[str, int, str], known: Fields) -> None:
-        """A small collection is looked at in no time, and always anew."""
-        if known.sampled < known.rows:
-            self._remembered.pop(key, None)
-            self._remembered[key] = time.monotonic(), known
-            for oldest in list(self._remembered)[:-REMEMBERED_FIELDS]:
-                self._remembered.pop(oldest, None)
+        return in_one_generation(self._serving, spec.name, read)
 
     def map(self, spec: CollectionSpec, color: str | None, limit: int, within: Filter | Nothing | None) -> PointMap:
         """Up to `limit` rows as points: their first chunks' vectors, seen from where SAMPLE of them differ most. Raises
@@ -239,16 +224,7 @@ class Browsing:
             ]
             return PointMap(points, explained, len(placed), _rows(sample, rows))
 
-        return self._in_one_generation(spec.name, read)
-
-    def _in_one_generation(self, name: str, read: Callable[[CollectionStatus], Result]) -> Result:
-        """`read` anew when another generation takes over in its midst."""
-        for _ in range(_TRIES - 1):
-            try:
-                return read(self._serving.serving(name))
-            except GenerationChanged:
-                self._serving.forget(name)
-        return read(self._serving.serving(name))
+        return in_one_generation(self._serving, spec.name, read)
 
 
 def _rows(sample: Sample, seen_of_it: Sequence[StoredText]) -> int:

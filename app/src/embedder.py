@@ -85,6 +85,11 @@ class EngineEmbedder:
         with _translated():
             return self._queries.get(text, lambda: self.batcher.embed([text], lane="interactive")[0])
 
+    def check_query(self, text: str) -> None:
+        """Raises EngineOverloaded where `embed_query` would now. Takes no time."""
+        if not self._queries.holds(text):
+            self.batcher.check_room([text])
+
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
         """For who waits for the answer: interactive, or, when there is much of it, in turns with the bulk work. Raises
         the engine's own errors."""

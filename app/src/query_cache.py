@@ -35,6 +35,10 @@ class QueryCache:
             self._metrics.query_cache_bytes.inc(self._cache.bytes - before)
         return vector.copy()
 
+    def holds(self, text: str) -> bool:
+        with self._lock:
+            return self._cache.get(VectorCache.key(text)) is not None
+
     def clear(self) -> None:
         with self._lock:
             self._metrics.query_cache_bytes.dec(self._cache.bytes)

@@ -22,15 +22,14 @@ from app.src.metrics import Metrics
 from app.src.parts import EngineEmbedder, Parts
 from app.src.passages import Passage, Sought
 from app.src.reranking import Reranked, Reranking
-from connector.errors import ConfigurationError, DatabaseError, GenerationChanged, UnknownCollection, UnknownRow
+from app.src.serving import in_one_generation
+from connector.errors import ConfigurationError, DatabaseError, UnknownCollection, UnknownRow
 from connector.model import CollectionSpec, CollectionStatus, Filter, Hit, Vectors
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 DEEP, DEEPEST = 50, 4000
 """Hits of each ranking that fusion and MMR choose from: four times `k`, within these bounds."""
-_TRIES = 3
-"""So often a search is made anew because another generation took over in its midst."""
 _CANCELLED = 1e-6
 """Length of the mean of unit vectors that point to opposite sides: its direction is chance."""
 _STATUS_SECONDS = 5.0
@@ -120,8 +119,6 @@ class Narrowed:
 
     where: Filter | None
     within: Filter | Nothing | None
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Source column to metadata name: `where` may use both."""
 
     @property
     def rows(self) -> Filter | None:
@@ -168,7 +165,11 @@ class Searching:
     def forget(self, name: str) -> None:
         """Another generation may serve."""
         self._known.pop(name, None)
-        self._blending.forget(name)
+
+    def written(self, name: str) -> None:
+        """Its rows have changed."""
+        self.forget(name)
+        self._blending.written(name)
 
     def search(
         self,
@@ -179,9 +180,6 @@ class Searching:
         options: SearchOptions,
     ) -> Found:
         """Raises as `Service.search` does."""
-        from connector.document import metadata_names
-
-        narrowed = replace(narrowed, names=metadata_names(spec.metadata))
         if isinstance(query, str) and not query.strip():
             raise ValueError("the search text is empty")
         if not isinstance(query, str) and options.mode != "vector":
@@ -199,12 +197,17 @@ class Searching:
             return Found([], {}, [narrowed.within.why, *notes], rows="none")
         if isinstance(query, Like):
             query = _stored(spec, query)
-        for _ in range(_TRIES - 1):
-            try:
-                return self._searched(spec, query, k, narrowed, replace(options, rerank=reranks))
-            except GenerationChanged:
-                self.forget(spec.name)
-        return self._searched(spec, query, k, narrowed, replace(options, rerank=reranks))
+        asked, wanted = query, replace(options, rerank=reranks)
+        return in_one_generation(
+            self, spec.name, lambda stored: self._searched(spec, stored, asked, k, narrowed, wanted)
+        )
+
+    def check_room(self, name: str, text: str) -> None:
+        """Raises EngineOverloaded where a search by the meaning of `text` would, as far as that is known: for who would
+        have to wait until he may search. Takes no time."""
+        known = self._embedders.get(name)
+        if known is not None:
+            known[1].check_query(text)
 
     def _reranks(self, query: Asked, options: SearchOptions) -> bool:
         if options.rerank and not self._reranking.on:
@@ -214,11 +217,16 @@ class Searching:
         return self._reranking.on and isinstance(query, str) and options.rerank is not False
 
     def _searched(
-        self, spec: CollectionSpec, query: Asked, k: int, narrowed: Narrowed, options: SearchOptions
+        self,
+        spec: CollectionSpec,
+        stored: CollectionStatus,
+        query: Asked,
+        k: int,
+        narrowed: Narrowed,
+        options: SearchOptions,
     ) -> Found:
-        """In one generation from the first step to the last. Raises GenerationChanged when another takes over."""
-        stored, stages = self.serving(spec.name), _Stages()
-        vector = None
+        """Raises GenerationChanged when another than `stored` takes over."""
+        stages, vector = _Stages(), None
         if options.mode != "keyword":
             with stages.timed("embed"):
                 vector = self._query_vector(query, stored, narrowed)
@@ -281,9 +289,7 @@ class Searching:
         name, serving = stored.collection, stored.generation
         where, within = narrowed.where, narrowed.rows
         if options.mode == "hybrid" and vector is not None:
-            ranked = self._blending.hybrid(
-                store, stored, (str(query), vector), depth, Narrow(where, within, narrowed.names)
-            )
+            ranked = self._blending.hybrid(store, stored, (str(query), vector), depth, Narrow(where, within))
             if least is None:
                 return ranked
             return replace(ranked, hits=[hit for hit in ranked.hits if ranked.cosines[hit.id] >= least])

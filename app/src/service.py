@@ -359,8 +359,8 @@ class Service:
 
     def _written(self, name: str) -> None:
         """Nothing that is remembered of the collection is right any more."""
-        self._searching.forget(name)
-        self._browsing.forget(name)
+        self._searching.written(name)
+        self._browsing.written(name)
         self._watch.look.forget()
 
     # -------------------------------------------------------------------------------------------------- generations
@@ -502,9 +502,14 @@ class Service:
             found = replace(found, explain=found.explain | {"index": index})
         return replace(found, stale_since=self.background.stale_since(name, self._stored))
 
+    def check_room(self, name: str, text: str) -> None:
+        """As `Searching.check_room`."""
+        self._searching.check_room(name, text)
+
     def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
         """The rows with these ids, as search gives them, in that order; those that are not there or that `principal`
-        may not see are left out. Raises UnknownCollection, and ValueError for more than 100 ids."""
+        may not see are left out. Raises UnknownCollection, and ValueError for more than 100 ids and for
+        several rows whose texts are too long together."""
         return self._browsing.rows(self.spec(name), ids, self._visible(name, principal))
 
     def fields(self, name: str, *, principal: Principal) -> Fields:

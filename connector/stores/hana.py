@@ -484,9 +484,19 @@ class HanaStore:
         return self._serving(collection, generation, ask)
 
     def keyed(
-        self, collection: str, number: str, count: int, generation: int | None = None, within: Filter | None = None
-    ) -> list[StoredText]:
-        return self._serving(collection, generation, lambda found: self._reading(found, within).keyed(number, count))
+        self,
+        collection: str,
+        number: str,
+        count: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> list[Hit]:
+        def search(found: _Collection) -> list[Hit]:
+            condition = filters.narrowed(where, within, self._names_of(found))
+            return HanaSearch(self._pool, found.table).by_key(number, count, condition)
+
+        return self._serving(collection, generation, search)
 
     def texts_of(
         self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None

@@ -43,11 +43,6 @@ class HanaReading:
         ]
         return records.in_order_of(ids, found)
 
-    def keyed(self, number: str, count: int) -> list[StoredText]:
-        sql, pattern = self._table.keyed(count, self._only.sql), f"%{number}%"
-        rows = self._pool.read(sql, (pattern, *self._only.parameters), doing="looking for a number in keys")
-        return [_text(row) for row in rows]
-
     def _read(self, statement: Callable[[int, str], str], ids: Sequence[str] | Sequence[int]) -> Iterator[StoredText]:
         for some in portions(ids):
             sql = statement(len(some), self._only.sql)

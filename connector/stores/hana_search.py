@@ -17,6 +17,7 @@ from connector.hana import HanaPool, Rows, Session
 from connector.model import Hit, IndexUse, Vectors
 from connector.stores import filter_sql, filters, hana_keywords, hana_tables, records
 from connector.stores.hana_tables import VectorSql
+from connector.stores.words import as_key_value
 
 VECTORS_PAGE = 500
 _INCONSISTENT = 266
@@ -82,6 +83,14 @@ class HanaSearch:
 
         with _filter_errors(condition):
             return _best(read, k)
+
+    def by_key(self, number: str, count: int, condition: filters.Condition | None) -> list[Hit]:
+        compiled, whole = _compiled(condition), as_key_value(number)
+        sql = self._table.keyed(count, len(whole), compiled.sql, compiled.projection)
+        parameters = [*(f"%{each}%" for each in (*whole, number)), *compiled.parameters]
+        with _filter_errors(condition):
+            rows = self._pool.read(sql, parameters, doing="looking for a number in keys")
+        return [_hit((*row[:5], 0.0)) for row in rows]
 
     def vectors(self, ids: Sequence[int], dimension: int) -> Vectors:
         """In the order of `ids`, zeros where there is none."""

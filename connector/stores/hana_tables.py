@@ -315,11 +315,15 @@ class VectorSql:
         """By "ID"."""
         return self._texts(f'"ID" IN ({", ".join("?" * count)}) AND "SRC_KEY" IS NULL', condition)
 
-    def keyed(self, count: int, condition: str = "") -> str:
-        """Parameters: the pattern, then those of the condition."""
+    def keyed(self, count: int, whole: int, condition: str = "", projection: str = "") -> str:
+        """Parameters: `whole` patterns of keys that come first, one that all have, then those of the condition.
+        `projection` as for `search`."""
+        first = " OR ".join(['"SRC_KEY" LIKE ?'] * whole)
+        head, source = self._projected(projection)
         return (
-            f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META" FROM {self.table} '
-            f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{_and(condition)} ORDER BY "SRC_KEY"'
+            f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
+            f'CASE WHEN {first} THEN 0 ELSE 1 END AS "PLACE" FROM {source} '
+            f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{_and(condition)} ORDER BY "PLACE", "SRC_KEY"'
         )
 
     def _texts(self, which: str, condition: str) -> str:
@@ -355,13 +359,18 @@ class VectorSql:
         SAP documents TOP with a literal number only; and TO_REAL_VECTOR takes text everywhere, while nobody could yet
         see what a real HANA declares its parameter as when bytes are bound.
         """
-        source = "intermediate_result" if projection else self.table
-        head = f"WITH intermediate_result AS (SELECT *, {projection} FROM {self.table}) " if projection else ""
+        head, source = self._projected(projection)
         where = f" WHERE {condition}" if condition else ""
         return (
             f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
             f'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" FROM {source}{where} ORDER BY "SCORE" DESC'
         )
+
+    def _projected(self, projection: str) -> tuple[str, str]:
+        """What stands before the SELECT, and what it reads from."""
+        if not projection:
+            return "", self.table
+        return f"WITH intermediate_result AS (SELECT *, {projection} FROM {self.table}) ", "intermediate_result"
 
 
 def explain(name: str, sql: str) -> str:

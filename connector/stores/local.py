@@ -373,11 +373,19 @@ class LocalStore:
         return IndexUse(False, "the local store looks at every row's vector: its search is exact")
 
     def keyed(
-        self, collection: str, number: str, count: int, generation: int | None = None, within: Filter | None = None
-    ) -> list[StoredText]:
+        self,
+        collection: str,
+        number: str,
+        count: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> list[Hit]:
         with self._file.read() as db:
             found = _serving(db, collection, generation)
-            return self._reading(db, found, within).keyed(number, count)
+            condition = filters.narrowed(where, within, self._names.get(found.name, found.names))
+            with answering(db, condition, where):
+                return Reading(db, found.id, condition).keyed(number, count)
 
     def texts_of(
         self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None

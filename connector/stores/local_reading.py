@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from connector.model import Sample, StoredText
+from connector.model import Hit, Sample, StoredText
 from connector.stores import filter_sql, filters, records
 from connector.stores.local_records import IN_LIMIT
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
+from connector.stores.words import as_key_value
 
 # What is put together below are constants, names that were checked, and places for parameters.
 # ruff: noqa: S608
@@ -42,12 +43,15 @@ class Reading:
         found = {text.record: text for text in self._read("id", chosen, texts=texts)}
         return Sample([found[id_] for id_ in chosen], len(ids))
 
-    def keyed(self, number: str, count: int) -> list[StoredText]:
+    def keyed(self, number: str, count: int) -> list[Hit]:
+        whole = as_key_value(number)
         sql = (
-            "SELECT document, number, text, meta, id FROM records "
-            f"WHERE instr(document, ?) > 0 AND number = 0 AND {self._where} ORDER BY document LIMIT ?"
+            "SELECT document, text, meta, number, id FROM records "
+            f"WHERE instr(document, ?) > 0 AND number = 0 AND {self._where} "
+            f"ORDER BY NOT ({' OR '.join(['instr(document, ?) > 0'] * len(whole))}), document LIMIT ?"
         )
-        return [_text(row) for row in self._db.execute(sql, (number, *self._parameters, count))]
+        rows = self._db.execute(sql, (number, *self._parameters, *whole, count))
+        return [Hit(id_, 0.0, text, records.metadata_of(meta), *place) for id_, text, meta, *place in rows]
 
     def _read(self, column: str, ids: Sequence[Any], *, texts: bool) -> list[StoredText]:
         text = "text" if texts else "''"

@@ -56,6 +56,16 @@ def _alternatives(word: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([plain, word, *(plain.zfill(length) for length in PADDED)]))
 
 
+def as_key_value(number: str) -> tuple[str, ...]:
+    """What stands in a row's id, a JSON array, where a value of its key is this number (letters and digits): a text,
+    with leading zeros or without, or an integer. Any one of them is enough."""
+    texts = tuple(f'"{each}"' for each in _alternatives(number))
+    plain = number.lstrip("0")
+    if not (plain.isascii() and plain.isdigit()):
+        return texts
+    return (*texts, *(f"{before}{plain}{after}" for before in "[," for after in ",]"))
+
+
 def most_common(texts: int) -> int:
     """How many of `texts` texts may hold a word that is worth looking for."""
     return texts if texts < COMMON_FROM else int(texts * COMMON_SHARE)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.src import browsing
 from app.src.access.principal import OPERATOR
 from app.src.service import Service
 from connector.documents import NewDocument
@@ -77,6 +78,35 @@ def test_ids_that_are_none_are_left_out_or_refused(client: httpx.Client, synced:
         assert client.post(ROWS, json=body).status_code == 422
     for name in ("never", "nobody"):
         assert client.post(f"/v1/collections/{name}/rows", json={"ids": ["x"]}).status_code == 404
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/rows", errors=True)
+def test_rows_whose_texts_are_too_long_together_are_asked_for_one_by_one(
+    client: httpx.Client, service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browsing, "MOST_CHARACTERS", 2000)
+    texts = {f"L{number:02}": f"{number} " + "long " * 60 for number in range(20)}
+    texts["all"] = " ".join(f"word{number}" for number in range(700))
+    source.rows_by_key |= {key: {"MATNR": key, "MAKTX": text, "MTART": "ROH"} for key, text in texts.items()}
+    service.sync("materials")
+    read: list[str] = []
+    real = service.store.texts_of
+
+    def texts_of(name: str, ids: list[str], *given: Any) -> Any:
+        read.extend(ids)
+        return real(name, ids, *given)
+
+    monkeypatch.setattr(service.store, "texts_of", texts_of)
+    refused = client.post(ROWS, json={"ids": [id_of(key) for key in texts]})
+    assert refused.status_code == 422
+    assert "longer than 2000 characters together: ask for fewer ids" in refused.json()["detail"]
+    assert len(read) < len(texts), "what cannot be shown is not read"
+    few = [id_of(f"L{number:02}") for number in range(6)]
+    assert [row["id"] for row in client.post(ROWS, json={"ids": [*few, *few]}).json()["rows"]] == few
+    for ids in ([id_of("all")], [id_of("all"), *map(id_of, "abcdefghijk")]):
+        (row,) = client.post(ROWS, json={"ids": ids}).json()["rows"]
+        assert len(row["text"]) > 4000, "a row alone can always be read"
+    assert client.post(ROWS, json={"ids": [id_of("all"), id_of("1")]}).status_code == 422
 
 
 @pytest.mark.covers("GET /v1/collections/{name}/fields")

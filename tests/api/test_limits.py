@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -36,6 +38,7 @@ ROUTES: list[tuple[str, str, Any]] = [
 ]
 WITH_BODY = [(route, body) for route, _, body in ROUTES if body is not None]
 SEARCH = "/v1/collections/materials/search"
+MEANING = ("vector", "hybrid")
 
 
 @pytest.fixture(scope="module")
@@ -351,3 +354,35 @@ def test_each_error_has_its_status_and_its_words(
 )
 def test_retry_after_is_what_was_measured(error: Exception, seconds: str | None) -> None:
     assert retry_after(error) == seconds
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search", "POST /embed", errors=True)
+def test_who_would_wait_too_long_for_the_engine_hears_it_while_every_thread_is_taken(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, let_go = threading.Semaphore(0), threading.Event()
+    real = service.store.keyword
+
+    def hanging(*given: Any, **more: Any) -> Any:
+        taken.release()
+        assert let_go.wait(30)
+        return real(*given, **more)
+
+    assert client.post(SEARCH, json={"query": "remembered"}).status_code == 200
+    monkeypatch.setattr(service.store, "keyword", hanging)
+    threads = service.settings.api.threads
+    with ThreadPoolExecutor(threads + 1) as others:
+        try:
+            words = {"query": "steel", "mode": "keyword"}
+            waiting = [others.submit(client.post, SEARCH, json=words) for _ in range(threads)]
+            assert all(taken.acquire(timeout=30) for _ in range(threads))
+            monkeypatch.setattr(service.embedder.batcher._pace, "wait", lambda _: 17.0)
+            refusals = [client.post(SEARCH, json={"query": f"unheard of {mode}", "mode": mode}) for mode in MEANING]
+            refusals.append(client.post("/embed", json={"inputs": "unheard of"}))
+            for refused in refusals:
+                assert "embedding.max_wait" in problem(refused, 429)["detail"]
+                assert refused.headers["retry-after"] == "17"
+            waiting.append(others.submit(client.post, SEARCH, json={"query": "remembered"}))
+        finally:
+            let_go.set()
+        assert {each.result().status_code for each in waiting} == {200}, "words and known texts need no engine"

@@ -328,7 +328,6 @@ def test_fields_that_are_remembered_are_those_of_who_asks(
 ) -> None:
     """Of a collection so large that a sample of it stands for a while."""
     monkeypatch.setattr(browsing, "SAMPLE", 5)
-    monkeypatch.setattr(browsing, "REMEMBERED_FIELDS", 3)
     looks: list[Any] = []
     real = synced.store.sample
 
@@ -347,11 +346,6 @@ def test_fields_that_are_remembered_are_those_of_who_asks(
     del source.rows_by_key["000"]
     synced.sync("materials")
     assert alone.get(claiming("FERT"), FIELDS).json()["rows"] == 19, "what was written since is known at once"
-    monkeypatch.setattr(browsing, "REMEMBERED", 0.0)
-    before = len(looks)
-    for _ in range(2):
-        alone.get(claiming("HALB"), FIELDS)
-    assert len(looks) == before + 2
 
 
 @pytest.mark.covers("GET /v1/collections/{name}/map")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from app.src.access.principal import OPERATOR, Principal, Scope
+from app.src.remembered import Bounds, Remembered
 from app.src.searching import MODES, SearchOptions, _notes
 from app.src.service import Service
 from app.src.settings import Settings
@@ -76,6 +77,33 @@ def test_hybrid_is_the_blend_of_both(client: httpx.Client, synced: Service) -> N
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_hybrid_beside_writes_finds_what_was_written_and_looks_at_all_rows_once(
+    client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forever = Remembered[Any](Bounds(8, 600.0, 1e9))
+    monkeypatch.setattr(service._searching._blending, "_backdrops", forever)
+    source.rows_by_key |= {
+        f"A{number}": {"MATNR": f"A{number}", "MAKTX": f"part {number} of steel {number % 7}", "MTART": "ROH"}
+        for number in range(120)
+    }
+    service.sync("materials")
+    looks: list[Any] = []
+    real = service.store.sample
+
+    def sample(*given: Any, **more: Any) -> Any:
+        looks.append(given)
+        return real(*given, **more)
+
+    monkeypatch.setattr(service.store, "sample", sample)
+    for number in range(3):
+        source.rows_by_key["new"] = {"MATNR": "new", "MAKTX": f"turnstile {number}", "MTART": "ROH"}
+        service.sync("materials")
+        (hit,) = ask(client, query=f"turnstile {number}", mode="hybrid", k=1)["hits"]
+        assert hit["text"] == f"turnstile {number}"
+    assert len(looks) == 1
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_hybrid_finds_a_number_of_the_key_that_no_text_holds(
     client: httpx.Client, source: TableSource, service: Service
 ) -> None:
@@ -102,6 +130,22 @@ def test_a_number_of_several_parts_is_found_in_keys_however_it_is_written(
     answer = ask(client, query=text, mode="hybrid", k=1, explain=True)
     assert answer["explain"]["rankings"] == {"vector": 1, "keyword": 0, "key": 1}
     assert keys(answer) == ["M-4711/2"]
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_a_row_behind_others_that_hold_the_digits_is_not_missed(
+    client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither because they do not fit the filter, nor because they hold them in the midst of a longer number."""
+    monkeypatch.setattr("app.src.searching.DEEP", 1)
+    monkeypatch.setattr("app.src.searching.DEEPEST", 1)
+    for key, kind in (("04711", "ROH"), ("14711", "ROH"), ("4711", "FERT"), ("4711X", "FERT")):
+        source.rows_by_key[key] = {"MATNR": key, "MAKTX": "grey lid", "MTART": kind}
+    service.sync("materials")
+    for number, kind, wanted in (("4711", "FERT", "4711"), ("4711x", "FERT", "4711X"), ("14711", "ROH", "14711")):
+        answer = ask(client, query=number, mode="hybrid", k=1, filter={"MTART": kind}, explain=True)
+        assert keys(answer) == [wanted], number
+        assert answer["explain"]["rankings"]["key"] == 1, number
 
 
 def test_letters_of_a_number_are_found_in_either_case(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from connector.errors import GenerationChanged, UnknownCollection
+from connector.errors import BadFilter, GenerationChanged, UnknownCollection
 from connector.hana import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, StoredText
 from connector.protocols import VectorStore
@@ -24,7 +24,7 @@ from connector.stores.local import LocalStore
 from tests.emulator.process import Emulator
 
 DIMENSION = 8
-NAME, OTHER = "reading", "other"
+NAME, OTHER, KEYS = "reading", "other", "keys"
 COUNT = 600
 OWNERS = ("A", "B", "C")
 WITHIN = {"M": {"$in": ["A"]}}
@@ -54,12 +54,24 @@ VECTORS = np.random.default_rng(5).standard_normal((len(ALL), DIMENSION))
 VECTORS = (VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)).astype(np.float32)
 
 
+SECRET = Chunk('["secret"]', 0, "another collection's", {"M": "A"}, bytes(32))
+HOLDING = (
+    *('["100","0000001001"]', '["100","1001"]', "[1001]", "[7,1001]"),
+    *('["100","10010"]', '["1","x1001"]', "[21001]"),
+)
+"""Ids that hold 1001: in the first four it is a value."""
+KEYED = [
+    Chunk(id_, at, f"text {at}", {"M": owner_of(place), "N": place}, bytes(32))
+    for place, id_ in enumerate(HOLDING)
+    for at in (0, 1)
+]
+
+
 def fill(store: VectorStore) -> VectorStore:
-    for name, count in ((OTHER, 1), (NAME, len(ALL))):
+    for name, chunks in ((OTHER, [SECRET]), (NAME, ALL), (KEYS, KEYED)):
         store.open(name, Model())  # type: ignore[arg-type]
         with store.lease(name, "writer", 5) as lease:
-            secret = [Chunk('["secret"]', 0, "another collection's", {"M": "A"}, bytes(32))]
-            store.apply(lease, ChangeSet(ALL if name == NAME else secret, VECTORS[:count]))
+            store.apply(lease, ChangeSet(chunks, VECTORS[: len(chunks)]))
     return store
 
 
@@ -237,11 +249,40 @@ def test_a_record_of_ours_is_not_read_by_its_number(beside: tuple[HanaStore, lis
 def test_rows_whose_key_holds_a_number(store: VectorStore, within: Any) -> None:
     allowed = [number for number in range(COUNT) if within is None or owner_of(number) == "A"]
     wanted = [number for number in allowed if "059" in f"{number:04}"]
-    found = store.keyed(NAME, "059", 50, None, within)
-    assert [(text.id, text.number) for text in found] == [(id_of(number), 0) for number in wanted]
-    assert store.keyed(NAME, "059", 2, None, within) == found[:2]
-    assert store.keyed(NAME, "no such", 5, None, within) == []
-    assert [text for text in store.keyed(NAME, "secret", 5, None, within)] == [], "another collection's"
+    found = store.keyed(NAME, "059", 50, None, None, within)
+    assert [(hit.id, hit.number, hit.score) for hit in found] == [(id_of(number), 0, 0.0) for number in wanted]
+    assert store.keyed(NAME, "059", 2, None, None, within) == found[:2]
+    assert store.keyed(NAME, "no such", 5, None, None, within) == []
+    assert store.keyed(NAME, "secret", 5, None, None, within) == [], "another collection's"
+    read = store.texts_of(NAME, [found[0].id])[0]
+    assert (read.text, read.metadata, read.record) == (found[0].text, found[0].metadata, found[0].record)
+
+
+def test_a_number_that_is_a_value_of_the_key_comes_before_its_digits(store: VectorStore) -> None:
+    by_id = [*sorted(HOLDING[:4]), *sorted(HOLDING[4:])]
+    assert [hit.id for hit in store.keyed(KEYS, "1001", 50, None)] == by_id
+    assert [hit.id for hit in store.keyed(KEYS, "1001", 2, None)] == by_id[:2]
+    assert [hit.id for hit in store.keyed(KEYS, "x1001", 50, None)] == ['["1","x1001"]']
+
+
+@pytest.mark.parametrize(
+    ("where", "fits"),
+    [
+        ({"N": {"$gte": 5}}, lambda place: place >= 5),
+        ({"M": "B"}, lambda place: owner_of(place) == "B"),
+        ({"M": {"$contains": "B"}}, lambda place: owner_of(place) == "B"),
+    ],
+)
+def test_of_rows_whose_key_holds_a_number_a_filter_leaves_those_that_fit(
+    store: VectorStore, where: Any, fits: Callable[[int], bool]
+) -> None:
+    """Before the limit: none of them is missed behind others that do not."""
+    wanted = [id_ for place, id_ in enumerate(HOLDING) if fits(place)]
+    assert {hit.id for hit in store.keyed(KEYS, "1001", len(wanted), where)} == set(wanted)
+    allowed = {id_ for id_ in wanted if owner_of(HOLDING.index(id_)) == "A"}
+    assert {hit.id for hit in store.keyed(KEYS, "1001", 50, where, None, WITHIN)} == allowed
+    with pytest.raises(BadFilter):
+        store.keyed(KEYS, "1001", 50, {"N": {"$nope": 1}})
 
 
 def test_exact_search_finds_the_truly_best(store: VectorStore) -> None:

@@ -55,7 +55,8 @@ def test_the_benchmark_of_rest_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     report, found = read(out)
     judged = {name for name, figure in found.items() if figure["target"]}
-    assert judged == {"small, embed", "small, openai", *(f"forms, {form}, CPU of each" for form in FORMS)}
+    small = [f"small, {route}{key}" for route in ("embed", "openai") for key in ("", " with a key")]
+    assert judged == {*small, *(f"forms, {form}, CPU of each" for form in FORMS)}
     assert found["small, embed, CPU of each"]["median"] > found["small, bare, CPU of each"]["median"]
     assert found["forms, floats, CPU of each"]["median"] > found["forms, raw, CPU of each"]["median"]
     assert report["machine"]["uvicorn"]

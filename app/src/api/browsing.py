@@ -37,7 +37,8 @@ def add(routes: APIRouter, desk: Desk) -> None:
     async def rows(request: Request, name: str, body: schemas.RowsRequest) -> Response:
         """The rows with these ids, whole, in the order of the ids and each once. Ids that are not there are left out,
         and so are those of rows that may not be seen."""
-        found = await desk.run(partial(service.rows, name, body.ids, principal=asker(request)), request)
+        ask = partial(service.rows, name, body.ids, principal=asker(request))
+        found = await desk.run(partial(_checked, ask), request)
         told(request, name, asked=len(body.ids), hits=len(found))
         return Json({"rows": found})
 

@@ -105,6 +105,8 @@ def _add_search(routes: APIRouter, desk: Desk) -> None:
         _check_search(desk, body)
         if AUDITED in request.scope:
             tell(request.scope, filter=service.rights.filter_shape(name, body.filter), mode=body.mode, k=body.k)
+        if body.query is not None and body.mode != "keyword":
+            service.check_room(name, body.query)  # before a thread is waited for
         found = await desk.run(partial(_search, service, name, body, asker(request)), request)
         hits, notes = found.hits, found.notes
         tell(request.scope, hits=len(hits), rows=found.rows)
