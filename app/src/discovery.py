@@ -181,11 +181,16 @@ class Discovery:
         self._parts.check_schema()
         embedder = self._parts.embedder_for(spec.name)
         with self._parts.store_to_read() as store:
-            filled = spec
+            filled, compared = spec, store
             if store is not None:
-                filled, store = filled_by_sync(store, spec, embedder)
-            planned = plan(filled, self._parts.source, store, embedder, options, observer)
+                filled, compared = filled_by_sync(store, spec, embedder)
+            planned = plan(filled, self._parts.source, compared, embedder, options, observer)
         planned.collection = spec.name
+        if filled.name != spec.name or compared is not store:
+            planned.notes.append(
+                "a sync builds a generation beside the one that serves, by the model and the recipe of the settings; "
+                f"this is what it would put there. owl-sap generations {spec.name} --switch then lets it serve"
+            )
         planned.notes += notes_on_languages(planned.languages, self._parts.settings.embedding_of(spec.name).model)
         return planned
 

@@ -215,6 +215,7 @@ def test_rows_set_aside_are_retried_in_what_serves(wide: Service, source: TableS
 
 def test_plan_is_about_what_a_sync_would_build(wide: Service, source: TableSource) -> None:
     plan = wide.plan(NAME, estimate=False)
+    assert any("builds a generation" in note for note in plan.notes)
     assert (plan.collection, plan.new, plan.unchanged) == (NAME, 4, 0)
     wide.sync(NAME)
     add(source, "5", "copper wire")
