@@ -109,6 +109,8 @@ def plan(
     before = Checkpoint() if status is None else status.checkpoint
     if schema.was_synced(before, spec.source) and schema.retyped(types_in_use(renderer, table, spec), before):
         found.paused = "schema_changed"
+    if found.deleted and (other := schema.other_key(renderer.key, before)):
+        found.notes.append(f"{other}: every row is another one by it")
     return found
 
 

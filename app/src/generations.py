@@ -40,6 +40,8 @@ from connector.verify import VerifyReport, verify
 if TYPE_CHECKING:
     from app.src.settings import CollectionSettings
 
+_BEFORE_WRITING = ("schema_changed", "log_missing")
+"""Reasons of a pause that leave what is stored as it was made."""
 QUERIES = 50
 """Stored texts that a comparison asks for, unless it is told otherwise."""
 
@@ -238,7 +240,8 @@ class Generations:
     def _run(self, maker: Maker, working: Working) -> SyncReport:
         ends = Ends(self._parts.source, self._parts.store, maker.embedder)
         report = sync(maker.spec, ends, working.options, working.observer, working.stop)
-        self.record(maker)
+        if report.paused not in _BEFORE_WRITING:
+            self.record(maker)
         return report
 
     def record(self, maker: Maker) -> None:
