@@ -19,10 +19,11 @@ from connector.difference import Difference, StoredIndex
 from connector.document import Renderer, quarantine_id
 from connector.embedding import VectorCache
 from connector.errors import RowRejected, TextsNotEmbeddable
-from connector.model import Checkpoint, CollectionSpec, Document, Row
+from connector.model import Checkpoint, CollectionSpec, Document, Row, Table
 from connector.pipeline import pages_ahead
 from connector.protocols import Embedder, Observer, Source, VectorStore
 from connector.reconcile import FREE_DELETES, types_in_use
+from connector.roles import Role, guess
 from connector.stores.records import ModelStamp
 
 _MEASURED_TEXTS = 256
@@ -49,6 +50,7 @@ class Plan:
     `duplicates`: rows whose text another of them has; `chunked`: rows of several chunks; `truncated`: rows with a chunk
     longer than the model takes, of which its end would be lost. `paused`: as which a sync would pause.
     `estimated_range`: what it would be at the slowest and at the fastest batch that was measured.
+    `languages`: the values of the columns that SAP names a text's language by, as far as they are read.
     `method`: how a sync would find changes now; `reason`: why it would compare everything although another method is
     configured. The counts are of everything all the same.
     """
@@ -76,6 +78,8 @@ class Plan:
     seconds: float = 0.0
     token_histogram: dict[str, int] = field(default_factory=dict)
     samples: list[str] = field(default_factory=list)
+    languages: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -97,7 +101,7 @@ def plan(
     options, table = options or PlanOptions(), source.describe(spec.source)
     check(spec, table)
     renderer = Renderer(spec, table, embedder)
-    found = _Pass(spec.name, renderer, embedder, options, observer)(source, store)
+    found = _Pass(spec.name, renderer, embedder, options, observer)(source, store, _language_columns(renderer, table))
     status = None if store is None else store.status(spec.name)
     wanted = Wanted(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
     choice = choose(wanted, source, Checkpoint() if status is None else status.checkpoint)
@@ -105,7 +109,15 @@ def plan(
     before = Checkpoint() if status is None else status.checkpoint
     if schema.was_synced(before, spec.source) and schema.retyped(types_in_use(renderer, table, spec), before):
         found.paused = "schema_changed"
+    if found.deleted and (other := schema.other_key(renderer.key, before)):
+        found.notes.append(f"{other}: every row is another one by it")
     return found
+
+
+def _language_columns(renderer: Renderer, table: Table) -> list[str]:
+    query = renderer.query
+    columns = [table.column(name) for name in dict.fromkeys((*query.key, *query.columns))]
+    return [column.name for column in columns if column is not None and guess(column).role is Role.LANGUAGE]
 
 
 class _Pass:
@@ -123,8 +135,10 @@ class _Pass:
         self._workload = _Workload()
         self._emptied = 0
         """Stored rows that came blank: sync's brake counts them."""
+        self._languages: set[str] = set()
 
-    def __call__(self, source: Source, store: VectorStore | None) -> Plan:
+    def __call__(self, source: Source, store: VectorStore | None, languages: Sequence[str]) -> Plan:
+        """`languages`: the columns that hold one."""
         start = time.perf_counter()
         self._index = _stored(self._plan.collection, store, self._embedder)
         total = source.count(self._renderer.query)
@@ -132,9 +146,11 @@ class _Pass:
         with pages_ahead(source, self._renderer.query, self._options.page_rows) as pages:
             for page in pages:
                 self._page(page, samples)
+                self._languages.update(str(row.values[name] or "").strip() for row in page for name in languages)
                 if self._observer is not None:
                     self._observer.progress(self._plan.rows, max(total, self._plan.rows))
         self._plan.samples = samples.texts
+        self._plan.languages = sorted(self._languages - {""})
         self._finish(time.perf_counter() - start)
         return self._plan
 

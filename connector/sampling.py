@@ -19,12 +19,16 @@ PARTS = 32
 """Places of the key space that are looked at in a large table, each for a border and a page."""
 SPARE = 2
 """Rows read for each text that is wanted: some are blank or alike."""
+FARTHEST = 16
+"""Rows read for each text that is wanted, at most: a table may be blank nearly everywhere."""
 _SEED = 23
 
 
 def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count: int) -> list[str]:
-    """Up to `count` different texts of chunks, in key order, always the same for the same rows; fewer where there are
-    no more. A table of up to `SPARE` times as many rows is read whole. Rows that cannot be rendered are passed over.
+    """Up to `count` different texts of chunks, in key order, always the same for the same rows. A table of up to
+    `SPARE` times as many rows is read whole, and of a larger one as much, spread over all of it; where that gives too
+    few texts, because rows are blank or alike, up to `FARTHEST` rows for each text. Rows that cannot be rendered are
+    passed over.
 
     Raises what a sync would before it writes.
     """
@@ -32,14 +36,16 @@ def sample_texts(spec: CollectionSpec, source: Source, embedder: Embedder, count
         return []
     renderer = Renderer(spec, source.describe(spec.source), embedder)
     rows = source.count(renderer.query)
-    whole = rows <= SPARE * count
-    ranges = [None] if whole else source.ranges(renderer.query, PARTS, rows)
-    share = rows if whole else -(-SPARE * count // len(ranges))
-    texts: dict[str, None] = {}
-    for part in ranges:
-        found = _texts(renderer, source, part, share)
-        texts |= dict.fromkeys(found if whole else _some(found, -(-count // len(ranges))))
-    return _some(list(texts), count)
+    if rows <= SPARE * count:
+        return _some(list(_Part(renderer, source, None).read(rows)), count)
+    parts = [_Part(renderer, source, part) for part in source.ranges(renderer.query, PARTS, rows)]
+    share = -(-SPARE * count // len(parts))
+    for _ in range(max(1, FARTHEST // SPARE)):
+        for part in parts:
+            part.read(share)
+        if len({text for part in parts for text in part.texts}) >= count:
+            break
+    return _evenly([list(part.texts) for part in parts], count)
 
 
 PREVIEWED = 200
@@ -117,21 +123,43 @@ def _spread(texts: Sequence[SampledText], count: int) -> list[SampledText]:
     return [distinct[len(distinct) * number // count] for number in range(count)]
 
 
-def _texts(renderer: Renderer, source: Source, part: KeyRange | None, rows: int) -> list[str]:
-    """Of the first `rows` rows of a range."""
-    pages = source.pages(renderer.query, min(1000, max(1, rows)), part)
-    documents = list(islice(_documents(renderer, pages), rows))
-    chunks = renderer.chunks_of(documents)
-    return list(dict.fromkeys(chunk.text for of_document in chunks for chunk in of_document))
+class _Part:
+    """A range of keys, read as far as texts are wanted. `texts`: of the rows so far, in key order."""
+
+    def __init__(self, renderer: Renderer, source: Source, part: KeyRange | None) -> None:
+        self._renderer = renderer
+        self._source = source
+        self._range = part
+        self._documents: Iterator[Document | None] | None = None
+        self.texts: dict[str, None] = {}
+
+    def read(self, rows: int) -> dict[str, None]:
+        """`rows` more of them, or as many as there are."""
+        if self._documents is None:
+            pages = self._source.pages(self._renderer.query, min(1000, max(1, rows)), self._range)
+            self._documents = _documents(self._renderer, pages)
+        documents = [document for document in islice(self._documents, rows) if document is not None]
+        for chunks in self._renderer.chunks_of(documents):
+            self.texts |= dict.fromkeys(chunk.text for chunk in chunks)
+        return self.texts
 
 
-def _documents(renderer: Renderer, pages: Iterator[list[Row]]) -> Iterator[Document]:
+def _evenly(texts: Sequence[Sequence[str]], count: int) -> list[str]:
+    """As many of each part; where parts have too few, the rest out of the others."""
+    chosen = dict.fromkeys(text for part in texts for text in _some(part, -(-count // len(texts))))
+    others = dict.fromkeys(text for part in texts for text in part if text not in chosen)
+    wanted = set(_some(list(chosen), count)) | set(_some(list(others), max(0, count - len(chosen))))
+    return list(dict.fromkeys(text for part in texts for text in part if text in wanted))
+
+
+def _documents(renderer: Renderer, pages: Iterator[list[Row]]) -> Iterator[Document | None]:
+    """None for a row that cannot be rendered."""
     for page in pages:
         for row in page:
             try:
                 yield renderer.document(row)
             except RowRejected:
-                continue
+                yield None
 
 
 def _some(texts: Sequence[str], count: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from connector.errors import WrongOrigin
@@ -43,3 +43,10 @@ def retyped(now: dict[str, str], checkpoint: Checkpoint) -> list[str]:
         for name, kind in now.items()
         if checkpoint.columns.get(name, kind) != kind
     ]
+
+
+def other_key(now: Sequence[str], checkpoint: Checkpoint) -> str:
+    """A clause about a key that is another one than that by which rows were stored; "" where it is the same."""
+    if not checkpoint.key or tuple(checkpoint.key) == tuple(now):
+        return ""
+    return f"the key was {', '.join(checkpoint.key)} at the last sync and is {', '.join(now)} now"

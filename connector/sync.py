@@ -68,6 +68,8 @@ def _sync(spec: CollectionSpec, ends: Ends, options: SyncOptions, watch: Watch) 
         columns = types_in_use(renderer, table, spec)
         if not options.accept_schema:
             _check_types(spec, columns, checkpoint)
+        if options.max_deletes < 1:
+            _check_key(renderer, checkpoint, ends.store, spec.name)
         now = ends.source.now()
         wanted = Wanted(
             spec, renderer.query, renderer.digest, table, options.page_rows, now, options.full, options.readers
@@ -165,6 +167,18 @@ def _check_types(spec: CollectionSpec, columns: dict[str, str], checkpoint: Chec
         raise _paused(
             f"{spec.source} has changed: {'; '.join(changed)}. Nothing was read; look at `owl-sap plan "
             f"{spec.name}`, then go on with --accept-schema"
+        )
+
+
+def _check_key(renderer: Renderer, checkpoint: Checkpoint, store: VectorStore, name: str) -> None:
+    """By another key every row is another one: until those of before may go, each would be found twice."""
+    other = schema.other_key(renderer.key, checkpoint)
+    if other and (status := store.status(name)) is not None and status.rows:
+        name = name.partition("@")[0]  # of a generation that is being built
+        raise _paused(
+            f"{other}, so that each of {status.rows} stored rows would be written anew and the one of before deleted. "
+            f"Nothing was read. If that is right: owl-sap sync {name} --full --max-deletes 1, or, with searches going "
+            f"on as they are meanwhile: owl-sap generations {name} --build, then --switch"
         )
 
 

@@ -22,7 +22,7 @@ from connector.pipeline import pages_ahead
 from connector.protocols import Embedder, VectorStore
 from connector.reconcile import FREE_DELETES
 from connector.run import Ends, SyncOptions, Watch
-from connector.schema import check_origin
+from connector.schema import check_origin, other_key
 from connector.sync import own
 
 NORM_TOLERANCE = 1e-3
@@ -75,7 +75,8 @@ def verify(
     `SAMPLE` stored texts are embedded again. With `repair` the rows found wrong are rendered, embedded and written
     anew, orphans are deleted, and the comparison is made a second time: `ok` is its verdict. More than `max_deletes` of
     the rows (and more than `FREE_DELETES`) are not deleted, nor is anything when the source is empty: `paused` then
-    says `max_deletes` or `source_empty`; a `sync` with a higher limit deletes them.
+    says `max_deletes` or `source_empty`; a `sync` with a higher limit deletes them. Nothing is mended where the rows
+    were stored by another key than that of `spec` (`schema_changed`).
 
     `watch` is asked once a page whether to stop: the report then says `stopped`, and what was mended stays mended.
     Raises as `sync` does.
@@ -89,7 +90,12 @@ def verify(
         lease = own(held, ends.store, spec.name, options, watch)
         if lease is None:
             return VerifyReport(spec.name, stopped=True)
-        ends.store.open(spec.name, ends.embedder)  # while we waited, another worker may have given it another model
+        # While we waited, another worker may have given it another model.
+        checkpoint = ends.store.open(spec.name, ends.embedder)
+        if other_key(renderer.key, checkpoint):  # all rows would be written a second time: that is for sync to decide
+            report = _Audit(ends, renderer, options, watch)(spec.name)
+            report.paused = "schema_changed" if report.drift else None
+            return report
         report = _Audit(ends, renderer, options, watch, lease)(spec.name)
         if report.drift and report.paused is None and not report.stopped:
             again = _Audit(ends, renderer, options, watch)(spec.name)

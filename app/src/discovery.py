@@ -4,7 +4,8 @@ Knows the parts, no HTTP and no terminal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from connector.proposal import Proposal
     from connector.template import Template
 
+_ENGLISH = re.compile(r"(.*/)?(all-MiniLM-L(6|12)-v[12]|all-mpnet-base-v[12]|(bge|gte|e5)-\w+-en(-v[\d.]+)?)")
+"""Models of which their makers say so."""
+_SHOWN = 8
+"""Languages in a note."""
 LONGEST_SAMPLE = 20_000
 """Characters of a text in a preview; a row may hold a book."""
 
@@ -91,18 +96,24 @@ class Discovery:
         }
 
     def introspect(
-        self, ref: TableRef, name: str | None = None, *, look_at_rows: bool = True, languages: Sequence[str] = ()
+        self,
+        ref: TableRef,
+        name: str | None = None,
+        *,
+        look_at_rows: bool = True,
+        languages: Sequence[str] = (),
+        taken: Iterable[str] = (),
     ) -> dict[str, Any]:
         """A proposed collection: the settings of its block, `reasons` by setting, which of them are `guessed`, `notes`,
         `create_view` (SQL or None; `languages`: of the texts in it, best first) and `toml`, all of it as text for
-        owl-sap.toml. `name` replaces the proposed one.
+        owl-sap.toml. `name` replaces the proposed one, which gets a number where it is `taken` or in the settings.
 
         Raises UnknownTable, and NoProposal where none can be made.
         """
         found = self._introspect(ref, look_at_rows, languages)
         if found.proposal is None:
             raise NoProposal(found.reason)
-        return self._document(found.proposal, name)
+        return self._document(found.proposal, name, taken)
 
     def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
         """Rows of a table or view as texts, by `template` or, if None, by the one that is proposed; `source`: the table
@@ -136,8 +147,8 @@ class Discovery:
 
         return introspect(self._parts.pool("hana"), ref, look_at_rows=look_at_rows, languages=languages)
 
-    def _document(self, proposal: Proposal, name: str | None = None) -> dict[str, Any]:
-        block = proposal.settings() | {"name": name or self._free(proposal.name)}
+    def _document(self, proposal: Proposal, name: str | None = None, taken: Iterable[str] = ()) -> dict[str, Any]:
+        block = proposal.settings() | {"name": name or self._free(proposal.name, taken)}
         try:
             CollectionSettings.model_validate(block)
         except ValidationError as error:
@@ -152,11 +163,11 @@ class Discovery:
             "toml": toml,
         }
 
-    def _free(self, name: str) -> str:
-        """The name, or with a number behind it where the settings have a collection of that name."""
-        taken = {collection.name for collection in self._parts.settings.collections}
+    def _free(self, name: str, more: Iterable[str]) -> str:
+        """The name, or with a number behind it where a collection has that name or one that meets it in HANA."""
+        taken = {_in_hana(other) for other in (*(each.name for each in self._parts.settings.collections), *more)}
         free, number = name, 2
-        while free in taken:
+        while _in_hana(free) in taken:
             free, number = f"{name[:95]}-{number}", number + 1
         return free
 
@@ -170,12 +181,34 @@ class Discovery:
         self._parts.check_schema()
         embedder = self._parts.embedder_for(spec.name)
         with self._parts.store_to_read() as store:
-            filled = spec
+            filled, compared = spec, store
             if store is not None:
-                filled, store = filled_by_sync(store, spec, embedder)
-            planned = plan(filled, self._parts.source, store, embedder, options, observer)
+                filled, compared = filled_by_sync(store, spec, embedder)
+            planned = plan(filled, self._parts.source, compared, embedder, options, observer)
         planned.collection = spec.name
+        if filled.name != spec.name or compared is not store:
+            planned.notes.append(
+                "a sync builds a generation beside the one that serves, by the model and the recipe of the settings; "
+                f"this is what it would put there. owl-sap generations {spec.name} --switch then lets it serve"
+            )
+        planned.notes += notes_on_languages(planned.languages, self._parts.settings.embedding_of(spec.name).model)
         return planned
+
+
+def notes_on_languages(languages: Sequence[str], model: str) -> list[str]:
+    """Whether a collection's texts are in languages that its model does not know."""
+    if len(languages) < 2 or not _ENGLISH.fullmatch(model):
+        return []
+    return [
+        f"its texts are in several languages ({', '.join(languages[:_SHOWN])}), and {model} was trained on English: "
+        "others are found by their words (mode hybrid), hardly by meaning. Keep one language by `where`, or take a "
+        "multilingual model (docs/search.md)"
+    ]
+
+
+def _in_hana(name: str) -> str:
+    """What of a collection's name is left in the names of its tables, where a-b and A_B are one."""
+    return re.sub("[^A-Z0-9]", "_", name.upper())
 
 
 def _previewed(found: Introspection, template: str | None, parsed: Template | None) -> CollectionSpec:

@@ -40,6 +40,8 @@ from connector.verify import VerifyReport, verify
 if TYPE_CHECKING:
     from app.src.settings import CollectionSettings
 
+_BEFORE_WRITING = ("schema_changed", "log_missing")
+"""Reasons of a pause that leave what is stored as it was made."""
 QUERIES = 50
 """Stored texts that a comparison asks for, unless it is told otherwise."""
 
@@ -112,6 +114,8 @@ class Generations:
             return self._configured(spec)
         if is_of(serving, stamp) and building_for(found, stamp) is None:
             return self._configured(spec, serving.number)
+        if spec.written_by_clients and not needs_another(self._parts.store, spec.name, found, stamp):
+            return self._configured(spec)  # it is empty: no sync will ever come that would give it the other model
         return self._maker_of(spec, serving)
 
     def _configured(self, spec: CollectionSpec, number: int | None = None) -> Maker:
@@ -158,10 +162,16 @@ class Generations:
             if is_of(generation, ModelStamp.of(embedder)):
                 return embedder, source or self._parts.model_source_for(name)
             reasons.append(f"the model {embedder.model} that is there now gives other vectors")
+        another = f"build another: owl-sap sync {name}, then owl-sap generations {name} --switch"
+        if self._settings_of(name).documents:
+            another = (
+                "write the documents to another collection, or delete all of them here and write them again: an empty "
+                "collection takes the model that the settings name"
+            )
         raise ModelMismatch(
             f"generation {generation.number} of {name!r} was made with {generation.model} ({generation.dimension} "
             f"numbers a vector), and that model cannot be had: {'; '.join(reasons)}. Bring it back, search by words "
-            f"(mode keyword), or build another: owl-sap sync {name}, then owl-sap generations {name} --switch"
+            f"(mode keyword), or {another}"
         )
 
     # ---------------------------------------------------------------------------------------------------- syncing
@@ -230,7 +240,8 @@ class Generations:
     def _run(self, maker: Maker, working: Working) -> SyncReport:
         ends = Ends(self._parts.source, self._parts.store, maker.embedder)
         report = sync(maker.spec, ends, working.options, working.observer, working.stop)
-        self.record(maker)
+        if report.paused not in _BEFORE_WRITING:
+            self.record(maker)
         return report
 
     def record(self, maker: Maker) -> None:

@@ -408,9 +408,10 @@ class Searching:
         return [f"the search text has {tokens} tokens; the model looks at the first {embedder.max_tokens} only"]
 
     def key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]:
-        """Names of the key columns. Before a first complete run, with the source away, positions stand in for them."""
-        if spec.key or stored.key:
-            return spec.key or stored.key
+        """Names of the key columns: those by which the rows were stored, whatever the settings name by now. Before a
+        first complete run, with the source away, positions stand in for them."""
+        if stored.key or spec.key:
+            return stored.key or spec.key
         try:
             return self._parts.source.describe(spec.source).primary_key
         except (DatabaseError, ConfigurationError):

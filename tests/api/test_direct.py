@@ -332,6 +332,7 @@ def test_work_that_nobody_waits_for_is_not_begun_with(client: httpx.Client, thre
 
 
 @pytest.mark.covers("POST /embed", errors=True)
+@pytest.mark.proves(28)
 def test_work_that_nobody_waits_for_is_not_begun(
     client: httpx.Client, held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -351,6 +352,7 @@ def test_work_that_nobody_waits_for_is_not_begun(
     assert caplog.messages == []
 
 
+@pytest.mark.proves(28)
 def test_what_is_queued_for_a_client_that_has_left_leaves_the_queue(service: Service) -> None:
     """It left while a thread tokenised its texts."""
     go, queued = threading.Event(), Future[Vectors]()
@@ -373,6 +375,7 @@ def test_what_is_queued_for_a_client_that_has_left_leaves_the_queue(service: Ser
 
 
 @pytest.mark.covers("POST /embed", errors=True)
+@pytest.mark.proves(28)
 def test_a_client_that_leaves_in_the_middle_costs_only_its_own_answer(
     client: httpx.Client, held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -416,6 +419,7 @@ def test_two_requests_in_one_packet(client: httpx.Client, held: Held) -> None:
 
 
 @pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)
+@pytest.mark.proves(27)
 def test_who_would_wait_too_long_for_a_thread_is_told_at_once(client: httpx.Client, threads_held: Held) -> None:
     """The only thread is busy; a request waits for it; once it has waited longer than is allowed, nobody else may."""
     go, seen = threads_held
@@ -470,6 +474,7 @@ def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
 
 
 @pytest.mark.covers("POST /embed", "POST /v1/embeddings", "POST /v1/collections/{name}/search", errors=True)
+@pytest.mark.proves(27)
 def test_who_would_wait_too_long_for_the_engine_is_told_at_once(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

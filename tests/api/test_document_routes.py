@@ -17,6 +17,8 @@ from app.src.access.rows import RowsRefused
 from app.src.service import Service
 from app.src.settings import Settings
 from connector.documents import NewDocument
+from connector.errors import ModelMismatch
+from connector.model import ModelSource, Recipe
 from tests.api.conftest import TableSource, serving, settings_in
 from tests.api.test_rates import limited
 
@@ -213,6 +215,54 @@ def test_metrics_count_documents_by_what_became_of_them(service: Service) -> Non
     text = service.metrics.render().decode()
     for outcome, count in (("upserted", 3), ("unchanged", 2), ("deleted", 1)):
         assert f'owl_sap_documents_total{{collection="notes",outcome="{outcome}"}} {count}.0' in text
+
+
+@pytest.fixture
+def wide(service: Service, tmp_path: Path, source: TableSource) -> Iterator[Service]:
+    """The same collections by settings that name another model."""
+    settings = with_notes(tmp_path)
+    other = settings.embedding.model_copy(update={"model": "hash:128"})
+    wide = Service(settings.model_copy(update={"embedding": other}), source=source)
+    yield wide
+    wide.close()
+
+
+def test_documents_keep_their_model_which_is_said_once(
+    service: Service, wide: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
+    for number in range(2):
+        wide.documents.put("notes", [NewDocument(f"b{number}", "gear box")], principal=OPERATOR)
+    told = [record.getMessage() for record in caplog.records if record.name == "app.src.documents"]
+    assert len(told) == 1
+    assert "embedded by hash:64" in told[0]
+    assert "settings name hash:128" in told[0]
+    hits = wide.search("notes", "garden hose", 1, principal=OPERATOR).hits
+    assert [hit.key for hit in hits] == [{"id": "a"}]
+    assert wide.status(["notes"])[0]["dimension"] == 64
+
+
+def test_documents_that_are_all_deleted_make_room_for_another_model(service: Service, wide: Service) -> None:
+    service.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
+    service.documents.delete("notes", ["a"], principal=OPERATOR)
+    wide.documents.put("notes", [NewDocument("a", "garden hose"), NewDocument("b", "gear box")], principal=OPERATOR)
+    (status,) = wide.status(["notes"])
+    assert (status["dimension"], status["rows"]) == (128, 2)
+    assert wide.generations("notes")[0]["model"].startswith("hash:128")
+    assert wide.search("notes", "garden hose", 1, principal=OPERATOR).hits[0].key == {"id": "a"}
+    service.documents.put("notes", [NewDocument("c", "steel wire")], principal=OPERATOR)
+    assert service.status(["notes"])[0]["dimension"] == 128, "whose settings are the older ones goes on with it too"
+
+
+def test_a_model_of_documents_that_is_gone_says_what_can_be_done(service: Service, wide: Service) -> None:
+    service.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
+    service.store.record_recipe("notes", 1, Recipe(service.spec("notes"), ModelSource("/no/such/model")))
+    with pytest.raises(ModelMismatch, match=r"hash:64.*mode keyword.*another collection, or delete all") as refused:
+        wide.search("notes", "garden hose", principal=OPERATOR)
+    assert "owl-sap sync" not in str(refused.value)
+    wide.documents.delete("notes", ["a"], principal=OPERATOR)
+    wide.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
+    assert wide.search("notes", "garden hose", 1, principal=OPERATOR).hits
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)

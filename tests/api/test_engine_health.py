@@ -119,6 +119,7 @@ def test_time_without_work_is_no_stall(client: Client, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "live"), [(0, 200), (59, 200), (61, 503)])
+@pytest.mark.proves(29)
 def test_an_engine_that_fails_its_own_probe(
     client: Client, synced: Service, monkeypatch: pytest.MonkeyPatch, seconds: float, live: int
 ) -> None:

@@ -215,11 +215,24 @@ def test_rows_set_aside_are_retried_in_what_serves(wide: Service, source: TableS
 
 def test_plan_is_about_what_a_sync_would_build(wide: Service, source: TableSource) -> None:
     plan = wide.plan(NAME, estimate=False)
+    assert any("builds a generation" in note for note in plan.notes)
     assert (plan.collection, plan.new, plan.unchanged) == (NAME, 4, 0)
     wide.sync(NAME)
     add(source, "5", "copper wire")
     plan = wide.plan(NAME, estimate=False)
     assert (plan.collection, plan.new, plan.unchanged) == (NAME, 1, 4)
+
+
+def test_rows_are_shown_by_the_key_they_were_stored_by(synced: Service, configured: Configured) -> None:
+    other = configured(key=("MAKTX",))
+    hits = other.search(NAME, "office chair", 1, principal=OPERATOR).hits
+    assert [hit.key for hit in hits] == [{"MATNR": "4"}]
+    assert other.sync(NAME).paused == "schema_changed"
+    assert other.status([NAME])[0]["key"] == ("MATNR",)
+    built = other.build(NAME)
+    assert isinstance(built, BuildReport)
+    assert built.serving is not None
+    assert (built.serving.paused, built.serving.unchanged) == (None, 4), "kept up by the key that it was made by"
 
 
 def test_an_empty_collection_takes_the_model_at_once(service: Service, configured: Configured) -> None:

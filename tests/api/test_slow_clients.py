@@ -178,6 +178,7 @@ def test_what_is_no_http(client: Client, nonsense: bytes, capfd: pytest.CaptureF
     assert capfd.readouterr().err == "", "nobody fills our log from outside"
 
 
+@pytest.mark.proves(27)
 def test_connections_are_counted(synced: Service) -> None:
     for client in bounded(synced, max_connections=2, read_timeout=20.0):
         with connected(client) as first, connected(client):
@@ -197,6 +198,7 @@ def until_served(client: Client) -> None:
         assert time.monotonic() < deadline
 
 
+@pytest.mark.proves(27)
 def test_who_does_not_read_is_let_go(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that nobody fetches fill the buffers, and are given up."""
     monkeypatch.setattr(synced, "status", lambda *_: [{"x": "y" * 60_000_000}])

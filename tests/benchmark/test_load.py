@@ -139,6 +139,7 @@ def test_a_crowd_sees_wrong_answers(service: Service, address: Address, known: l
 
 
 @pytest.mark.covers("POST /embed", errors=True)
+@pytest.mark.proves(27)
 def test_a_crowd_is_refused_where_its_requests_would_wait_too_long(
     service: Service, address: Address, known: load.Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_body_that_is_taken_is_told() -> None:
 
 
 @pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/search")
+@pytest.mark.proves(27)
 def test_others_are_answered_beside_slow_clients(service: Service, address: Address, known: load.Known) -> None:
     large = load.post("/v1/collections/materials/search", {"query": "pump", "k": 4})
     slow = Slow(address, load.head("/embed", ()), large)

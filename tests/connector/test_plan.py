@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -406,3 +407,13 @@ def test_progress_is_told_page_by_page(source, store, embedder):
     watching = Watching()
     plan(SPEC, source, store, embedder, QUICK, watching)
     assert watching.seen == [(3, 10), (6, 10), (9, 10), (10, 10)]
+
+
+def test_the_languages_of_its_rows_are_told():
+    source = MemorySource(key=("MATNR", "SPRAS"), columns=("MAKTX",))
+    columns = [replace(column, length=1 if column.name == "SPRAS" else 40) for column in source.table.columns]
+    source.table = replace(source.table, columns=tuple(columns))
+    for number, language in enumerate("EDED "):
+        source.put(f"{number}", language, MAKTX="pump")
+    spec = CollectionSpec("plans", MATERIALS, "{MAKTX}")
+    assert plan(spec, source, None, WordEmbedder(), QUICK).languages == ["D", "E"]

@@ -357,6 +357,33 @@ def test_template_and_chunking_changes_are_differences(ends, source, store):
     assert sync(replace(SPEC, template="Material: {MAKTX}", chunk=ChunkSpec(3, 1)), ends, OPTIONS).upserted == 3
 
 
+@pytest.mark.proves(23)
+@pytest.mark.parametrize("key", [("MATNR",), ("MATNR", "MANDT")])
+def test_another_key_pauses_and_writes_nothing_until_all_rows_may_go(ends, source, store, key):
+    fill(source, 3)
+    sync(SPEC, ends, OPTIONS)
+    before = stored(store)
+    source.data = {tuple(reversed(old))[: len(key)]: values for old, values in source.data.items()}
+    source.table = replace(source.table, primary_key=key)
+    other = replace(SPEC, key=key)
+    report = sync(other, ends, OPTIONS)
+    assert (report.paused, report.read, report.complete) == ("schema_changed", 0, False)
+    assert "the key was MANDT, MATNR at the last sync and is MATNR" in report.notes[0]
+    assert "--max-deletes 1" in report.notes[0]
+    assert stored(store) == before
+    report = sync(other, ends, replace(OPTIONS, max_deletes=1.0))
+    assert (report.paused, report.upserted, report.deleted) == (None, 3, 3)
+    assert sync(other, ends, OPTIONS).unchanged == len(stored(store)) == 3
+
+
+def test_another_key_of_an_empty_collection_is_taken(ends, source):
+    sync(SPEC, ends, OPTIONS)
+    fill(source, 3)
+    source.data = {(old[1],): values for old, values in source.data.items()}
+    source.table = replace(source.table, primary_key=("MATNR",))
+    assert sync(SPEC, ends, OPTIONS).upserted == 3
+
+
 def test_unknown_column_names_the_setting_and_the_nearest(ends, source):
     with pytest.raises(UnknownColumn, match=r"MAKTXX.*MAKTX"):
         sync(replace(SPEC, template="{MAKTXX}"), ends, OPTIONS)

@@ -196,6 +196,16 @@ def test_repair_has_the_brake_of_sync_above_a_handful(ends, source):
     assert (report.orphaned, report.paused, report.ok, report.repaired) == (10, None, True, 10)
 
 
+def test_rows_stored_by_another_key_are_not_written_a_second_time(filled, source):
+    source.data = {(key[1],): values for key, values in source.data.items()}
+    source.table = replace(source.table, primary_key=("MATNR",))
+    before = content(filled)
+    report = verify(SPEC, filled, repair=True)
+    assert (report.missing > 0, report.orphaned > 0) == (True, True)
+    assert (report.paused, report.ok, report.repaired) == ("schema_changed", False, 0)
+    assert content(filled) == before
+
+
 def test_rows_that_cannot_be_rendered_are_counted_as_quarantined(filled, source):
     source.put("100", "x" * 3000, MAKTX="a key too long to be an id", MTART="FERT")
     sync(SPEC, filled, OPTIONS)

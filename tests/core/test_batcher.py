@@ -403,6 +403,7 @@ def test_a_request_chooses_its_lane_by_its_size(scene: Scene) -> None:
 # --------------------------------------------------------------------------------------------- leaving, and overload
 
 
+@pytest.mark.proves(28)
 def test_what_is_cancelled_is_never_computed(scene: Scene) -> None:
     scene.batcher.submit(["at the gate"])
     scene.backend.reached()
@@ -417,6 +418,7 @@ def test_what_is_cancelled_is_never_computed(scene: Scene) -> None:
     assert scene.told.waiting == dict.fromkeys(LANES, 0)
 
 
+@pytest.mark.proves(28)
 def test_of_a_request_cancelled_half_way_the_rest_is_dropped(scene: Scene) -> None:
     bulk = scene.batcher.submit(many(600), "bulk")
     scene.backend.reached()
@@ -426,6 +428,7 @@ def test_of_a_request_cancelled_half_way_the_rest_is_dropped(scene: Scene) -> No
     assert scene.backend.order == [128, 1]
 
 
+@pytest.mark.proves(28)
 def test_an_interrupted_caller_leaves_nothing_in_the_queue(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.batcher.submit(["at the gate"])
     scene.backend.reached()
@@ -443,6 +446,7 @@ def test_an_interrupted_caller_leaves_nothing_in_the_queue(scene: Scene, monkeyp
     assert 50 not in scene.backend.order
 
 
+@pytest.mark.proves(27)
 def test_who_would_wait_too_long_is_refused(scenes: Callable[..., Scene]) -> None:
     scene = scenes(max_wait=2.0)
     backend = scene.backend
@@ -575,6 +579,7 @@ def test_a_text_too_large_for_memory_fails_its_own_request_only(scenes: Callable
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.proves(29)
 def test_a_dying_thread_takes_its_batch_with_it_and_nothing_else(scene: Scene, kind: type[BaseException]) -> None:
     dying = scene.batcher.submit(many(50), "bulk")
     scene.backend.reached()
@@ -588,6 +593,7 @@ def test_a_dying_thread_takes_its_batch_with_it_and_nothing_else(scene: Scene, k
         np.testing.assert_allclose(future.result(PATIENCE), expected(many(3)), atol=1e-6)
 
 
+@pytest.mark.proves(29)
 def test_a_thread_that_vanished_is_noticed_and_replaced(
     scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:

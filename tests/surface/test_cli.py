@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.src.cli.commands import _paused
+from connector.sync import SyncReport
 from tests.surface.conftest import environment
 
 HASH = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}
@@ -311,3 +313,18 @@ def test_a_store_that_cannot_be_opened_is_one_message_and_debug_says_where(cli: 
     run = cli("status", **LOCAL)
     one_message(run, 3, "vectors.sqlite")
     assert "Traceback" in cli("--debug", "status", traceback=True, **LOCAL).err
+
+
+@pytest.mark.parametrize(
+    ("gone", "deleted", "said"),
+    [
+        (27, 0, "27 stored rows are gone from the source, more than max_deletes allows: they were not deleted"),
+        (27, 10, "10 of them were deleted before that showed, the others not"),
+        (0, 0, "so many stored rows have turned blank"),
+    ],
+)
+def test_what_the_brake_kept_is_told_as_it_is(gone: int, deleted: int, said: str) -> None:
+    """A run by log meets the entries one after the other, and some of them before the brake."""
+    told = _paused("m", "m", SyncReport("m", paused="max_deletes", to_delete=gone, deleted=deleted))
+    assert said in told
+    assert told.endswith("owl-sap sync m --full --max-deletes 1")

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from app.src.cli import output
 from app.src.cli.discovery import _bars, _seconds
+from app.src.discovery import notes_on_languages
 from tests.emulator.process import Emulator, running
 
 Cli = Callable[..., Any]
@@ -276,3 +277,19 @@ def test_the_screen_of_a_plan_fits_eighty_columns() -> None:
 )
 def test_how_long_in_words(seconds: float, said: str) -> None:
     assert _seconds(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("languages", "model", "told"),
+    [
+        (["D", "E"], "all-MiniLM-L6-v2", True),
+        (["D", "E"], "sentence-transformers/all-MiniLM-L6-v2", True),
+        (["D", "E"], "BAAI/bge-small-en-v1.5", True),
+        (["D", "E"], "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2", False),
+        (["D", "E"], "hash:64", False),
+        (["E"], "all-MiniLM-L6-v2", False),
+        ([], "all-MiniLM-L6-v2", False),
+    ],
+)
+def test_texts_that_the_model_does_not_know_are_told(languages: list[str], model: str, told: bool) -> None:
+    assert [f"{model} was trained on English" in note for note in notes_on_languages(languages, model)] == [True] * told

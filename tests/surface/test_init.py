@@ -14,7 +14,7 @@ import termios
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
         return Run(subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr))
 
     return run
+
+
+@contextmanager
+def beside(sample: Emulator, schema: str, *statements: str) -> Iterator[None]:
+    """A schema beside that of the sample, gone afterwards: to other tests that is the only one."""
+    with closing(sample.connect(autocommit=True)) as hana, closing(hana.cursor()) as cursor:
+        for statement in (f"CREATE SCHEMA {schema}", *statements):
+            cursor.execute(statement)
+        try:
+            yield
+        finally:
+            cursor.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
 def written(folder: Path) -> dict[str, Any]:
@@ -122,6 +134,20 @@ def test_the_likeliest_tables_by_themselves(
     assert [each["name"] for each in written(tmp_path / "a" / "b")["collections"]] == made.json["collections"]
 
 
+@pytest.mark.covers("init", "sync")
+def test_tables_whose_names_would_meet_in_hana_get_names_of_their_own(
+    here: Cli, sample: Emulator, where: list[str], password: dict[str, str]
+) -> None:
+    names = ("A-B", "A_B")
+    made_of = [f'CREATE COLUMN TABLE ALIKE."{name}" (ID INTEGER PRIMARY KEY, NOTE NVARCHAR(200))' for name in names]
+    filled = [f"INSERT INTO ALIKE.\"{name}\" VALUES (1, 'note of {name}')" for name in names]
+    tables = [word for name in names for word in ("--table", f"ALIKE.{name}")]
+    with beside(sample, "ALIKE", *made_of, *filled):
+        made = here("init", *where, *tables, "--store", "hana", "--json", **password)
+        assert (made.code, made.json["collections"]) == (0, ["a-b", "a_b-2"]), made.err
+        assert [each["upserted"] for each in here("sync", "--all", "--json", **password).json] == [1, 1]
+
+
 @pytest.mark.covers("init")
 def test_a_password_out_of_a_file(here: Cli, tmp_path: Path, sample: Emulator, where: list[str]) -> None:
     (tmp_path / "secret").write_text(sample.password + "\n")
@@ -178,10 +204,8 @@ def test_a_schema_of_which_nothing_can_be_made(
     here: Cli, tmp_path: Path, sample: Emulator, where: list[str], password: dict[str, str]
 ) -> None:
     """It holds texts, but nothing like a key."""
-    with closing(sample.connect(autocommit=True)) as hana:
-        for statement in ("CREATE SCHEMA KEYLESS", "CREATE COLUMN TABLE KEYLESS.NOTES (NOTE NCLOB)"):
-            hana.cursor().execute(statement)
-    run = here("init", *where, "--schema", "KEYLESS", "--yes", **password)
+    with beside(sample, "KEYLESS", "CREATE COLUMN TABLE KEYLESS.NOTES (NOTE NCLOB)"):
+        run = here("init", *where, "--schema", "KEYLESS", "--yes", **password)
     assert (run.code, "KEYLESS.NOTES has no primary key" in run.err) == (2, True), run.err
     assert list(tmp_path.iterdir()) == []
 
@@ -221,7 +245,7 @@ def typed(folder: Path, arguments: list[str], answers: list[tuple[str, str]], **
         start_new_session=True,
     )
     os.close(follower)
-    screen, waiting, deadline = "", list(answers), time.monotonic() + 30
+    screen, waiting, deadline = "", list(answers), time.monotonic() + 90
     try:
         while time.monotonic() < deadline:
             if select.select([leader], [], [], 0.05)[0]:
@@ -233,7 +257,7 @@ def typed(folder: Path, arguments: list[str], answers: list[tuple[str, str]], **
             if waiting and waiting[0][0] in screen and hidden == waiting[0][0].startswith("Password"):
                 os.write(leader, (waiting.pop(0)[1] + "\n").encode())
         assert time.monotonic() < deadline, screen
-        return child.wait(20), screen
+        return child.wait(60), screen
     finally:
         os.close(leader)
         with suppress(ProcessLookupError):

@@ -127,8 +127,11 @@ def _paused(collection: str, subject: str, report: SyncReport) -> str:
         return f"{subject}: paused ({report.paused})"
     gone = report.to_delete
     what = f"{gone} stored rows are gone from the source" if gone else "so many stored rows have turned blank"
+    kept = "they were not deleted"
+    if report.deleted:
+        kept = f"{report.deleted} of them were deleted before that showed, the others not"
     return (
-        f"{subject}: {what}, more than max_deletes allows: they were not deleted. If that is right: "
+        f"{subject}: {what}, more than max_deletes allows: {kept}. If that is right: "
         f"owl-sap sync {collection} --full --max-deletes 1"
     )
 

@@ -144,6 +144,7 @@ def _advice(plan: Mapping[str, Any]) -> list[str]:
         lines.append(f"{name}: nothing would make a sync pause")
     if plan["unreadable"]:
         lines.append(f"{name}: {plan['unreadable']} rows cannot be rendered and would be set aside")
+    lines += [f"{name}: {note}" for note in plan["notes"]]
     return lines
 
 

@@ -215,7 +215,8 @@ def _blocks(service: Service, wanted: Wanted) -> list[dict[str, Any]]:
     for ref in dict.fromkeys(_tables(service, wanted)):
         output.say(f"looking at {ref} ...")
         try:
-            block = _proposed(service, ref, wanted, {block["name"] for block in blocks.values()})
+            taken = [block["name"] for block in blocks.values()]
+            block = service.discovery.introspect(ref, languages=wanted.languages, taken=taken)
         except NoProposal as error:
             if wanted.tables or wanted.ask:
                 raise
@@ -227,15 +228,6 @@ def _blocks(service: Service, wanted: Wanted) -> list[dict[str, Any]]:
     if not blocks:
         raise NoProposal(f"none of the likeliest tables gives a collection; of the last one: {why}")
     return list(blocks.values())
-
-
-def _proposed(service: Service, ref: TableRef, wanted: Wanted, taken: set[str]) -> dict[str, Any]:
-    block = service.discovery.introspect(ref, languages=wanted.languages)
-    name, number = block["name"], 2
-    while block["name"] in taken:
-        block = service.discovery.introspect(ref, f"{name[:95]}-{number}", languages=wanted.languages)
-        number += 1
-    return block
 
 
 def _start(service: Service, loaded: Loaded, wanted: Wanted, blocks: Sequence[dict[str, Any]]) -> Start:

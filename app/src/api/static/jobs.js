@@ -16,7 +16,7 @@ const KINDS = { sync: "Sync", verify: "Verify", retry: "Retry", build: "Build" }
 const COLOURS = { waiting: "warning", succeeded: "good", failed: "error", cancelled: "warning" };
 const PAUSED = {
   max_deletes: "Deletions wait: there are more than the limit allows.",
-  schema_changed: "Nothing was done: a column in use has another type now.",
+  schema_changed: "Nothing was done: the table, a column in use or the key is another one now.",
   log_missing: "Nothing was read: the change log is missing.",
   source_empty: "Nothing was deleted: the source is empty.",
 };
