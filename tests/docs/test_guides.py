@@ -15,7 +15,7 @@ from tests.docs.sections import ROOT
 from tests.docs.variables_by_card import guides_variables
 
 PAGE = (ROOT / "docs/guides.md").read_text(encoding="utf-8")
-ANSWERS = ("done", "switch", "measured", "declined", "later", "not ours")
+ANSWERS = ("done", "switch", "measured", "declined", "not ours")
 GUIDES = 5
 
 
