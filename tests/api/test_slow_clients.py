@@ -318,6 +318,35 @@ def test_half_a_head_behind_a_request_spoils_no_answer(synced: Service, monkeypa
             assert status(rest(connection)) == 408
 
 
+def test_the_end_of_a_refused_body_is_no_head(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in one piece, larger than a head may be, when its answer has been given: the connection goes on."""
+    body, held = b"x" * (MOST_HEAD_BYTES + 1), bytearray()
+    receive = connections.BoundedHttp.data_received
+
+    def in_one_piece(self: connections.BoundedHttp, data: bytes) -> None:
+        if data.startswith((b"POST", b"GET")):
+            receive(self, data)
+            return
+        held.extend(data)
+        if len(held) == len(body):
+            receive(self, bytes(held))
+
+    monkeypatch.setattr(connections.BoundedHttp, "data_received", in_one_piece)
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 30)
+    for client in bounded(synced, read_timeout=30, max_body_bytes=1024):
+        with connected(client) as connection:
+            connection.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+            assert status(connection.recv(65_536)) == 413
+            connection.sendall(body)
+            until = time.monotonic() + 30
+            while len(held) < len(body) and time.monotonic() < until:
+                time.sleep(0.01)
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answers = rest(connection)
+            assert b"HTTP/1.1 200" in answers
+            assert b"HTTP/1.1 431" not in answers
+
+
 def test_a_timer_behind_a_reset_connection_does_nothing() -> None:
     """uvicorn's own timer outlives a connection that the other side reset; under uvloop its socket is gone by then."""
 

@@ -97,6 +97,14 @@ def test_batch_size_of_the_guide() -> None:
     assert memory.calculate_optimal_batch_size(100 * GIB, 0, min_batch=4) == 4
 
 
+def test_without_a_profile_it_is_this_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`T4MemoryManager()`, as the guide writes it."""
+    monkeypatch.setattr("app.src.core.memory.detect", lambda: DeviceProfile.of_card("Tesla T4"))
+    ours, given = T4MemoryManager(), T4MemoryManager(DeviceProfile.of_card("Tesla T4"))
+    assert ours.usable_bytes == given.usable_bytes > 0
+    assert ours.calculate_optimal_batch_size(GIB // 8, GIB // 8) == 16
+
+
 @given(
     sizes=st.tuples(st.integers(0, 1 << 36), st.integers(0, 1 << 36), st.none() | st.integers(0, 1 << 36)),
     bounds=st.tuples(st.integers(1, 64), st.integers(0, 64)),

@@ -24,7 +24,7 @@ PAGE = "docs/surface.md"
 NO_ERRORS = {"config schema": "prints what is compiled in and reads nothing that could fail"}
 """What has no errors of its own, and why."""
 LATER = (
-    *("introspect", "plan", "worker", "generations", "benchmark", "init", "changes install", "evaluate", "finetune"),
+    *("introspect", "plan", "worker", "generations", "init", "changes install", "evaluate", "finetune"),
     *(
         "keys create",
         "keys list",

@@ -173,6 +173,9 @@ def test_config_show(cli: Cli, configured: None) -> None:
     assert "environment HANA_PORT" in run.out
     assert "TorchScript" in run.err
     assert "canary-77" not in run.out + run.err + json.dumps(shown)
+    run = cli("config", "show", "--origin", "--json", T4_GPU_FP16_MODE="true")
+    assert {"setting": "embedding.precision", "value": "auto", "origin": "default"} in run.json
+    assert "T4_GPU_FP16_MODE: " in run.err
     assert shown["hana.password"] == "**********"
 
 

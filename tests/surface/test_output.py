@@ -186,3 +186,21 @@ def test_the_ids_of_jobs_can_be_copied_from_a_terminal(folder: Path, columns: st
     seen = on_a_terminal(folder, "jobs", "list", COLUMNS=columns)
     assert all(number in seen for number in ids)
     assert "owl-sap jobs show" in seen
+
+
+@pytest.mark.covers("config show", errors=True)
+def test_a_full_disk_under_stdout_is_told_once(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "app", "config", "show", "--json"],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert run.returncode == 4
+    assert "No space left on device" in run.stderr
+    assert run.stderr.count("\n") == 1

@@ -172,6 +172,7 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
         ("[hana]\nport = 'abc'", ["owl-sap.toml", "hana.port", "integer"]),
         ("[hana]\nkind = 'local'", ["hana.kind", "store.kind"]),
         ("[hanna]\nhost = 'x'", ["hanna", 'did you mean "hana"']),
+        ("hana = 'x'", ["owl-sap.toml: hana: must be a section"]),
         ("hana = 3", ["owl-sap.toml", "hana"]),
         ("[store]\nkind = 'local'", ["store", "path"]),
         ("[embedding]\nprecision = 'fp8'", ["embedding.precision", "'fp16'"]),

@@ -48,6 +48,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes: int | None = 0
         """Of a head that is not whole; None: it is."""
         self._whole = True
+        self._ended = False
+        """A request has ended in what comes now."""
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._at_work: Any = None
@@ -74,9 +76,11 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._ended = False
         super().data_received(data)
         if self._head_bytes is not None and not self.transport.is_closing():
-            self._head_bytes += len(data)
+            # How much of it is the end of a body cannot be told: a head that begins behind one counts from now on.
+            self._head_bytes += len(data) if not self._ended else int(not self._whole)
             if self._head_bytes > MOST_HEAD_BYTES:
                 self._refuse(HEAD_TOO_LARGE, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
 
@@ -98,7 +102,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._whole = True
+        self._whole = self._ended = True
         if self.cycle is not None and self.cycle.response_complete and not self.pipeline:
             self._await_the_next()
 

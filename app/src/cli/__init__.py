@@ -20,6 +20,7 @@ from app.src.cli import (  # noqa: F401 - they register their verbs
     initialising,
     jobs,
     keys,
+    output,
     quarantine,
     searching,
     worker,
@@ -28,7 +29,10 @@ from app.src.cli.application import app
 
 
 def main() -> None:
-    app(prog_name="owl-sap")
+    try:
+        app(prog_name="owl-sap")
+    finally:
+        output.finish()
 
 
 __all__ = ["app", "main"]

@@ -294,9 +294,9 @@ def config_show(
     records = [{column: row[column] for column in columns} for row in show(loaded)]
     if json:
         output.write_json(records if origin else {row["setting"]: row["value"] for row in records})
-        return
-    rows = [row | {"value": _setting(row["value"])} for row in records]
-    output.table("Settings", rows, columns, records=records)
+    else:
+        rows = [row | {"value": _setting(row["value"])} for row in records]
+        output.table("Settings", rows, columns, records=records)
     if origin:
         for name, note in loaded.inert.items():
             output.say(f"{name}: {note}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from app.src.explaining import UnknownCode
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.settings import SettingsError
@@ -58,7 +60,10 @@ def exit_code(error: BaseException) -> int:
 def message(error: BaseException) -> str:
     """What to print. The text of an unexpected error may hold row data, so only its class is named."""
     if exit_code(error) == UNEXPECTED and not isinstance(error, errors.ConnectorError) and not _of_engine(error):
-        return f"unexpected error ({type(error).__name__}); owl-sap --debug ... shows where it happened"
+        what = type(error).__name__
+        if isinstance(error, OSError) and error.errno:
+            what += f": {os.strerror(error.errno)}"
+        return f"unexpected error ({what}); owl-sap --debug ... shows where it happened"
     return str(error)
 
 

@@ -4,6 +4,7 @@ to stderr. Knows no verb.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,17 @@ def write_json(document: Any) -> None:
     """One JSON document on stdout, whole or not at all. Decimals, dates and paths are written as text."""
     sys.stdout.buffer.write(orjson.dumps(document, default=str, option=_OPTIONS))
     sys.stdout.buffer.flush()
+
+
+def finish() -> None:
+    """At the end: what cannot be written, to a full disk or a closed pipe, has been told or does not matter. Python
+    would try again, complain, and end with a code of its own."""
+    if sys.stdout is None:  # closed before the start
+        return
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_lines(records: Sequence[Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .device import ELEMENT_BYTES, Capability, DeviceProfile, Precision
+from .device import ELEMENT_BYTES, Capability, DeviceProfile, Precision, detect
 
 CPU_TOKENS = 1024
 """Measured with all-MiniLM-L6-v2 in fp32 on two cores, padded batches: 512 to 1024 tokens are fastest; 4096 lose 25 %
@@ -124,13 +124,19 @@ class T4MemoryManager:
     """The token budget of a device. Thread-safe."""
 
     def __init__(
-        self, profile: DeviceProfile, limits: MemoryLimits | None = None, *, free_bytes: int = 0, used_bytes: int = 0
+        self,
+        profile: DeviceProfile | None = None,
+        limits: MemoryLimits | None = None,
+        *,
+        free_bytes: int = 0,
+        used_bytes: int = 0,
     ) -> None:
-        """`free_bytes`: what batches could take now, model already loaded; 0 takes the total. `used_bytes`: what this
-        process has taken before, its model above all; that counts against its fraction."""
-        self._profile = profile
+        """Without `profile`, as the guides write it, that of this machine: a usable GPU, else the CPU. `free_bytes`:
+        what batches could take now, model already loaded; 0 takes the total. `used_bytes`: what this process has taken
+        before, its model above all; that counts against its fraction."""
+        self._profile = profile or detect()
         self._limits = limits or MemoryLimits()
-        self._free = free_bytes or profile.memory_bytes
+        self._free = free_bytes or self._profile.memory_bytes
         self._used = used_bytes
         self._lock = threading.RLock()  # `release` may be called by a finalizer, within anything
         self._most = CPU_TOKENS

@@ -147,6 +147,7 @@ def _toml(file: Path) -> dict[str, Any]:
         raise SettingsError(f"{file}: {_BEYOND_TOML}") from None
 
 
+_NO_SECTION = "must be a section, not a single value"
 _BEYOND_TOML = "not valid TOML: a number of thousands of digits, or hundreds of brackets within each other"
 """What Python's parser stumbles over without naming it."""
 
@@ -165,7 +166,7 @@ class _Layers:
         for depth, name in enumerate(path[:-1], start=1):
             inner = node.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise SettingsError(f"{self.origins[path[:depth]]}: {name}: must be a section, not a single value")
+                raise SettingsError(f"{self.origins[path[:depth]]}: {name}: {_NO_SECTION}")
             node = inner
         node[path[-1]] = value
         self.origins[path] = origin
@@ -199,7 +200,7 @@ class _Layers:
                 self.kept[variable.kept] = variable.read(text)
         except BadVariable as error:
             raise SettingsError(f"{origin}: {error}") from None
-        if variable.assign is None:
+        if not assigned:
             self.inert[variable.name] = variable.note
         for path, value in assigned.items():
             self.put(path, value, origin)
@@ -301,6 +302,8 @@ def _explained(error: ValidationError, origins: Mapping[SettingPath, str]) -> It
         where = f"{_origin(location, origins)}: {_shown(location)}"
         if fault["type"] == "extra_forbidden":
             yield f"{where}: unknown key{_suggestion(location)}"
+        elif fault["type"] == "model_type":
+            yield f"{where}: {_NO_SECTION}"
         else:
             yield f"{where}: {fault['msg'].removeprefix('Value error, ')}"
 

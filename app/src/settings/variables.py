@@ -150,7 +150,12 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 GUIDE_VARIABLES: tuple[Variable, ...] = (
-    Variable("GPU_DEVICE_ID", "sets embedding.device", _device_id, ("embedding", "device")),
+    Variable(
+        "GPU_DEVICE_ID",
+        "sets embedding.device; 0 changes nothing, for the first card is the default",
+        _device_id,
+        ("embedding", "device"),
+    ),
     Variable(
         "USE_GPU",
         "false sets embedding.device to cpu; true makes a missing GPU a warning, a metric and a fault in doctor",
