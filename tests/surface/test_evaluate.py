@@ -11,6 +11,7 @@ import pytest
 
 from app.src.evaluation.queries import read
 from app.src.evaluation.recall import proposal
+from app.src.evaluation.significance import Difference
 from connector.errors import ConfigurationError
 from connector.model import IndexUse
 from tests.adversity.scene import Scene
@@ -116,6 +117,19 @@ def test_figures_by_mode_and_what_changed(synced: Scene) -> None:
 
 
 @pytest.mark.covers("evaluate")
+@pytest.mark.parametrize("synced", ["local"], indirect=True)
+def test_progress_counts_queries(synced: Scene) -> None:
+    code, _, err = synced.cli("evaluate", "rows", "queries.jsonl", "--mode", "keyword", "--json")
+    assert code == 0, err
+    first = json.loads(err.splitlines()[0])
+    assert (first["collection"], first["done"], first["total"]) == ("rows", 1, 3)
+    assert "queries_per_second" in first
+    code, _, err = synced.cli("--output", "table", "evaluate", "rows", "queries.jsonl", "--mode", "keyword")
+    assert code == 0, err
+    assert "rows: 1 of 3 queries, " in err
+
+
+@pytest.mark.covers("evaluate")
 def test_an_index_against_exact_search(synced: Scene) -> None:
     code, out, err = synced.cli("evaluate", "rows", "--recall", "--queries", "8", "-k", "5", "--json")
     assert code == 0, err
@@ -150,14 +164,15 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "recall", "low", "says"),
+    ("used", "recall", "low", "queries", "says"),
     [
-        (False, 1.0, 1.0, "no index is used"),
-        (None, 1.0, 1.0, "no index is used"),
-        (True, 0.99, 0.97, "leave efSearch as it is"),
-        (True, 0.96, 0.90, "ask with more queries"),
-        (True, 0.80, 0.75, '{"efSearch":400}'),
+        (False, 1.0, 1.0, 100, "no index is used"),
+        (None, 1.0, 1.0, 100, "no index is used"),
+        (True, 0.99, 0.97, 100, "leave efSearch as it is"),
+        (True, 1.0, 1.0, 1, "ask with more queries (--queries): 1 are too few"),
+        (True, 0.96, 0.90, 100, "ask with more queries"),
+        (True, 0.80, 0.75, 100, '{"efSearch":400}'),
     ],
 )
-def test_what_is_proposed(used: bool | None, recall: float, low: float, says: str) -> None:
-    assert says in proposal(IndexUse(used, ""), recall, low, 10)
+def test_what_is_proposed(used: bool | None, recall: float, low: float, queries: int, says: str) -> None:
+    assert says in proposal(IndexUse(used, ""), Difference(recall, low, 1.0, 0.0, queries), 10)

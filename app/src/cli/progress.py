@@ -1,4 +1,4 @@
-"""Progress of a sync on stderr: a bar on a terminal, a JSON line every few seconds elsewhere."""
+"""Progress on stderr, of rows or of what else is counted: a bar on a terminal, a JSON line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class ProgressObserver(Protocol):
 
 
 @contextmanager
-def watched(collection: str) -> Iterator[ProgressObserver]:
-    """An observer that shows how far the collection is, until the block is left."""
+def watched(collection: str, unit: str = "rows") -> Iterator[ProgressObserver]:
+    """An observer that shows how far the collection is, until the block is left. `unit`: what is counted."""
     if not sys.stderr.isatty():
-        yield _Sentences(collection) if for_people(stderr=True) else _Lines(collection)
+        yield _Sentences(collection, unit) if for_people(stderr=True) else _Lines(collection, unit)
         return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]} rows/s"),
+        TextColumn(f"{{task.fields[rate]}} {unit}/s"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console(stderr=True), transient=True) as bars:
@@ -73,8 +73,9 @@ class _Bar(_Quiet):
 class _Lines(_Quiet):
     """For programs: one JSON object at the first row, then every few seconds."""
 
-    def __init__(self, collection: str) -> None:
+    def __init__(self, collection: str, unit: str) -> None:
         self._collection = collection
+        self._unit = unit
         self._rate = _Rate()
         self._next = 0.0
 
@@ -85,11 +86,13 @@ class _Lines(_Quiet):
         self._show(done, total, self._rate(done))
 
     def _show(self, done: int, total: int, rate: int) -> None:
-        line_on_stderr({"collection": self._collection, "done": done, "total": total, "rows_per_second": rate})
+        line_on_stderr(
+            {"collection": self._collection, "done": done, "total": total, f"{self._unit}_per_second": rate}
+        )
 
 
 class _Sentences(_Lines):
     """For people who read it in a file: --output table."""
 
     def _show(self, done: int, total: int, rate: int) -> None:
-        say(f"{self._collection}: {done:,} of {total:,} rows, {rate:,} rows/s")
+        say(f"{self._collection}: {done:,} of {total:,} {self._unit}, {rate:,} {self._unit}/s")

@@ -30,7 +30,9 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
     filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
-    mode: Annotated[str, typer.Option(help=f"{_MODES}.")] = "vector",
+    mode: Annotated[
+        str, typer.Option(help=f"{_MODES}. Hybrid finds most; the console and agents begin with it.")
+    ] = "vector",
     min_score: Annotated[
         float | None, typer.Option(help="Leave out hits below it; in mode hybrid it is a cosine, not the score shown.")
     ] = None,
