@@ -39,7 +39,7 @@ def watched(collection: str, unit: str = "rows") -> Iterator[ProgressObserver]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console(stderr=True), transient=True) as bars:
-        yield _Bar(bars, bars.add_task(collection, total=None, rate="-"))
+        yield _Bar(bars, bars.add_task(collection, total=None, rate="-"), collection)
 
 
 class _Rate:
@@ -61,13 +61,17 @@ class _Quiet:
 
 
 class _Bar(_Quiet):
-    def __init__(self, bars: Progress, task: TaskID) -> None:
+    """Rows count as they are read: when all are, the last ones of a sync are still to be embedded and written."""
+
+    def __init__(self, bars: Progress, task: TaskID, collection: str) -> None:
         self._bars = bars
         self._task = task
+        self._collection = collection
         self._rate = _Rate()
 
     def progress(self, done: int, total: int) -> None:
-        self._bars.update(self._task, completed=done, total=total, rate=f"{self._rate(done):,}")
+        told = self._collection if done < total else f"{self._collection}: finishing"
+        self._bars.update(self._task, completed=done, total=total, rate=f"{self._rate(done):,}", description=told)
 
 
 class _Lines(_Quiet):
