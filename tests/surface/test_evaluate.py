@@ -110,23 +110,26 @@ def test_figures_by_mode_and_what_changed(synced: Scene) -> None:
     same: dict[str, Any] = json.loads(out)["differences"]["hybrid"]["mrr"]
     assert (same["difference"], same["p"], same["queries"]) == (0, 1, 3)
 
-    code, out, _ = synced.cli("--output", "table", "evaluate", "rows", "queries.jsonl", "--mode", "keyword")
+    code, out, err = synced.cli("--output", "table", "evaluate", "rows", "queries.jsonl", "--mode", "keyword")
     assert code == 0
+    assert "rows: 1 of 3 queries, " in err
     assert "3 queries, k = 10" in out
     assert "nothing like it" in out
 
 
 @pytest.mark.covers("evaluate")
 @pytest.mark.parametrize("synced", ["local"], indirect=True)
-def test_progress_counts_queries(synced: Scene) -> None:
-    code, _, err = synced.cli("evaluate", "rows", "queries.jsonl", "--mode", "keyword", "--json")
+def test_progress_counts_queries_and_what_searches_say_is_told(synced: Scene) -> None:
+    with (synced.folder / "queries.jsonl").open("a") as file:
+        file.write('{"query": "pump 3", "relevant": [[3]], "filter": {"GRUP": "G0"}}\n')
+    code, out, err = synced.cli("evaluate", "rows", "queries.jsonl", "--mode", "keyword", "--json")
     assert code == 0, err
+    *_, note = json.loads(out)["notes"]
+    assert note.startswith('of line 4: "rows" declares no metadata named GRUP')
+    assert note in " ".join(err.split())
     first = json.loads(err.splitlines()[0])
-    assert (first["collection"], first["done"], first["total"]) == ("rows", 1, 3)
+    assert (first["collection"], first["done"], first["total"]) == ("rows", 1, 4)
     assert "queries_per_second" in first
-    code, _, err = synced.cli("--output", "table", "evaluate", "rows", "queries.jsonl", "--mode", "keyword")
-    assert code == 0, err
-    assert "rows: 1 of 3 queries, " in err
 
 
 @pytest.mark.covers("evaluate")

@@ -46,8 +46,10 @@ class _Rate:
     def __init__(self) -> None:
         self._start = time.monotonic()
 
-    def __call__(self, done: int) -> int:
-        return round(done / max(time.monotonic() - self._start, 1e-3))
+    def __call__(self, done: int) -> float:
+        """Below ten with one digit: "0 a second" would say that nothing moves."""
+        rate = done / max(time.monotonic() - self._start, 1e-3)
+        return round(rate) if rate >= 10 else round(rate, 1)
 
 
 class _Quiet:
@@ -89,7 +91,7 @@ class _Lines(_Quiet):
         self._next = time.monotonic() + _EVERY
         self._show(done, total, self._rate(done))
 
-    def _show(self, done: int, total: int, rate: int) -> None:
+    def _show(self, done: int, total: int, rate: float) -> None:
         line_on_stderr(
             {"collection": self._collection, "done": done, "total": total, f"{self._unit}_per_second": rate}
         )
@@ -98,5 +100,5 @@ class _Lines(_Quiet):
 class _Sentences(_Lines):
     """For people who read it in a file: --output table."""
 
-    def _show(self, done: int, total: int, rate: int) -> None:
+    def _show(self, done: int, total: int, rate: float) -> None:
         say(f"{self._collection}: {done:,} of {total:,} {self._unit}, {rate:,} {self._unit}/s")

@@ -65,8 +65,16 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     if json:
         output.write_json(hits)
         return
-    shown = [hit | {"text": output.shorten(hit["text"])} for hit in hits]
+    shown = [hit | {"text": _text(hit)} for hit in hits]
     output.table(f"{name}: {text or like}", shown, ("score", "key", "text", "metadata"), records=hits)
+
+
+def _text(hit: dict[str, Any]) -> str:
+    """A line for each passage, where several were asked for."""
+    passages = hit.get("passages") or []
+    if len(passages) < 2:
+        return output.shorten(hit["text"])
+    return "\n".join(f"{each['score']:.3f} {output.shorten(each['text'])}" for each in passages)
 
 
 @contextmanager
