@@ -78,7 +78,10 @@ def test_a_sync_is_seen_to_move(serve: Serve, source: Stepwise, open_page: Open)
     source.release(11)
     expect_done(page, 22)
     expect(page.locator(".job-words")).to_contain_text("rows/s")
-    assert page.evaluate(ALL_READ) == ["Sync running", "all 44 rows read · the last ones are being embedded and written"]
+    assert page.evaluate(ALL_READ) == [
+        "Sync running",
+        "all 44 rows read · the last ones are being embedded and written",
+    ]
     source.release(ALL)
     expect(page.locator("main").get_by_text("44 rows read: 44 unchanged.")).to_be_visible()
     expect(page.get_by_role("progressbar")).to_have_count(0)

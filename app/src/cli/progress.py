@@ -1,4 +1,4 @@
-"""Progress on stderr, of rows or of what else is counted: a bar on a terminal, a JSON line every few seconds elsewhere."""
+"""Progress on stderr, of rows or queries: a bar on a terminal, a JSON line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -92,9 +92,7 @@ class _Lines(_Quiet):
         self._show(done, total, self._rate(done))
 
     def _show(self, done: int, total: int, rate: float) -> None:
-        line_on_stderr(
-            {"collection": self._collection, "done": done, "total": total, f"{self._unit}_per_second": rate}
-        )
+        line_on_stderr({"collection": self._collection, "done": done, "total": total, f"{self._unit}_per_second": rate})
 
 
 class _Sentences(_Lines):

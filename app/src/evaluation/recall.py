@@ -87,13 +87,15 @@ def probe(
 
 
 def proposal(index: IndexUse, recall: Difference, k: int) -> str:
-    """What to do, by how much is found (as a difference to nothing). efSearch belongs to the index and is given when it is made, so each trial means building it anew."""
+    """What to do; `recall` as a difference to finding nothing. efSearch belongs to the index and is given when it is
+    made, so each trial means building it anew."""
     if index.used is not True:
         return "no index is used, so nothing is lost and there is nothing to set"
     if recall.low >= ENOUGH and recall.queries >= ENOUGH_QUERIES:
         return f"the index finds at least {recall.low:.1%} of the best {k}: leave efSearch as it is"
     if recall.difference >= ENOUGH:
-        return f"ask with more queries (--queries): {recall.queries} are too few to tell whether the index finds enough"
+        few = f"{recall.queries} are too few to tell whether the index finds enough"
+        return f"ask with more queries (--queries): {few}"
     larger = max(2 * DEFAULT_EF_SEARCH, 4 * k)
     return (
         f"the index finds {recall.difference:.1%} of the best {k}: make it anew with SEARCH CONFIGURATION "
