@@ -208,7 +208,7 @@ class _Choices:
         by_role: dict[Role, list[str]] = {}
         for column in table.columns:
             numbered = column.name in table.primary_key and _ITEM.search(f"{column.name} {column.comment}")
-            if nameable(column) and column.name not in texts and not numbered:
+            if nameable(column) and column.name not in texts and not numbered and column.name != _own_number(table):
                 by_role.setdefault(guess(column).role, []).append(column.name)
         wanted = [name for role in (Role.LANGUAGE, Role.CODE, Role.DATE) for name in by_role.get(role, [])]
         pairs = _pairs(table.columns, {*key, *texts})
@@ -277,6 +277,13 @@ def _plain(name: str) -> str:
 
 def client_column(table: Table) -> Column | None:
     return next((column for column in table.columns if guess(column).role is Role.CLIENT), None)
+
+
+def _own_number(table: Table) -> str | None:
+    """The column that identifies a row within its client: a filter by it could find that one row only."""
+    client = client_column(table)
+    rest = [name for name in table.primary_key if client is None or name != client.name]
+    return rest[0] if len(rest) == 1 else None
 
 
 def key_candidates(table: Table) -> list[tuple[str, ...]]:

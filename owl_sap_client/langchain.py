@@ -85,8 +85,8 @@ class OwlSapVectorStore(VectorStore):
     """A collection. Every collection can be searched and read; one with `documents = true` can be written too, others
     follow their table and refuse (Conflict).
 
-    Searches take `filter` (docs/search.md), `mode` and `min_score`. Scores are those of the service: in the mode vector
-    cosines, higher is nearer.
+    Searches take `filter` (docs/search.md), `mode` and `min_score` (in the mode hybrid a cosine too, not the score).
+    Scores are those of the service: in the mode vector cosines, higher is nearer.
     """
 
     def __init__(

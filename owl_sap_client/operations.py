@@ -81,9 +81,10 @@ def _given(**members: Any) -> dict[str, Any]:
 
 class SearchOptions(TypedDict, total=False):
     """`vector` or `like` instead of a query: near these numbers, or like the row of this id. `filter`:
-    `{"MTART": "FERT"}`, `{"WEIGHT": {"$gt": 10}}` (docs/search.md). `mmr_lambda`: hits that differ from each other,
-    from 1 (relevance alone) to 0. `passages`: so many matching chunks of each hit. `explain`: how hits were found.
-    `rerank`: whether by the service's reranker."""
+    `{"MTART": "FERT"}`, `{"WEIGHT": {"$gt": 10}}` (docs/search.md). `min_score`: hits below it are left out, by their
+    score in the modes vector and keyword, in hybrid by their cosine, which its score is not. `mmr_lambda`: hits that
+    differ from each other, from 1 (relevance alone) to 0. `passages`: so many matching chunks of each hit. `explain`:
+    how hits were found. `rerank`: whether by the service's reranker."""
 
     vector: Sequence[float] | None
     like: str | None

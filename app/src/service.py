@@ -108,7 +108,7 @@ class Service:
         self.documents = ClientDocuments(
             Writing(self.parts, self.metrics, self._generations, self.rights), self.spec, self._written
         )
-        self.evaluating = Evaluating(self._found_ids, self.spec, self.parts)
+        self.evaluating = Evaluating(self._found, self.spec, self.parts)
         self._searching = Searching(
             self.parts, self.metrics, self._stored, self._generations.query_embedder, Reranking(settings, self.metrics)
         )
@@ -524,11 +524,11 @@ class Service:
     def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
         return self.rights.visible(name, principal)
 
-    def _found_ids(
+    def _found(
         self, name: str, text: str, k: int, where: Filter | None, mode: Mode, rerank: bool | None
-    ) -> list[str]:
-        hits = self.search(name, text, k, where, SearchOptions(mode, rerank=rerank), principal=OPERATOR).hits
-        return stored_ids(self.spec(name), [hit.id for hit in hits])
+    ) -> tuple[list[str], list[str]]:
+        found = self.search(name, text, k, where, SearchOptions(mode, rerank=rerank), principal=OPERATOR)
+        return stored_ids(self.spec(name), [hit.id for hit in found.hits]), found.notes
 
     def embedder_of(self, name: str) -> EngineEmbedder:
         """The model of what serves. Raises ModelMismatch when it cannot be had."""

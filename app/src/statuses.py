@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.src.probes import choices
 from app.src.settings import Settings
 from connector.model import CollectionStatus
+from connector.schema import WRITTEN
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
@@ -44,11 +45,13 @@ def shown(status: CollectionStatus, lag: float | None) -> dict[str, Any]:
 
 
 def never_synced(name: str, settings: Settings) -> dict[str, Any]:
-    """0 rows and no table."""
+    """0 rows and no table; of a collection that clients write, that they do."""
     store = settings.store
     empty = dict.fromkeys(_KEYS) | dict.fromkeys(_NEVER_SYNCED, 0)
     schema = settings.store_schema if store.kind == "hana" else None
-    return empty | {"collection": name, "store": store.kind, "schema": schema}
+    by_clients = any(each.name == name and each.documents for each in settings.collections)
+    method = WRITTEN["method"] if by_clients else None
+    return empty | {"collection": name, "store": store.kind, "schema": schema, "method": method}
 
 
 EngineOf = Callable[[str], "EmbeddingEngine | None"]

@@ -183,6 +183,15 @@ def test_what_does_not_fit_says_where(client: Client) -> None:
     assert refused.value.errors[0]["where"] == "body.mode"
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search", "POST /v1/collections/{name}/sync", errors=True)
+def test_a_member_that_there_is_not_is_named_with_its_like(client: Client, served: Served) -> None:
+    with pytest.raises(owl_sap_client.Unprocessable, match=r'body.mmr_lamda: .* did you mean "mmr_lambda"'):
+        client.search("materials", "x", mmr_lamda=0.5)  # type: ignore[call-arg]
+    refused = served.http.post("/v1/collections/materials/sync", json={"quick": True})
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith("body.quick: there is no such member; there are: full, ")
+
+
 def test_the_asynchronous_client_does_the_same(served: Served) -> None:
     async def all_of_it() -> None:
         async with AsyncClient(served.url, retries=NEVER) as client:

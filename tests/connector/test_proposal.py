@@ -206,6 +206,12 @@ def test_key_columns_are_no_text_and_the_number_of_texts_is_bounded():
     assert "left out: TEXT_6, TEXT_7, TEXT_8" in proposal.reasons["template"]
 
 
+def test_the_number_of_a_row_is_no_filter():
+    columns = [column("MANDT", "NVARCHAR(3)"), column("TICKET", "NVARCHAR(10)"), TEXT, column("ERDAT", "NVARCHAR(8)")]
+    assert propose(table(*columns, key=("MANDT", "TICKET")), Facts()).metadata == ("ERDAT",)
+    assert propose(table(*columns, key=("MANDT", "TICKET", "ERDAT")), Facts()).metadata == ("TICKET", "ERDAT")
+
+
 def test_metadata_are_bounded_and_say_what_is_left_out():
     codes = [column(f"CODE{n}", "NVARCHAR(4)", "Code") for n in range(20)]
     proposal = propose(table(column("ID", "INTEGER"), TEXT, *codes, key=("ID",)), Facts())

@@ -23,6 +23,14 @@ ALL = 44
 """Rows of the shelf."""
 
 
+ALL_READ = """async () => {
+    const { jobLine } = await import("/console/jobs.js");
+    const job = { kind: "sync", state: "running", progress: { done: 44, total: 44 }, error: null, note: null };
+    return [...jobLine(job).querySelectorAll("span.job-state, span.job-words")].map((each) => each.textContent);
+}"""
+"""What is said of a job whose rows are all read. The embedder of tests is too fast to be seen at it."""
+
+
 class Stepwise(Shelf):
     """Gives a page, which is a row, for each step, once `held`."""
 
@@ -70,6 +78,10 @@ def test_a_sync_is_seen_to_move(serve: Serve, source: Stepwise, open_page: Open)
     source.release(11)
     expect_done(page, 22)
     expect(page.locator(".job-words")).to_contain_text("rows/s")
+    assert page.evaluate(ALL_READ) == [
+        "Sync running",
+        "all 44 rows read · the last ones are being embedded and written",
+    ]
     source.release(ALL)
     expect(page.locator("main").get_by_text("44 rows read: 44 unchanged.")).to_be_visible()
     expect(page.get_by_role("progressbar")).to_have_count(0)
@@ -227,13 +239,19 @@ def test_what_a_key_may_not_is_said_and_the_rest_is_shown(
 def test_a_collection_that_clients_write_has_nothing_to_sync(serve: Serve, open_page: Open, tmp_path: Path) -> None:
     blocks = settings_in(tmp_path).model_dump(mode="json", include={"collections"}, exclude_unset=True)["collections"]
     address = serve(collections=[*blocks, {"name": "notes", "documents": True}])
-    written = httpx.post(f"{address}/v1/collections/notes/documents", json={"documents": [{"text": "oil the gear"}]})
-    assert written.status_code == 200
     page = open_page(address, "#/collections")
     row = page.get_by_role("row").filter(has_text="notes")
-    expect(row).to_contain_text("written by clients")
+    expect(row).to_contain_text("written by clients")  # before anything was written, too
     expect(row.get_by_role("button")).to_have_count(0)
-    page.get_by_role("link", name="notes").click()
+    page.goto(f"{address}/#/search/notes")
+    expect(page.locator(".results")).to_contain_text("Nothing has been written into this collection yet")
+    document = {"text": "oil the gear", "metadata": {"plant": "1000"}}
+    written = httpx.post(f"{address}/v1/collections/notes/documents", json={"documents": [document]})
+    assert written.status_code == 200
+    page.reload()
+    expect(page.locator(".about")).to_have_text("1 row, written by clients")
+    expect(page.get_by_label("1000")).to_be_visible()  # its field can be filtered by
+    page.goto(f"{address}/#/collections/notes")
     expect(page.get_by_role("heading", level=1)).to_have_text("notes")
     expect(page.get_by_role("region", name="Last jobs")).to_be_visible()
     expect(page.get_by_role("button", name="Sync", exact=True)).to_have_count(0)

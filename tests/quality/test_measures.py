@@ -75,6 +75,27 @@ def test_a_difference_that_is_sure_and_one_that_is_not() -> None:
         paired([1.0], [])
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "p"),
+    [
+        ([0.0], [1.0], 1.0),
+        ([0.2], [0.2], 1.0),
+        ([0.0] * 3, [1.0] * 3, 0.25),
+        ([0.0] * 5, [1.0] * 5, 0.0625),
+        ([0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], 1.0),
+    ],
+)
+def test_few_queries_prove_nothing(before: list[float], after: list[float], p: float) -> None:
+    """Resamples of differences that are all alike do not scatter, so they alone would say p = 0."""
+    found = paired(before, after)
+    assert found.p == p
+    assert not found.sure
+
+
+def test_six_that_agree_are_sure() -> None:
+    assert paired([0.0] * 6, [1.0] * 6).sure
+
+
 def test_the_interval_is_the_normal_one_for_many() -> None:
     values = np.random.default_rng(1).standard_normal(400)
     found = paired([0.0] * 400, values.tolist())

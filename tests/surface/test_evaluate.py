@@ -11,6 +11,7 @@ import pytest
 
 from app.src.evaluation.queries import read
 from app.src.evaluation.recall import proposal
+from app.src.evaluation.significance import Difference
 from connector.errors import ConfigurationError
 from connector.model import IndexUse
 from tests.adversity.scene import Scene
@@ -109,10 +110,26 @@ def test_figures_by_mode_and_what_changed(synced: Scene) -> None:
     same: dict[str, Any] = json.loads(out)["differences"]["hybrid"]["mrr"]
     assert (same["difference"], same["p"], same["queries"]) == (0, 1, 3)
 
-    code, out, _ = synced.cli("--output", "table", "evaluate", "rows", "queries.jsonl", "--mode", "keyword")
+    code, out, err = synced.cli("--output", "table", "evaluate", "rows", "queries.jsonl", "--mode", "keyword")
     assert code == 0
+    assert "rows: 1 of 3 queries, " in err
     assert "3 queries, k = 10" in out
     assert "nothing like it" in out
+
+
+@pytest.mark.covers("evaluate")
+@pytest.mark.parametrize("synced", ["local"], indirect=True)
+def test_progress_counts_queries_and_what_searches_say_is_told(synced: Scene) -> None:
+    with (synced.folder / "queries.jsonl").open("a") as file:
+        file.write('{"query": "pump 3", "relevant": [[3]], "filter": {"GRUP": "G0"}}\n')
+    code, out, err = synced.cli("evaluate", "rows", "queries.jsonl", "--mode", "keyword", "--json")
+    assert code == 0, err
+    *_, note = json.loads(out)["notes"]
+    assert note.startswith('of line 4: "rows" declares no metadata named GRUP')
+    assert note in " ".join(err.split())
+    first = json.loads(err.splitlines()[0])
+    assert (first["collection"], first["done"], first["total"]) == ("rows", 1, 4)
+    assert "queries_per_second" in first
 
 
 @pytest.mark.covers("evaluate")
@@ -150,14 +167,15 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "recall", "low", "says"),
+    ("used", "recall", "low", "queries", "says"),
     [
-        (False, 1.0, 1.0, "no index is used"),
-        (None, 1.0, 1.0, "no index is used"),
-        (True, 0.99, 0.97, "leave efSearch as it is"),
-        (True, 0.96, 0.90, "ask with more queries"),
-        (True, 0.80, 0.75, '{"efSearch":400}'),
+        (False, 1.0, 1.0, 100, "no index is used"),
+        (None, 1.0, 1.0, 100, "no index is used"),
+        (True, 0.99, 0.97, 100, "leave efSearch as it is"),
+        (True, 1.0, 1.0, 1, "ask with more queries (--queries): 1 are too few"),
+        (True, 0.96, 0.90, 100, "ask with more queries"),
+        (True, 0.80, 0.75, 100, '{"efSearch":400}'),
     ],
 )
-def test_what_is_proposed(used: bool | None, recall: float, low: float, says: str) -> None:
-    assert says in proposal(IndexUse(used, ""), recall, low, 10)
+def test_what_is_proposed(used: bool | None, recall: float, low: float, queries: int, says: str) -> None:
+    assert says in proposal(IndexUse(used, ""), Difference(recall, low, 1.0, 0.0, queries), 10)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.src.cli.searching import _text
 from tests.emulator.process import Emulator, running
 from tests.surface.conftest import Run
 
@@ -117,3 +118,13 @@ def test_nothing_in_a_text_is_syntax_and_bad_filters_are_refused(search: Search)
     assert search("((", "--mode", "keyword", "--json").json == []
     bad = search("chair", "--mode", "hybrid", "--filter", '{"MTART": {"$foo": 1}}')
     assert (bad.code, "$foo" in bad.err) == (2, True)
+
+
+def test_a_table_shows_each_passage_with_its_score() -> None:
+    hit: dict[str, Any] = {
+        "text": "oil  pump",
+        "passages": [{"text": "oil  pump", "score": 0.81}, {"text": "a hose", "score": 0.2}],
+    }
+    assert _text(hit) == "0.810 oil pump\n0.200 a hose"
+    assert _text(hit | {"passages": hit["passages"][:1]}) == "oil pump"
+    assert _text({"text": "oil  pump"}) == "oil pump"

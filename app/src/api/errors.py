@@ -5,12 +5,14 @@ not meant for people.
 
 from __future__ import annotations
 
+import difflib
 import http
+import inspect
 import logging
 import math
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -233,7 +235,7 @@ def install(app: FastAPI, service: Service) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         found = cast("RequestValidationError", error).errors()
-        faults = [{"where": _where(fault["loc"]), "what": _what(fault)} for fault in found]
+        faults = [{"where": _where(fault["loc"]), "what": _unknown(request, fault) or _what(fault)} for fault in found]
         detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
         if "json" not in request.headers.get("content-type", "") and request.headers.get("content-length", "0") != "0":
             detail += "; send the header Content-Type: application/json"
@@ -281,6 +283,27 @@ def _what(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "json_invalid":
         return f"{message}: {context.get('error', 'not valid JSON')}"
     return message.removeprefix("Value error, ")
+
+
+def _unknown(request: Request, fault: Mapping[str, Any]) -> str | None:
+    """Of a member of the body that there is not: what it may have been meant to be."""
+    if fault["type"] != "extra_forbidden":
+        return None
+    told, members = "there is no such member", _members(request)
+    if len(fault["loc"]) != 2 or not members:  # further in it is another model's
+        return told
+    near = difflib.get_close_matches(str(fault["loc"][1]), members, n=1)
+    return f'{told}; did you mean "{near[0]}"?' if near else f"{told}; there are: {', '.join(members)}"
+
+
+def _members(request: Request) -> list[str]:
+    """Of the body that the endpoint takes; by convention that parameter has the name `body`, and may be optional."""
+    endpoint = getattr(request.scope.get("route"), "endpoint", None)
+    body = None if endpoint is None else inspect.signature(endpoint, eval_str=True).parameters.get("body")
+    if body is None:
+        return []
+    models = get_args(body.annotation) or (body.annotation,)
+    return [name for model in models for name in getattr(model, "model_fields", ())]
 
 
 def _where(location: tuple[Any, ...]) -> str:

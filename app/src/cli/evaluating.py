@@ -60,7 +60,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     earlier = None if against is None else _report(against)
     if earlier is not None:
         check_earlier(earlier, k)
-    with opened(loaded_for(ctx)) as service, watched(name) as observer:
+    with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
         report = service.evaluating.evaluate(name, Wanted(queries, modes, k, rerank), observer.progress).as_dict()
     if save is not None:
         _write(save, report)
@@ -78,7 +78,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
 
 
 def _recall(ctx: typer.Context, name: str, queries: int, k: int, json: bool) -> int:
-    with opened(loaded_for(ctx)) as service, watched(name) as observer:
+    with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
         try:
             report = service.evaluating.recall(name, queries, k, observer.progress).as_dict()
         except ValueError as error:

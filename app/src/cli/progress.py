@@ -1,4 +1,4 @@
-"""Progress of a sync on stderr: a bar on a terminal, a JSON line every few seconds elsewhere."""
+"""Progress on stderr, of rows or queries: a bar on a terminal, a JSON line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -26,28 +26,30 @@ class ProgressObserver(Protocol):
 
 
 @contextmanager
-def watched(collection: str) -> Iterator[ProgressObserver]:
-    """An observer that shows how far the collection is, until the block is left."""
+def watched(collection: str, unit: str = "rows") -> Iterator[ProgressObserver]:
+    """An observer that shows how far the collection is, until the block is left. `unit`: what is counted."""
     if not sys.stderr.isatty():
-        yield _Sentences(collection) if for_people(stderr=True) else _Lines(collection)
+        yield _Sentences(collection, unit) if for_people(stderr=True) else _Lines(collection, unit)
         return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]} rows/s"),
+        TextColumn(f"{{task.fields[rate]}} {unit}/s"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console(stderr=True), transient=True) as bars:
-        yield _Bar(bars, bars.add_task(collection, total=None, rate="-"))
+        yield _Bar(bars, bars.add_task(collection, total=None, rate="-"), collection)
 
 
 class _Rate:
     def __init__(self) -> None:
         self._start = time.monotonic()
 
-    def __call__(self, done: int) -> int:
-        return round(done / max(time.monotonic() - self._start, 1e-3))
+    def __call__(self, done: int) -> float:
+        """Below ten with one digit: "0 a second" would say that nothing moves."""
+        rate = done / max(time.monotonic() - self._start, 1e-3)
+        return round(rate) if rate >= 10 else round(rate, 1)
 
 
 class _Quiet:
@@ -61,20 +63,25 @@ class _Quiet:
 
 
 class _Bar(_Quiet):
-    def __init__(self, bars: Progress, task: TaskID) -> None:
+    """Rows count as they are read: when all are, the last ones of a sync are still to be embedded and written."""
+
+    def __init__(self, bars: Progress, task: TaskID, collection: str) -> None:
         self._bars = bars
         self._task = task
+        self._collection = collection
         self._rate = _Rate()
 
     def progress(self, done: int, total: int) -> None:
-        self._bars.update(self._task, completed=done, total=total, rate=f"{self._rate(done):,}")
+        told = self._collection if done < total else f"{self._collection}: finishing"
+        self._bars.update(self._task, completed=done, total=total, rate=f"{self._rate(done):,}", description=told)
 
 
 class _Lines(_Quiet):
     """For programs: one JSON object at the first row, then every few seconds."""
 
-    def __init__(self, collection: str) -> None:
+    def __init__(self, collection: str, unit: str) -> None:
         self._collection = collection
+        self._unit = unit
         self._rate = _Rate()
         self._next = 0.0
 
@@ -84,12 +91,12 @@ class _Lines(_Quiet):
         self._next = time.monotonic() + _EVERY
         self._show(done, total, self._rate(done))
 
-    def _show(self, done: int, total: int, rate: int) -> None:
-        line_on_stderr({"collection": self._collection, "done": done, "total": total, "rows_per_second": rate})
+    def _show(self, done: int, total: int, rate: float) -> None:
+        line_on_stderr({"collection": self._collection, "done": done, "total": total, f"{self._unit}_per_second": rate})
 
 
 class _Sentences(_Lines):
     """For people who read it in a file: --output table."""
 
-    def _show(self, done: int, total: int, rate: int) -> None:
-        say(f"{self._collection}: {done:,} of {total:,} rows, {rate:,} rows/s")
+    def _show(self, done: int, total: int, rate: float) -> None:
+        say(f"{self._collection}: {done:,} of {total:,} {self._unit}, {rate:,} {self._unit}/s")

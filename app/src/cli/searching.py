@@ -30,7 +30,9 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
     filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
-    mode: Annotated[str, typer.Option(help=f"{_MODES}.")] = "vector",
+    mode: Annotated[
+        str, typer.Option(help=f"{_MODES}. Hybrid finds most; the console and agents begin with it.")
+    ] = "vector",
     min_score: Annotated[
         float | None, typer.Option(help="Leave out hits below it; in mode hybrid it is a cosine, not the score shown.")
     ] = None,
@@ -63,8 +65,16 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     if json:
         output.write_json(hits)
         return
-    shown = [hit | {"text": output.shorten(hit["text"])} for hit in hits]
+    shown = [hit | {"text": _text(hit)} for hit in hits]
     output.table(f"{name}: {text or like}", shown, ("score", "key", "text", "metadata"), records=hits)
+
+
+def _text(hit: dict[str, Any]) -> str:
+    """A line for each passage, where several were asked for."""
+    passages = hit.get("passages") or []
+    if len(passages) < 2:
+        return output.shorten(hit["text"])
+    return "\n".join(f"{each['score']:.3f} {output.shorten(each['text'])}" for each in passages)
 
 
 @contextmanager

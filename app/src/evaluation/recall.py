@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from app.src.evaluation.significance import paired
+from app.src.evaluation.significance import Difference, paired
 from connector.model import IndexUse
 from connector.protocols import VectorStore
 
 ENOUGH = 0.95
 """Recall below which a larger efSearch is proposed."""
+ENOUGH_QUERIES = 30
+"""Fewer that find everything say nothing of the next: resamples of equal values do not scatter."""
 DEFAULT_EF_SEARCH = 200
 """HANA's own."""
 
@@ -80,21 +82,23 @@ def probe(
         round(float(np.mean(first)), 4),
         round(float(np.median(usual)) * 1000, 3),
         round(float(np.median(exact)) * 1000, 3),
-        proposal(index, interval.difference, interval.low, k),
+        proposal(index, interval, k),
     )
 
 
-def proposal(index: IndexUse, recall: float, low: float, k: int) -> str:
-    """What to do. efSearch belongs to the index and is given when it is made, so each trial means building it anew."""
+def proposal(index: IndexUse, recall: Difference, k: int) -> str:
+    """What to do; `recall` as a difference to finding nothing. efSearch belongs to the index and is given when it is
+    made, so each trial means building it anew."""
     if index.used is not True:
         return "no index is used, so nothing is lost and there is nothing to set"
-    if low >= ENOUGH:
-        return f"the index finds at least {low:.1%} of the best {k}: leave efSearch as it is"
-    if recall >= ENOUGH:
-        return "ask with more queries: too few to tell whether the index finds enough"
+    if recall.low >= ENOUGH and recall.queries >= ENOUGH_QUERIES:
+        return f"the index finds at least {recall.low:.1%} of the best {k}: leave efSearch as it is"
+    if recall.difference >= ENOUGH:
+        few = f"{recall.queries} are too few to tell whether the index finds enough"
+        return f"ask with more queries (--queries): {few}"
     larger = max(2 * DEFAULT_EF_SEARCH, 4 * k)
     return (
-        f"the index finds {recall:.1%} of the best {k}: make it anew with SEARCH CONFIGURATION "
+        f"the index finds {recall.difference:.1%} of the best {k}: make it anew with SEARCH CONFIGURATION "
         f"'{{\"efSearch\":{larger}}}' (HANA's default is {DEFAULT_EF_SEARCH}), and measure again; if that is not "
         "enough, with a larger M and efConstruction"
     )

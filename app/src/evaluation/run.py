@@ -15,13 +15,16 @@ from connector.errors import UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter
 
 _NAMED = 3
-"""Unknown rows that a note shows."""
+"""Unknown rows, or lines, that a note shows."""
+_SAID = 20
+"""Notes of searches that a report repeats."""
 
 Mode = Literal["vector", "keyword", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-Search = Callable[[str, str, int, Filter | None, Mode, bool | None], Sequence[str]]
-"""Collection, text, how many, filter, mode, whether to rerank: the ids of the hits, best first."""
+Search = Callable[[str, str, int, Filter | None, Mode, bool | None], tuple[Sequence[str], Sequence[str]]]
+"""Collection, text, how many, filter, mode, whether to rerank: the ids of the hits, best first, and what the search has
+to say of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,11 @@ class Wanted:
     modes: tuple[Mode, ...] = MODES
     k: int = 10
     rerank: bool | None = None
+
+
+def _lines(numbers: set[int]) -> str:
+    shown = ", ".join(map(str, sorted(numbers)[:_NAMED]))
+    return f"line {shown}" if len(numbers) == 1 else f"lines {shown}" + ", ..." * (len(numbers) > _NAMED)
 
 
 def _silent(done: int, total: int) -> None:
@@ -52,8 +60,13 @@ class Evaluating:
         spec, stored = self._spec(name), self._stored(name)
         queries = read(wanted.file, stored.key or spec.key)
 
+        said: dict[str, set[int]] = {}
+
         def ask(query: LabelledQuery, mode: Mode, count: int) -> Sequence[str]:
-            return self._search(name, query.text, count, query.where, mode, wanted.rerank)
+            ids, told = self._search(name, query.text, count, query.where, mode, wanted.rerank)
+            for each in told:
+                said.setdefault(each, set()).add(query.line)
+            return ids
 
         missing = self._missing(name, queries)
         notes = []
@@ -70,6 +83,7 @@ class Evaluating:
             "rows": stored.rows,
         }
         outcomes = evaluate(queries, wanted.modes, wanted.k, ask, progress)
+        notes += [f"of {_lines(lines)}: {each}" for each, lines in said.items()][:_SAID]
         return Evaluation(subject, wanted.k, outcomes, len(missing), notes)
 
     def recall(self, name: str, queries: int = 100, k: int = 10, progress: Progress = _silent) -> RecallReport:

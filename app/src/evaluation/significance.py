@@ -15,7 +15,8 @@ _BLOCK = 500
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Of two means over the same queries, second minus first. `low`, `high`: 95 % of the resamples lie between them.
-    `p`: how often a resample centred on no difference is at least so far off (two-sided); a hint, no proof."""
+    `p`: how often a resample centred on no difference is at least so far off (two-sided), and never less than so many
+    queries can show: the chance that all that differ do so in the same direction. A hint, no proof."""
 
     difference: float
     low: float
@@ -48,4 +49,5 @@ def paired(first: Sequence[float], second: Sequence[float], resamples: int = RES
     observed = float(differences.mean())
     low, high = np.percentile(means, [2.5, 97.5])
     far = np.abs(means - observed) >= abs(observed) - 1e-12
-    return Difference(observed, float(low), float(high), float(far.mean()), count)
+    least = min(1.0, 2.0 * 0.5 ** np.count_nonzero(differences))
+    return Difference(observed, float(low), float(high), max(float(far.mean()), least), count)

@@ -105,7 +105,7 @@ class FoundRow(OfRows):
 
 class Freshness(BaseModel):
     collection: str
-    state: Literal["never synced", "synced"]
+    state: Literal["never synced", "synced", "written by clients"]
     rows: int | None = Field(description="How many it holds; null where who asks may not see all of them.")
     last_sync: str | None = Field(description="UTC.")
     lag_seconds: float | None = Field(description="How far it is behind the source, as far as is known.")

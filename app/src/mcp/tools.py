@@ -307,8 +307,9 @@ class Tools:
 
     def _freshness(self, status: Mapping[str, Any], principal: Principal) -> dict[str, Any]:
         same = ("collection", "last_sync", "lag_seconds", "next_sync", "stale_since")
+        state = "never synced" if status["model"] is None else "synced"
         return {name: status[name] for name in same} | {
-            "state": "never synced" if status["model"] is None else "synced",
+            "state": "written by clients" if status["method"] == "documents" else state,
             "rows": status["rows"] if self._sees_all(status, principal) else None,
         }
 

@@ -71,15 +71,16 @@ export function liveJob(job, { announce, over, gone = () => {}, signal }) {
 
   function show() {
     const { done = 0, total = 0 } = record.progress ?? {};
-    if (total > 0) {
+    const reading = !readToTheEnd(record);
+    if (total > 0 && reading) {
       bar.max = total;
       bar.value = Math.min(done, total);
     } else {
       bar.removeAttribute("value");
     }
-    const speed = record.state === "running" ? rate.perSecond() : null;
+    const speed = record.state === "running" && reading ? rate.perSecond() : null;
     const parts = [
-      total > 0 && `${number(done)} of ${many(total, "row")} (${percent(done / total)})`,
+      far(record),
       speed && `${speed < 10 ? measure(speed) : number(Math.round(speed))} rows/s`,
       speed && total > done && `about ${duration((total - done) / speed)} left`,
       record.error ?? record.note,
@@ -143,8 +144,6 @@ export function liveJob(job, { announce, over, gone = () => {}, signal }) {
 
 /** A job that goes on, as its record tells it now. */
 export function jobLine(job) {
-  const { done = 0, total = 0 } = job.progress ?? {};
-  const far = total > 0 ? `${number(done)} of ${many(total, "row")} (${percent(done / total)})` : null;
   return h(
     "div",
     { class: "job-live" },
@@ -152,9 +151,24 @@ export function jobLine(job) {
       "div",
       { class: "job-line" },
       h("span", { class: "job-state" }, `${kindOf(job)} `, stateBadge(job)),
-      h("span", { class: "job-words" }, [far, job.error ?? job.note].filter(Boolean).join(" · ")),
+      h("span", { class: "job-words" }, [far(job), job.error ?? job.note].filter(Boolean).join(" · ")),
     ),
   );
+}
+
+/** Progress counts rows as they are read; of a sync the last ones are still to be embedded and written then. */
+function readToTheEnd(job) {
+  const { done = 0, total = 0 } = job.progress ?? {};
+  return job.state === "running" && total > 0 && done >= total;
+}
+
+/** How far it is; null where nobody knows. */
+function far(job) {
+  const { done = 0, total = 0 } = job.progress ?? {};
+  if (total === 0) return null;
+  if (!readToTheEnd(job)) return `${number(done)} of ${many(total, "row")} (${percent(done / total)})`;
+  const rest = ["sync", "build"].includes(job.kind) ? "the last ones are being embedded and written" : "finishing";
+  return `all ${many(total, "row")} read · ${rest}`;
 }
 
 /** What became of a job, in one sentence. */

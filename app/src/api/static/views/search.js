@@ -2,8 +2,10 @@
 
 import { get, post } from "../api.js";
 import { fill, h } from "../dom.js";
+import { many } from "../figures.js";
 import { shortcut } from "../keys.js";
 import { ago, failure, loading, note, number } from "../parts.js";
+import { isEmpty, writtenByClients } from "./collection/freshness.js";
 import { chips, filterPanel } from "./search/filters.js";
 import { searchForm } from "./search/form.js";
 import { counted, results } from "./search/hits.js";
@@ -72,8 +74,10 @@ class Page {
   describe() {
     const found = this.collections.find((each) => each.collection === this.state.collection);
     if (found === undefined) fill(this.about);
-    else if (found.last_sync === null) fill(this.about, "not synced yet");
-    else fill(this.about, `${number(found.rows)} rows, synced `, ago(found.last_sync));
+    else if (writtenByClients(found)) fill(this.about, `${many(found.rows, "row")}, written by clients`);
+    else if (isEmpty(found)) fill(this.about, "not synced yet");
+    else if (found.last_sync === null) fill(this.about, `${many(found.rows, "row")}, the first sync is not complete`);
+    else fill(this.about, `${many(found.rows, "row")}, synced `, ago(found.last_sync));
   }
 
   showChips() {
@@ -91,9 +95,9 @@ class Page {
     const { collection } = this.state;
     const path = `/v1/collections/${encodeURIComponent(collection)}/fields`;
     const about = this.collections.find((each) => each.collection === collection);
-    if (about === undefined || about.last_sync === null) {
+    if (about === undefined || isEmpty(about)) {
       this.paneled = null;
-      fill(this.filters, h("p", { class: "muted small" }, "Once rows are synced, their fields stand here."));
+      fill(this.filters, h("p", { class: "muted small" }, "Once there are rows, their fields stand here."));
       return;
     }
     if (!this.known.has(collection)) {
@@ -152,7 +156,8 @@ class Page {
   start() {
     const found = this.collections.find((each) => each.collection === this.state.collection);
     if (found === undefined) return note("error", `There is no collection ${this.state.collection}.`);
-    if (found.last_sync === null) return note("warning", "Nothing has been synced into this collection yet, so nothing can be found: ", h("code", null, `owl-sap sync ${found.collection}`));
+    if (isEmpty(found) && writtenByClients(found)) return note("info", "Nothing has been written into this collection yet. Clients write it, over REST or LangChain.");
+    if (isEmpty(found)) return note("warning", "Nothing has been synced into this collection yet, so nothing can be found: ", h("code", null, `owl-sap sync ${found.collection}`));
     return h("div", { class: "card empty" }, h("p", null, "Say what you are looking for in your own words, in whatever language the rows are in, or type a number or a code."), h("p", { class: "small" }, "Press ", h("kbd", null, "/"), " to get to the search box from anywhere on this page."));
   }
 }

@@ -10,9 +10,14 @@ export function placeOf(name) {
   return `/v1/collections/${encodeURIComponent(name)}`;
 }
 
-/** There is no table behind it, so nothing to sync or to compare with. Known once something has been written. */
+/** There is no table behind it, so nothing to sync or to compare with. */
 export function writtenByClients(collection) {
   return collection.method === "documents";
+}
+
+/** Nothing has come to its end yet, and nothing is there: rows of a first sync that goes on can be found already. */
+export function isEmpty(collection) {
+  return collection.last_sync === null && collection.rows === 0;
 }
 
 /** When it was last complete, and what is wrong about that. */

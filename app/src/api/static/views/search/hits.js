@@ -11,7 +11,7 @@ let made = 0;
 const SCORES = {
   vector: "Cosine of the angle between query and text: 1 is the same meaning, 0 none in common.",
   keyword: "BM25: rare words that are found count more than frequent ones. Compares within this answer only.",
-  hybrid: "Nearness in meaning and the words that are found, in one score. Compares within this answer only.",
+  hybrid: "Nearness in meaning, -1 to 1, and up to 0.5 for the words that are found. Compares within this answer only.",
 };
 
 /** `found`: the answer of the service. `more(id)` shows rows like that one. */
