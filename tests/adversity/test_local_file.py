@@ -134,17 +134,18 @@ def locked(file: Path) -> Iterator[None]:
 @pytest.mark.proves(17)
 def test_a_file_that_another_process_has_locked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing waits a bounded time and says which file it waited for; searching and looking go on."""
-    monkeypatch.setattr(sqlite_file, "BUSY_SECONDS", 0.2)
     scene.sync()
     before = scene.content()
     scene.run("""UPDATE "ROWS" SET "TXT" = 'changed' WHERE "K" < 5""")
-    ends = scene.ends()
-    with locked(file_of(scene)):
-        with pytest.raises(TransactionRolledBack, match=r"vectors\.sqlite was locked by another writer"):
-            scene.sync(ends)
-        assert scene.content(ends.store) == before
-        hits = ends.store.search(NAME, ends.embedder.embed_query("pump 50 of plant 1"), 1, None)
-        assert hits[0].id == "[50]"
+    with monkeypatch.context() as hasty:
+        hasty.setattr(sqlite_file, "BUSY_SECONDS", 0.2)
+        ends = scene.ends()
+        with locked(file_of(scene)):
+            with pytest.raises(TransactionRolledBack, match=r"vectors\.sqlite was locked by another writer"):
+                scene.sync(ends)
+            assert scene.content(ends.store) == before
+            hits = ends.store.search(NAME, ends.embedder.embed_query("pump 50 of plant 1"), 1, None)
+            assert hits[0].id == "[50]"
     assert scene.converges().upserted == 5
 
 
