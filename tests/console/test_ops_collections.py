@@ -182,7 +182,7 @@ def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_p
 def test_generations_are_switched_and_dropped(serve: Serve, open_page: Open) -> None:
     address = serve()
     place = f"{address}/v1/collections/materials/generations"
-    assert httpx.post(place, json={"action": "build"}).status_code == 202
+    assert httpx.post(place, json={"action": "build"}, timeout=60).status_code == 202
     page = open_page(address, "#/collections/materials")
     part = page.get_by_role("region", name="Generations")
 
@@ -227,7 +227,9 @@ def test_what_a_key_may_not_is_said_and_the_rest_is_shown(
 def test_a_collection_that_clients_write_has_nothing_to_sync(serve: Serve, open_page: Open, tmp_path: Path) -> None:
     blocks = settings_in(tmp_path).model_dump(mode="json", include={"collections"}, exclude_unset=True)["collections"]
     address = serve(collections=[*blocks, {"name": "notes", "documents": True}])
-    written = httpx.post(f"{address}/v1/collections/notes/documents", json={"documents": [{"text": "oil the gear"}]})
+    written = httpx.post(
+        f"{address}/v1/collections/notes/documents", json={"documents": [{"text": "oil the gear"}]}, timeout=60
+    )
     assert written.status_code == 200
     page = open_page(address, "#/collections")
     row = page.get_by_role("row").filter(has_text="notes")

@@ -166,7 +166,7 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
         try:
             yield process
             process.terminate()
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=60)
             told = [line for line in (errors or "").splitlines() if not line.startswith(("Console: ", "REST: "))]
             assert (process.returncode, told) == (0, [])
         finally:

@@ -221,7 +221,7 @@ def typed(folder: Path, arguments: list[str], answers: list[tuple[str, str]], **
         start_new_session=True,
     )
     os.close(follower)
-    screen, waiting, deadline = "", list(answers), time.monotonic() + 30
+    screen, waiting, deadline = "", list(answers), time.monotonic() + 120
     try:
         while time.monotonic() < deadline:
             if select.select([leader], [], [], 0.05)[0]:
@@ -233,7 +233,7 @@ def typed(folder: Path, arguments: list[str], answers: list[tuple[str, str]], **
             if waiting and waiting[0][0] in screen and hidden == waiting[0][0].startswith("Password"):
                 os.write(leader, (waiting.pop(0)[1] + "\n").encode())
         assert time.monotonic() < deadline, screen
-        return child.wait(20), screen
+        return child.wait(60), screen
     finally:
         os.close(leader)
         with suppress(ProcessLookupError):
