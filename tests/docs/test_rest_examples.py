@@ -87,7 +87,7 @@ class Stage:
 
 
 def _until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
