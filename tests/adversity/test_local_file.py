@@ -169,6 +169,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.proves(16)
+@pytest.mark.xdist_group("nobody")  # as the one of tests/connector/test_plan.py, and never beside it
 def test_a_folder_in_which_nothing_may_be_written(scene: Scene) -> None:
     scene.sync()
     before = scene.content()

@@ -409,7 +409,7 @@ async def test_who_may_write_can_start_a_sync(ground: Ground) -> None:
         started = await client.call_tool("start_sync", {"collection": "free", "full": True})
         assert not started.is_error, said(started)
         assert ground.service.jobs.get(started.structured_content["job"]).request["owner"].startswith("agent-")
-        for _ in range(200):
+        for _ in range(3000):
             if ground.service.jobs.get(started.structured_content["job"]).over:
                 break
             await anyio.sleep(0.02)
