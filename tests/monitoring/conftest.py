@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -28,6 +27,7 @@ from app.src.metrics import CONTENT_TYPE, Metrics
 from tests.adversity.scene import NAME, Scene
 from tests.emulator.process import Emulator
 from tests.monitoring.names import PROMETHEUS, ROOT, read_yaml
+from tests.ports import free_port
 from tests.surface.conftest import hashing as hashing
 from tests.surface.conftest import make_scene as make_scene
 
@@ -151,12 +151,6 @@ def configuration(folder: Path, token: str, targets: dict[str, list[str]]) -> Pa
     with path.open("w", encoding="utf-8") as file:
         YAML(typ="safe").dump(config, file)
     return path
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 @contextmanager
