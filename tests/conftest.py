@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.emulator.process import Emulator, running
 
 _schemas = itertools.count(1)
-settings.register_profile("hurry", phases=(Phase.explicit, Phase.generate))
+CALM = settings(settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""How long an example took says what else the machine does; Hypothesis' own profile for CI sees it so too."""
+settings.register_profile("calm", CALM)
+settings.load_profile("calm")
+settings.register_profile("hurry", CALM, phases=(Phase.explicit, Phase.generate))
 """For scripts/mutations: a failing example is not made smaller."""
 
 UNTIL = float(os.environ.get("OWL_TESTS_UNTIL", "inf"))

@@ -49,7 +49,7 @@ from connector.stores.local_schema import SCHEMA
 from connector.stores.local_search import CollectionIndex, Search, answering
 from connector.stores.local_writer import Writer
 from connector.stores.records import ModelStamp
-from connector.stores.sqlite_file import SqliteFile
+from connector.stores.sqlite_file import SqliteFile, undamaged
 
 FILE = "vectors.sqlite"
 PAGE = 2000
@@ -261,10 +261,11 @@ class LocalStore:
                 "ORDER BY document",
                 (_known(db, collection).id,),
             ).fetchall()
-        return [
-            QuarantinedRow(id_, stage, reason, attempts, datetime.fromisoformat(seen), digest)
-            for id_, stage, reason, attempts, seen, digest in rows
-        ]
+            with undamaged("the list of rows that are set aside"):
+                return [
+                    QuarantinedRow(id_, stage, reason, attempts, datetime.fromisoformat(seen), digest)
+                    for id_, stage, reason, attempts, seen, digest in rows
+                ]
 
     def status(self, collection: str) -> CollectionStatus | None:
         with self._file.read() as db:
@@ -433,15 +434,16 @@ def _find(db: sqlite3.Connection, name: str) -> _Collection | None:
     if row is None:
         return None
     id_, generation, model, fingerprint, dimension, names, checkpoint, last_sync = row
-    moment = datetime.fromisoformat(last_sync) if last_sync else None
-    return _Collection(
-        id_,
-        name,
-        generation,
-        ModelStamp(model, fingerprint, dimension),
-        json.loads(names),
-        records.checkpoint_of(checkpoint, moment),
-    )
+    with undamaged("what is recorded of a collection"):
+        moment = datetime.fromisoformat(last_sync) if last_sync else None
+        return _Collection(
+            id_,
+            name,
+            generation,
+            ModelStamp(model, fingerprint, dimension),
+            json.loads(names),
+            records.checkpoint_of(checkpoint, moment),
+        )
 
 
 def _known(db: sqlite3.Connection, name: str) -> _Collection:

@@ -27,7 +27,7 @@ from connector.stores.generation_rules import (
 )
 from connector.stores.lease import lost
 from connector.stores.records import ModelStamp
-from connector.stores.sqlite_file import SqliteFile
+from connector.stores.sqlite_file import SqliteFile, undamaged
 
 DELETE_PAGE = 5000
 """Records deleted in one transaction: other writers wait no longer than that takes."""
@@ -201,20 +201,21 @@ def _generation(db: sqlite3.Connection, collection: str, row: _Row, counted: boo
     if counted:
         sql = "SELECT count(DISTINCT document) FROM records WHERE collection = ?"
         (rows,) = db.execute(sql, (row.id,)).fetchone()
-    return Generation(
-        name=row.name,
-        number=row.number,
-        state=row.state,
-        model=row.stamp.id,
-        fingerprint=row.stamp.fingerprint,
-        dimension=row.stamp.dimension,
-        table="records",
-        rows=rows,
-        created=_moment(row.created),
-        retired=_moment(row.retired),
-        last_sync=_moment(row.last_sync),
-        recipe=records.recipe_of(collection, row.spec),
-    )
+    with undamaged("what is recorded of a generation"):
+        return Generation(
+            name=row.name,
+            number=row.number,
+            state=row.state,
+            model=row.stamp.id,
+            fingerprint=row.stamp.fingerprint,
+            dimension=row.stamp.dimension,
+            table="records",
+            rows=rows,
+            created=_moment(row.created),
+            retired=_moment(row.retired),
+            last_sync=_moment(row.last_sync),
+            recipe=records.recipe_of(collection, row.spec),
+        )
 
 
 def _now() -> str:

@@ -25,6 +25,19 @@ from connector.errors import (
 BUSY_SECONDS = 30.0
 
 
+class Damaged(Exception):
+    """What stands in the file cannot be what was written. Inside a transaction it becomes StoreCorrupt."""
+
+
+@contextmanager
+def undamaged(what: str) -> Iterator[None]:
+    """Around the reading of what was written as text: SQLite does not know that a bit of it has changed."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise Damaged(f"{what} cannot be read") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """`application_id` marks files as ours. `migrations[i]` is a script that leads from version i to i + 1."""
@@ -236,6 +249,8 @@ class SqliteFile:
             raise self._error(error) from None
         except OSError as error:
             raise self._unusable(error) from None
+        except Damaged as error:
+            raise self._corrupt(str(error)) from None
 
     def _error(self, error: sqlite3.Error) -> ConnectorError:
         # Text of SQLite's own, never of the data: these messages name no value.

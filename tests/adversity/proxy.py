@@ -88,7 +88,7 @@ class Proxy:
             link.cut()
         for link in self._links:
             for thread in link.threads:
-                thread.join(5)
+                thread.join(30)
             for end in (link.client, link.server):
                 end.close()
 
@@ -106,7 +106,7 @@ class Proxy:
             except OSError:
                 return
             try:
-                server = socket.create_connection(self._target, timeout=5)
+                server = socket.create_connection(self._target, timeout=30)
             except OSError:  # the stand-in is down: so is the line
                 client.close()
                 continue

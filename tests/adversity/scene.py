@@ -35,8 +35,11 @@ PAGE = 20
 ROWS = 120
 """Six pages; every tenth row is long and becomes several chunks, every 30th is empty."""
 EMPTY = ROWS // 30
-QUICK = LeaseTimes(ttl=1, renew=0.2, poll=0.02)
+PATIENT = LeaseTimes(ttl=60, renew=5, poll=0.02)
+"""Nobody loses a lease because the machine did something else for a while; `expire_lease` is for who must."""
 HASTY = RetryPolicy(attempts=4, first_wait=0.01, longest_wait=0.05)
+PERSISTENT = RetryPolicy(attempts=50, first_wait=0.01, longest_wait=0.05)
+"""For timeouts so short that a busy machine meets them now and then."""
 ENVIRONMENT = {
     name: value
     for name, value in os.environ.items()
@@ -108,7 +111,7 @@ class Scene:
         )
         return self._stack.enter_context(HanaPool(login, retry=more.pop("retry", HASTY), **more))
 
-    def store(self, port: int | None = None, times: LeaseTimes = QUICK, **more: Any) -> VectorStore:
+    def store(self, port: int | None = None, times: LeaseTimes = PATIENT, **more: Any) -> VectorStore:
         if self.kind == "hana":
             return HanaStore(self.pool(port, **more), self.schema, lease_times=times)
         store = LocalStore(self.folder / "vectors", lease_times=times)

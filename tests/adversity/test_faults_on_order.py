@@ -20,7 +20,7 @@ from connector.errors import (
     Unavailable,
 )
 from connector.retry import RetryPolicy
-from tests.adversity.scene import EMPTY, ROWS, Scene
+from tests.adversity.scene import EMPTY, PERSISTENT, ROWS, Scene
 
 READS = r'SELECT .* FROM "TEST_\d+"\."ROWS"'
 WRITES = r"INSERT INTO .*OWL_ROWS_G1"
@@ -105,7 +105,7 @@ def test_slow_packets(broken: Scene) -> None:
 @pytest.mark.proves(3)
 def test_a_statement_that_takes_longer_than_the_timeout(broken: Scene) -> None:
     order(broken, match=READS, action="delay", seconds=3, skip=1, count=1)
-    report = broken.sync(broken.ends(communication_timeout=0.5))
+    report = broken.sync(broken.ends(communication_timeout=0.5, retry=PERSISTENT))
     assert (report.read, hits(broken)) == (ROWS, 1)
     broken.converges()
 

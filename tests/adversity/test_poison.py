@@ -26,7 +26,7 @@ from connector.stores.local import LocalStore
 from connector.sync import Ends, SyncOptions, sync
 from connector.verify import verify
 from tests.adversity.proxy import COMMIT, Fault, Proxy, Strike
-from tests.adversity.scene import EMPTY, NAME, QUICK, ROWS, Scene
+from tests.adversity.scene import EMPTY, NAME, PATIENT, ROWS, Scene
 
 FULL = ROWS - EMPTY
 
@@ -325,7 +325,7 @@ def test_rows_that_a_table_refuses_are_found_by_halves(scene: Scene) -> None:
     condition = """ADD CONSTRAINT "MINE" CHECK ("SRC_KEY" NOT IN ('[5]', '[50]', '[51]'))"""
     scene.run(f'ALTER TABLE "{scene.schema}"."OWL_ROWS_G1" {condition}')
     sent: list[str] = []
-    store = HanaStore(scene.pool(on_statement=sent.append), scene.schema, lease_times=QUICK)
+    store = HanaStore(scene.pool(on_statement=sent.append), scene.schema, lease_times=PATIENT)
     report = scene.sync(Ends(ends.source, store, scene.embedder), page_rows=ROWS, window=ROWS)
     assert (report.upserted, report.quarantined) == (FULL - 3, 3)
     entries = store.quarantine(NAME)

@@ -21,13 +21,13 @@ import pytest
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.parts import EngineEmbedder
 from tests.adversity.scene import NAME, Scene
-from tests.adversity.test_faults_on_order import order
+from tests.adversity.test_faults_on_order import hits, order
 from tests.emulator.process import Emulator
 
 ALLOWED, MARGIN = 1.5, 2.0
 """Seconds: the setting, and what closing may take beyond it."""
-BUSY = 3.0
-"""... and for a machine that does other things too."""
+BUSY = 15.0
+"""... and for a machine that does other things too. What hangs would do so for a minute."""
 SLOW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1", "OWL_SAP_STATE__PATH": "state"}
 
 
@@ -42,8 +42,8 @@ def scene(emulator: Emulator, hana_schema: str, tmp_path: Path) -> Iterator[Scen
 
 
 @contextmanager
-def serving(scene: Scene) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    variables = SLOW | {"OWL_SAP_API__SHUTDOWN_SECONDS": str(ALLOWED)}
+def serving(scene: Scene, allowed: float = ALLOWED) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    variables = SLOW | {"OWL_SAP_API__SHUTDOWN_SECONDS": str(allowed)}
     with scene.spawn("serve", "--port", "0", env=variables) as process:
         assert process.stdout is not None
         try:
@@ -65,13 +65,13 @@ def hanging(scene: Scene, client: httpx.Client) -> tuple[threading.Thread, list[
     order(scene, match=r"FROM SYS\.TABLES", action="delay", seconds=60)
     thread = threading.Thread(target=ask)
     thread.start()
-    time.sleep(0.3)
+    until(lambda: hits(scene) == 1)
     assert not answers
     return thread, answers
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -80,7 +80,7 @@ def until(condition: Callable[[], bool]) -> None:
 def ended(process: subprocess.Popen[str]) -> float:
     start = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     return time.monotonic() - start
 
 
@@ -102,8 +102,8 @@ def test_everything_at_once(scene: Scene) -> None:
             assert seconds < ALLOWED + MARGIN + BUSY
             answer = slow.recv(65_536)
             assert answer == b"" or answer.startswith(b"HTTP/1.1 503"), answer
-        waiting.join(10)
-        following.join(10)
+        waiting.join(60)
+        following.join(60)
         assert not following.is_alive()
         assert [answer.status_code for answer in answers] == [503]
         assert "the service is ending" in answers[0].json()["detail"]
@@ -141,7 +141,7 @@ def slow_body(client: httpx.Client) -> Iterator[socket.socket]:
 
 
 def test_a_request_that_ends_in_time_gets_its_answer(scene: Scene) -> None:
-    with serving(scene) as (process, client):
+    with serving(scene, allowed=50) as (process, client):
         answers: list[Any] = []
         order(scene, match=r"FROM SYS\.TABLES", action="delay", seconds=0.6)
 
@@ -151,7 +151,7 @@ def test_a_request_that_ends_in_time_gets_its_answer(scene: Scene) -> None:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        time.sleep(0.2)
-        assert ended(process) < ALLOWED + BUSY, "nothing hangs, so nothing is waited for"
-        thread.join(10)
+        until(lambda: hits(scene) == 1)
+        assert ended(process) < 30, "nothing hangs, so nothing is waited for"
+        thread.join(60)
         assert answers == [200]

@@ -15,9 +15,10 @@ from connector.errors import LeaseLost
 from connector.model import ChangeSet, Checkpoint
 from connector.stores.lease import LeaseTimes
 from connector.sync import Ends
-from tests.adversity.scene import EMPTY, NAME, QUICK, ROWS, Scene, WatchedSource
+from tests.adversity.scene import EMPTY, NAME, ROWS, Scene, WatchedSource
 
 FULL = ROWS - EMPTY
+QUICK = LeaseTimes(ttl=1, renew=0.2, poll=0.02)
 
 
 def test_two_syncs_of_one_collection_add_up(scene: Scene) -> None:
@@ -30,7 +31,7 @@ def test_two_syncs_of_one_collection_add_up(scene: Scene) -> None:
         workers.append(Ends(source, plain.store, plain.embedder))
 
     def work(ends: Ends) -> tuple[int, int, int, int]:
-        together.wait(5)
+        together.wait(60)
         report = scene.sync(ends)
         return report.upserted, report.unchanged, report.embedded_texts, report.empty
 
@@ -48,7 +49,7 @@ def test_two_processes_at_once(scene: Scene) -> None:
     reports = []
     for process in processes:
         with process:
-            out, errors = process.communicate(timeout=30)
+            out, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         reports += json.loads(out)
     assert sorted((report["upserted"], report["unchanged"]) for report in reports) == [(0, FULL), (FULL, 0)]
@@ -92,11 +93,18 @@ def test_every_kind_of_change_needs_the_lease(scene: Scene, changes: ChangeSet) 
 @pytest.mark.slow
 def test_a_slow_run_keeps_its_lease_beyond_the_ttl(scene: Scene) -> None:
     """The renewing thread, not the writes, keeps it: nothing is written for longer than the lease lasts."""
-    plain = scene.ends()
-    source = WatchedSource(scene.pool(), lambda number: time.sleep(1.5 * QUICK.ttl) if number == 2 else None)
+    slow = threading.Event()
+
+    def before_page(number: int) -> None:
+        if number == 2:
+            slow.set()
+            time.sleep(2 * QUICK.ttl)
+
+    source, store = WatchedSource(scene.pool(), before_page), scene.store(times=QUICK)
     with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(scene.sync, Ends(source, plain.store, plain.embedder))
+        running = threads.submit(scene.sync, Ends(source, store, scene.embedder))
+        assert slow.wait(30)
         time.sleep(1.2 * QUICK.ttl)
         with pytest.raises(LeaseLost):
             scene.sync(lease_wait=0)
-        assert running.result(10).upserted == FULL
+        assert running.result(60).upserted == FULL

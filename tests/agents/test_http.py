@@ -409,7 +409,7 @@ async def test_who_may_write_can_start_a_sync(ground: Ground) -> None:
         started = await client.call_tool("start_sync", {"collection": "free", "full": True})
         assert not started.is_error, said(started)
         assert ground.service.jobs.get(started.structured_content["job"]).request["owner"].startswith("agent-")
-        for _ in range(200):
+        for _ in range(3000):
             if ground.service.jobs.get(started.structured_content["job"]).over:
                 break
             await anyio.sleep(0.02)
@@ -439,7 +439,7 @@ def test_the_rate_of_a_key_holds(ground: Ground) -> None:
 async def test_the_deadline_holds(tmp_path: Path) -> None:
     async with serving_with(tmp_path, api={"timeout": 0.5, "threads": 2}) as ground:
         release = threading.Event()
-        ground.service.status = lambda *_: release.wait(20)  # type: ignore[method-assign, assignment]
+        ground.service.status = lambda *_: release.wait(60)  # type: ignore[method-assign, assignment]
         late = await anyio.to_thread.run_sync(lambda: post(ground, called("list_collections", {})))
         assert (late.status_code, late.headers["content-type"]) == (503, "application/problem+json")
         assert "api.timeout" in late.json()["detail"]
@@ -457,17 +457,17 @@ async def test_a_client_that_leaves_takes_its_call_along(tmp_path: Path) -> None
             asked.append(query)
             if query == "first":
                 busy.set()
-                assert release.wait(20)
+                assert release.wait(60)
             return really(name, query, *rest, **more)
 
         ground.service.search = search  # type: ignore[method-assign, assignment]
         async with ground.client("all") as client, anyio.create_task_group() as group:
             group.start_soon(client.call_tool, "search", SEARCH | {"query": "first"})
-            assert await anyio.to_thread.run_sync(busy.wait, 10)
+            assert await anyio.to_thread.run_sync(busy.wait, 60)
             with anyio.move_on_after(0.3) as leaving:
                 await client.call_tool("search", SEARCH | {"query": "second"})
             assert leaving.cancelled_caught
-            await anyio.sleep(0.3)
+            await anyio.sleep(1.5)  # until the server has noticed
             release.set()
             found = await client.call_tool("search", SEARCH | {"query": "third"})
             assert not found.is_error
@@ -482,7 +482,7 @@ def test_the_audit_log_knows_the_tool_and_no_query(ground: Ground) -> None:
     )
     post(ground, called("start_sync", {"collection": "secret"}), "roh")
     text, mine = "", []
-    for _ in range(100):
+    for _ in range(3000):
         text = (ground.folder / "audit.log").read_text()
         entries = [json.loads(line) for line in text.splitlines()]
         mine = [entry for entry in entries if entry["principal"] == ground.ids["roh"] and entry.get("tool")]
@@ -567,13 +567,13 @@ def test_a_service_with_tools_ends_with_0(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             url = json.loads(process.stdout.readline())["url"]
-            with httpx.Client(base_url=url, headers=BOTH, trust_env=False) as client:
+            with httpx.Client(base_url=url, headers=BOTH, trust_env=False, timeout=60) as client:
                 listed = client.post("/mcp", json=called("list_collections", {})).json()["result"]
                 assert listed["structuredContent"]["collections"][0]["collection"] == "a"
                 assert client.post("/mcp", json=LIST, headers={"Host": "evil.example"}).status_code == 421
                 assert client.post("/mcp", json=LIST, headers={"Origin": "http://evil.example"}).status_code == 403
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=10)
+            _, errors = process.communicate(timeout=60)
             assert (process.returncode, "Traceback" in errors) == (0, False), errors
         finally:
             process.kill()

@@ -206,7 +206,7 @@ def test_nothing_but_the_protocol_on_stdout_and_0_at_the_end(folder: Path) -> No
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read() == b""
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert b"7QX" not in process.stderr.read()
 
 
@@ -214,8 +214,8 @@ def ends(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
     """The exit code, also while it waits for the next line."""
     start = time.monotonic()
     process.send_signal(number)
-    code = process.wait(10)
-    assert time.monotonic() - start < 2
+    code = process.wait(60)
+    assert time.monotonic() - start < 30
     assert process.stderr is not None
     assert b"Traceback" not in process.stderr.read()
     return code
@@ -254,7 +254,7 @@ async def test_a_sync_that_was_asked_for_is_done_here(make_scene: Callable[..., 
         assert (before["state"], before["rows"]) == ("never synced", 0)
         started = await client.call_tool("start_sync", {"collection": NAME})
         assert not started.is_error, said(started)
-        with anyio.fail_after(30):
+        with anyio.fail_after(90):
             while True:
                 (status,) = (await client.call_tool("sync_status", {"collection": NAME})).structured_content[
                     "collections"

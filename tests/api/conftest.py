@@ -32,7 +32,7 @@ TEXTS = {
 
 
 class TableSource:
-    """S.MARA in memory. `failure` is raised by every call; `gate`, when cleared, holds pages back."""
+    """S.MARA in memory. `failure` is raised by every call; `gate`, when cleared, holds pages back; `asked`: for one."""
 
     def __init__(self) -> None:
         columns = (Column("MATNR", "NVARCHAR", 18), Column("MAKTX", "NVARCHAR", 40), Column("MTART", "NVARCHAR", 4))
@@ -41,7 +41,7 @@ class TableSource:
             key: {"MATNR": key, "MAKTX": text, "MTART": "FERT" if key < "3" else "ROH"} for key, text in TEXTS.items()
         }
         self.failure: ConnectorError | None = None
-        self.gate = threading.Event()
+        self.gate, self.asked = threading.Event(), threading.Event()
         self.gate.set()
 
     def _check(self) -> None:
@@ -66,7 +66,8 @@ class TableSource:
 
     def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
         for key in sorted(self.rows_by_key):
-            assert self.gate.wait(20)
+            self.asked.set()
+            assert self.gate.wait(60)
             self._check()
             yield [Row((key,), self.rows_by_key[key])]
 

@@ -358,7 +358,7 @@ def test_searches_during_a_sync_are_answered(client: Client, service: Service, s
             list(pool.map(searching, range(60)))
         finally:
             stop.set()
-            rounds = sync.result(20)
+            rounds = sync.result(60)
             source.rows_by_key["2"]["MAKTX"] = TEXTS["2"]
     service.sync("materials")
     assert rounds > 0

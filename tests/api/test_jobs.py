@@ -145,7 +145,7 @@ def test_one_job_per_collection_and_a_bound_on_all(make: Make) -> None:
     go = threading.Event()
 
     def work(run: Run) -> dict[str, int]:
-        assert go.wait(10)
+        assert go.wait(60)
         return {}
 
     jobs = make(workers=1)
@@ -265,11 +265,11 @@ def test_closing_stops_jobs_in_bounded_time(make: Make) -> None:
 def test_closing_does_not_wait_for_work_that_does_not_listen(make: Make) -> None:
     go = threading.Event()
     jobs, later = make(), make()
-    job = jobs.begin("a", lambda run: {"done": go.wait(10)})
+    job = jobs.begin("a", lambda run: {"done": go.wait(60)})
     until(lambda: later.get(job.id).state == "running")
     start = time.monotonic()
     jobs.close(0.05)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30
     ended = later.get(job.id)
     assert ended.state == "queued"
     assert "the service ended" in (ended.note or "")
@@ -387,7 +387,9 @@ def test_events_count_from_one_without_gaps_and_end_with_the_record(
     assert jobs.events(job.id, events[-1].id) == []
 
 
-def test_progress_is_written_now_and_then(jobs: Given) -> None:
+def test_progress_is_written_now_and_then(jobs: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.src.jobs.runner.PROGRESS_SECONDS", 60.0)  # however long the machine takes for it
+
     def work(run: Run) -> dict[str, int]:
         for done in range(500):
             run.report(done, 500)
@@ -422,14 +424,15 @@ def test_old_records_are_forgotten_and_newest_come_first(make: Make) -> None:
     assert jobs.events(made[0].id) == []
 
 
-def test_records_are_forgotten_by_age_too(make: Make) -> None:
-    jobs = make(days=0.5 / 86_400)
-    old = wait_for(jobs, jobs.begin("a", lambda run: {}))
-    time.sleep(0.6)
-    new = wait_for(jobs, jobs.begin("a", lambda run: {}))
-    assert [job.id for job in jobs.all()] == [new.id]
-    with pytest.raises(UnknownJob):
-        jobs.get(old.id)
+def test_records_are_forgotten_by_age_too(tmp_path: Path) -> None:
+    now = time.time()
+    with closing(Given(tmp_path / "state", JobOptions(limits=Limits(days=1)), lambda: now)) as jobs:
+        old = wait_for(jobs, jobs.begin("a", lambda run: {}))
+        now += 86_401
+        new = wait_for(jobs, jobs.begin("a", lambda run: {}))
+        assert [job.id for job in jobs.all()] == [new.id]
+        with pytest.raises(UnknownJob):
+            jobs.get(old.id)
 
 
 def test_a_running_job_is_never_forgotten(make: Make) -> None:
@@ -505,7 +508,7 @@ def test_a_full_disk_under_the_records_does_not_end_the_work(
         return {"rows": 2}
 
     job = jobs.begin("a", work)
-    assert ended.wait(10)
+    assert ended.wait(60)
     until(lambda: "not recorded yet" in caplog.text)
     assert jobs.get(job.id).state == "running"
     broken.clear()
@@ -575,7 +578,7 @@ def test_a_dispatcher_that_died_is_replaced(make: Make, monkeypatch: pytest.Monk
     monkeypatch.setattr(Jobs, "_take_all", dying)
     first = jobs.begin("a", lambda run: {"rows": 1})
     assert jobs._dispatcher is not None
-    jobs._dispatcher.join(10)
+    jobs._dispatcher.join(60)
     assert wait_for(jobs, jobs.begin("b", lambda run: {"rows": 2})).state == "succeeded"
     assert wait_for(jobs, first).state == "succeeded"
 

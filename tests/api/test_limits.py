@@ -298,8 +298,8 @@ def test_request_ids(client: Client, given: str, kept: bool) -> None:
 def test_an_answer_is_not_held_back(client: Client) -> None:
     """Nagle's algorithm and the peer's delayed acknowledgement together cost 40 ms a request, load or no load."""
     client.get("/health/live")
-    took = []
-    for _ in range(10):
+    took = [1.0]
+    while min(took) >= 0.03 and len(took) < 200:
         start = time.perf_counter()
         client.get("/health/live")
         took.append(time.perf_counter() - start)

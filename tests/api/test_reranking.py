@@ -19,6 +19,7 @@ from app.src.searching import SearchOptions
 from app.src.service import Service
 from app.src.settings import SearchSettings, Settings, SettingsError
 from tests.api.conftest import TEXTS, TableSource, serving, settings_in
+from tests.api.test_jobs import until
 
 SEARCH = "/v1/collections/materials/search"
 MODULE = "rerankers_of_a_test"
@@ -146,7 +147,7 @@ def test_one_that_hangs_costs_so_many_seconds_and_so_many_threads(
     settings: Settings, source: TableSource, reranker: Recording
 ) -> None:
     gate = threading.Event()
-    reranker.answer = lambda texts: gate.wait(30)
+    reranker.answer = lambda texts: gate.wait(60)
     quick = settings.model_copy(update={"search": settings.search.model_copy(update={"rerank_seconds": 0.05})})
     service = Service(quick, source=source)
     try:
@@ -155,6 +156,7 @@ def test_one_that_hangs_costs_so_many_seconds_and_so_many_threads(
             found = service.search("materials", TEXT, principal=OPERATOR)
             assert found.hits
             assert found.notes[0].startswith("the hits are not reranked: ")
+        until(lambda: len(reranker.calls) >= 4)
         assert len(reranker.calls) == 4, "the others found no room"
         assert (
             'owl_sap_reranks_total{collection="materials",outcome="timeout"} 6.0' in service.metrics.render().decode()

@@ -34,7 +34,7 @@ def problem(response: Response, status: int) -> dict[str, Any]:
 
 
 def finished(client: Client, job: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         shown: dict[str, Any] = client.get(f"/v1/jobs/{job}").json()
         if shown["state"] in ("succeeded", "failed", "cancelled"):

@@ -159,7 +159,7 @@ def asking(shared: Service) -> Iterator[Asking]:
 
 
 def until(done: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(3000):
         if done():
             return
         time.sleep(0.02)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import json
+import select
 import socket
 import threading
 import time
@@ -13,16 +15,18 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from httpx import Client
+from httpx import Client, TransportError
 
-from app.src.api import connections
+from app.src.api import connections, jobs
 from app.src.api.deadlines import MOST_HEAD_BYTES
 from app.src.service import Service
 from app.src.settings import Settings
-from tests.api.conftest import serving, settings_in
+from tests.api.conftest import TableSource, serving, settings_in
 
 SHORT = 0.3
 """Seconds, in place of 30."""
+PATIENCE = 60.0
+"""Seconds until something hangs; a machine that does other things may need some of them."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +52,7 @@ def bounded(service: Service, **api: Any) -> Iterator[Client]:
 @contextmanager
 def connected(client: Client) -> Iterator[socket.socket]:
     address = (client.base_url.host, client.base_url.port or 0)
-    with socket.create_connection(address, timeout=10) as connection:
+    with socket.create_connection(address, timeout=PATIENCE) as connection:
         yield connection
 
 
@@ -94,11 +98,12 @@ def test_a_head_that_does_not_come(client: Client) -> None:
 
 def test_a_head_that_comes_byte_by_byte(client: Client) -> None:
     """The clock runs for the whole head, however often something comes."""
-    start = time.monotonic()
+    deadline = time.monotonic() + PATIENCE
     with connected(client) as connection:
         answer = b""
         connection.settimeout(0.02)
-        for byte in HEAD * 3:
+        for byte in itertools.chain(HEAD, itertools.cycle(b"x")):  # the name of a header that has no end
+            assert time.monotonic() < deadline, "it would wait for ever"
             try:
                 connection.sendall(bytes((byte,)))
                 answer = connection.recv(4096)
@@ -106,7 +111,6 @@ def test_a_head_that_comes_byte_by_byte(client: Client) -> None:
             except TimeoutError:
                 continue
     assert status(answer) == 408
-    assert time.monotonic() - start < 10 * SHORT
 
 
 @pytest.mark.covers("POST /embed", "POST /v1/collections/{name}/sync", errors=True)
@@ -129,7 +133,7 @@ def test_a_body_that_drips_on_after_its_answer(client: Client) -> None:
         start = time.monotonic()
         connection.settimeout(0.05)
         closed = False
-        while not closed and time.monotonic() - start < 20 * SHORT:
+        while not closed and time.monotonic() - start < PATIENCE:
             try:
                 connection.sendall(b"x")
                 closed = connection.recv(10) == b""
@@ -146,7 +150,7 @@ def test_blank_lines_keep_no_connection(client: Client) -> None:
         assert status(connection.recv(65_536)) == 200
         connection.settimeout(0.1)
         start, answer = time.monotonic(), b"-"
-        while answer == b"-" and time.monotonic() - start < 20 * SHORT:
+        while answer == b"-" and time.monotonic() - start < PATIENCE:
             try:
                 connection.sendall(b"\r\n")
                 answer = connection.recv(4096)
@@ -193,9 +197,17 @@ def test_connections_are_counted(synced: Service) -> None:
 
 
 def until_served(client: Client) -> None:
-    deadline = time.monotonic() + 10
-    while client.get("/health/live").status_code != 200:
+    deadline = time.monotonic() + PATIENCE
+    while not served(client):
         assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def served(client: Client) -> bool:
+    try:
+        return client.get("/health/live").status_code == 200
+    except TransportError:  # one connection too many may be ended before it has said what it wants
+        return False
 
 
 @pytest.mark.proves(27)
@@ -205,8 +217,15 @@ def test_who_does_not_read_is_let_go(synced: Service, monkeypatch: pytest.Monkey
     for client in bounded(synced):
         with connected(client) as connection:
             connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            time.sleep(4 * SHORT)
+            assert hung_up(connection), "it waits for ever"
             assert len(rest(connection)) < 60_000_000, "the other side has hung up in the middle"
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Waits for it, without reading anything."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLRDHUP)
+    return bool(waiting.poll(1000 * PATIENCE))
 
 
 def test_who_never_reads_is_told_that_it_is_over(
@@ -221,7 +240,7 @@ def test_who_never_reads_is_told_that_it_is_over(
     for client in bounded(synced):
         with connected(client) as connection:
             connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE
             while connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != errno.ECONNRESET:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
@@ -251,7 +270,7 @@ def test_the_body_of_a_second_request_is_waited_for(synced: Service, monkeypatch
 
     def slow(*_: Any) -> list[Any]:
         begun.set()
-        assert go.wait(20)
+        assert go.wait(PATIENCE)
         return []
 
     monkeypatch.setattr(synced, "status", slow)
@@ -260,12 +279,25 @@ def test_the_body_of_a_second_request_is_waited_for(synced: Service, monkeypatch
         with connected(client) as connection:
             second = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
             connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\n" + second[:-5])
-            assert begun.wait(20)
+            assert begun.wait(PATIENCE)
             go.set()
-            assert status(connection.recv(65_536)) == 200
+            assert status(whole_answer(connection)) == 200
             time.sleep(2 * SHORT)  # longer than connections.LINGER_SECONDS here
             connection.sendall(second[-5:])
-            assert status(connection.recv(65_536)) == 200
+            assert status(whole_answer(connection)) == 200
+
+
+def whole_answer(connection: socket.socket) -> bytes:
+    """One, with its body: they may come in several pieces."""
+    head, _, body = b"", b"", b""
+    while b"\r\n\r\n" not in head:
+        head += connection.recv(65_536)
+    head, _, body = head.partition(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length:")[1].split()[0])
+    while len(body) < length:
+        body += connection.recv(65_536)
+    assert len(body) == length
+    return head
 
 
 def test_an_answer_that_does_not_begin(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,19 +315,39 @@ def test_an_answer_that_does_not_begin(synced: Service, monkeypatch: pytest.Monk
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             assert "api.timeout" in answer.json()["detail"]
             go.set()
-            assert client.get("/v1/models").status_code == 200
+            deadline = time.monotonic() + PATIENCE
+            while client.get("/v1/models").status_code != 200:  # a busy machine may need longer for it, too
+                assert time.monotonic() < deadline
     finally:
         go.set()
 
 
-def test_an_answer_that_has_begun_may_last(synced: Service) -> None:
+def test_an_answer_that_has_begun_may_last(
+    synced: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The events of a job, beyond the time that an answer may take to begin."""
+    monkeypatch.setattr(jobs, "PING_SECONDS", 0.1)
+    source.gate.clear()
     job = synced.jobs.start("never")
-    for client in bounded(synced, timeout=SHORT, read_timeout=SHORT):
-        with client.stream("GET", f"/v1/jobs/{job.id}/events") as stream:
-            lines = stream.iter_lines()
-            assert stream.status_code == 200
-            assert next(lines)
+    for client in bounded(synced, timeout=1.0, read_timeout=1.0):
+        followed, deadline = 0.0, time.monotonic() + PATIENCE
+        while followed == 0:  # a busy machine may take longer than a second to begin, and that is refused
+            assert time.monotonic() < deadline
+            followed = follow(client, job.id, 1.2)
+        assert followed > 1.2, "it was ended"
+        source.gate.set()
+
+
+def follow(client: Client, job: str, most: float) -> float:
+    """For so many seconds; how long it was."""
+    with client.stream("GET", f"/v1/jobs/{job}/events") as stream:
+        if stream.status_code != 200:
+            return 0
+        began = time.monotonic()
+        for _ in stream.iter_lines():
+            if time.monotonic() - began > most:
+                break
+        return time.monotonic() - began
 
 
 def test_half_a_head_behind_a_request_spoils_no_answer(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,10 +363,10 @@ def test_half_a_head_behind_a_request_spoils_no_answer(synced: Service, monkeypa
     for client in bounded(synced, read_timeout=SHORT):
         with connected(client) as connection:
             connection.sendall(b"GET /v1/collections HTTP/1.1\r\nHost: localhost\r\n\r\nGET /v1/mod")
-            assert begun.wait(20)
+            assert begun.wait(PATIENCE)
             time.sleep(2 * SHORT)
             go.set()
-            assert status(connection.recv(65_536)) == 200
+            assert status(whole_answer(connection)) == 200
             assert status(rest(connection)) == 408
 
 

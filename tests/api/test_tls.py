@@ -111,7 +111,7 @@ def test_served_over_tls_1_2_and_later(tmp_path: Path, authority: trustme.CA) ->
         assert url.startswith("https://127.0.0.1:")
         trust = ssl.create_default_context()
         authority.configure_trust(trust)
-        with httpx.Client(base_url=url, verify=trust) as client:
+        with httpx.Client(base_url=url, verify=trust, timeout=60) as client:
             answer = client.post("/embed", json={"inputs": "steel"})
             assert len(answer.json()[0]) == 16
             assert answer.headers["strict-transport-security"] == "max-age=31536000"

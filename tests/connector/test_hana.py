@@ -393,10 +393,17 @@ def test_many_threads_with_a_wrong_password_make_one_attempt():
 
 def test_threads_that_waited_for_a_failing_connect_share_its_failure():
     driver = ScriptedDriver(connect=[-10709] * 100)
-    driver.before = lambda call: time.sleep(0.1) if call == "connect" else None
+    here = threading.Barrier(8, timeout=30)
+
+    def before(call: str) -> None:
+        if call == "connect":
+            time.sleep(0.1)  # for those that are about to ask
+
+    driver.before = before
     with pool_over(driver, size=8, retry=ONCE) as pool:
 
         def work():
+            here.wait()
             with pytest.raises(ConnectionLost):
                 pool.read("SELECT")
 

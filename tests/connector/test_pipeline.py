@@ -141,7 +141,7 @@ def test_a_pipeline_that_was_given_nothing_starts_no_thread() -> None:
 def test_a_slow_store_keeps_little_waiting() -> None:
     """Two pieces of work wait for the store, one for the engine; one more is in the hands of each."""
     go = threading.Event()
-    line = pipeline(FakeWriter(store=lambda _: go.wait(10)))
+    line = pipeline(FakeWriter(store=lambda _: go.wait(60)))
     put: list[int] = []
 
     def all_of_it() -> None:
@@ -151,10 +151,9 @@ def test_a_slow_store_keeps_little_waiting() -> None:
 
     caller = threading.Thread(target=all_of_it)
     caller.start()
-    _settles(lambda: len(put))
-    assert len(put) == 1 + 2 + 1 + 1
+    assert _settles(lambda: len(put), 1 + 2 + 1 + 1) == 1 + 2 + 1 + 1
     go.set()
-    caller.join(10)
+    caller.join(60)
     line.finish()
     assert len(put) == 20
 
@@ -162,7 +161,7 @@ def test_a_slow_store_keeps_little_waiting() -> None:
 def test_large_work_waits_alone() -> None:
     """Each of these is larger than all that may wait: none waits beside another, and each passes."""
     go = threading.Event()
-    writer = FakeWriter(store=lambda _: go.wait(10))
+    writer = FakeWriter(store=lambda _: go.wait(60))
     line = pipeline(writer, max_bytes=50_000)
     put: list[int] = []
 
@@ -173,10 +172,11 @@ def test_large_work_waits_alone() -> None:
 
     caller = threading.Thread(target=all_of_it)
     caller.start()
-    _settles(lambda: len(put))
-    assert len(put) == 1 + 1 + 1 + 1, "in the hands of the store and of the engine, and one before each"
+    assert _settles(lambda: len(put), 1 + 1 + 1 + 1) == 1 + 1 + 1 + 1, (
+        "in the hands of the store and of the engine, and one before each"
+    )
     go.set()
-    caller.join(10)
+    caller.join(60)
     line.finish()
     assert len(writer.stored) == 8
 
@@ -208,14 +208,17 @@ def test_a_channel_keeps_order_and_its_bounds(sizes: list[int], most: int, items
 
 
 def _again_and_again(step: Callable[[], object]) -> None:
-    """Until it raises; 10 s at most."""
-    deadline = time.monotonic() + 10
+    """Until it raises; a minute at most."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         step()
 
 
-def _settles(value: Callable[[], int]) -> int:
-    """The value once it has not changed for 0.1 s."""
+def _settles(value: Callable[[], int], least: int = 0) -> int:
+    """The value once it is `least` at least, and has not changed for 0.1 s."""
+    deadline = time.monotonic() + 60
+    while value() < least and time.monotonic() < deadline:
+        time.sleep(0.005)
     seen, since = value(), time.monotonic()
     while time.monotonic() - since < 0.1:
         if value() != seen:
@@ -282,7 +285,7 @@ def test_an_error_reaches_whoever_only_looks() -> None:
 
 def test_closing_drops_what_waits() -> None:
     go = threading.Event()
-    writer = FakeWriter(embed=lambda _: go.wait(10))
+    writer = FakeWriter(embed=lambda _: go.wait(60))
     line = pipeline(writer)
     line.put(work(0))
     line.put(work(1))
@@ -345,7 +348,7 @@ def test_one_page_is_read_ahead() -> None:
     with ReadAhead([pages()], lambda _: 1) as ahead:
         assert given == [], "nothing is read before it is asked for"
         assert next(ahead) == 0
-        _settles(lambda: len(given))
+        _settles(lambda: len(given), 3)
         assert given == [0, 1, 2], "one waits, one is in the reader's hands"
         assert list(ahead) == list(range(1, 10))
 

@@ -201,6 +201,7 @@ def test_a_store_opened_to_read_is_left_as_it_was(source, synced_folder):
     assert digest(synced_folder) == before
 
 
+@pytest.mark.xdist_group("nobody")  # two at once would take the right to pass through a folder from each other
 def test_a_store_that_may_only_be_read(source, synced_folder, tmp_path):
     """As another user would: root is stopped by no mode bits, so it becomes nobody for the while."""
     before = digest(synced_folder)

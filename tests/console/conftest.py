@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from app.src.service import Service
 from tests.api.conftest import serving
@@ -25,7 +25,7 @@ ARGUMENTS = (
     *("--disable-component-update", "--disable-sync"),
     f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1",
 )
-PATIENCE = 15_000
+PATIENCE = 60_000
 """Milliseconds until something is there; on a busy machine."""
 
 
@@ -53,6 +53,7 @@ def chromium() -> str:
 def browser(chromium: str) -> Iterator[Browser]:
     """By module, not by session: Playwright's loop stands in this thread, where coroutines of other tests could not
     run beside it."""
+    expect.set_options(timeout=PATIENCE)  # not the five seconds of its own
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
         yield browser

@@ -194,7 +194,7 @@ def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_p
 def test_generations_are_switched_and_dropped(serve: Serve, open_page: Open) -> None:
     address = serve()
     place = f"{address}/v1/collections/materials/generations"
-    assert httpx.post(place, json={"action": "build"}).status_code == 202
+    assert httpx.post(place, json={"action": "build"}, timeout=60).status_code == 202
     page = open_page(address, "#/collections/materials")
     part = page.get_by_role("region", name="Generations")
 
@@ -246,7 +246,7 @@ def test_a_collection_that_clients_write_has_nothing_to_sync(serve: Serve, open_
     page.goto(f"{address}/#/search/notes")
     expect(page.locator(".results")).to_contain_text("Nothing has been written into this collection yet")
     document = {"text": "oil the gear", "metadata": {"plant": "1000"}}
-    written = httpx.post(f"{address}/v1/collections/notes/documents", json={"documents": [document]})
+    written = httpx.post(f"{address}/v1/collections/notes/documents", json={"documents": [document]}, timeout=60)
     assert written.status_code == 200
     page.reload()
     expect(page.locator(".about")).to_have_text("1 row, written by clients")

@@ -259,7 +259,7 @@ def test_searches_while_it_is_switched_to_and_fro_see_one_or_the_other(store, na
         store.switch(name, 2 - turn % 2)
         time.sleep(0.03)
     stop.set()
-    searcher.join(20)
+    searcher.join(60)
     assert failures == []
     assert found <= {(1, frozenset({"a", "b", "old"})), (2, frozenset({"a", "b", "new"}))}
     assert found

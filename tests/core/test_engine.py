@@ -155,7 +155,7 @@ def test_the_next_window_is_tokenised_while_this_one_computes(scripted: Any, mon
 
     def waiting(batch: list[TokenIds], *, exact: bool = False) -> Any:
         if not overlapped:  # the first batch of the first window: its own tokens, then those of the next window
-            overlapped.append(tokenized.acquire(timeout=10) and tokenized.acquire(timeout=10))
+            overlapped.append(tokenized.acquire(timeout=60) and tokenized.acquire(timeout=60))
         return forward(batch, exact=exact)
 
     scripted.tokenize, scripted.forward = counted, waiting

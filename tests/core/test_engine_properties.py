@@ -362,14 +362,14 @@ def test_closing_waits_for_the_batch_and_ends_the_call() -> None:
 
     def slow(batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
         inside.set()
-        assert go.wait(10)
+        assert go.wait(60)
         assert scripted.closed == 0, "the model went away under a batch"
         return forward(batch, exact=exact)
 
     scripted.forward = slow  # type: ignore[method-assign]
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(engine.embed, VARIED)
-        assert inside.wait(10)
+        assert inside.wait(60)
         closing = pool.submit(engine.close)
         assert not closing.done()
         go.set()

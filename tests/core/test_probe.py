@@ -125,7 +125,9 @@ def test_this_machine_is_measured() -> None:
     started = time.perf_counter()
     found = probe.bf16_gain()
     assert 0 <= found < 30
-    assert time.perf_counter() - started < 5 + 2 * BUDGET, "the first calls included, on a machine that does other work"
+    assert time.perf_counter() - started < 30 + 2 * BUDGET, (
+        "the first calls included, on a machine that does other work"
+    )
 
 
 @pytest.mark.parametrize(

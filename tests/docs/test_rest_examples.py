@@ -80,14 +80,14 @@ class Stage:
         self._settled()
 
     def _started(self) -> str:
-        return str(httpx.post(f"{self.url}/v1/collections/materials/sync", json={}).json()["job"])
+        return str(httpx.post(f"{self.url}/v1/collections/materials/sync", json={}, timeout=60).json()["job"])
 
     def _settled(self) -> None:
         _until(lambda: all(job.over for job in self.service.jobs.all(None, None, 100)))
 
 
 def _until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not so():
         assert time.monotonic() < deadline
         time.sleep(0.01)

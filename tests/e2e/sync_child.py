@@ -17,6 +17,7 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service import EngineEmbedder
 from connector.hana import ConnectionOptions, HanaPool
 from connector.model import CollectionSpec, TableRef
+from connector.protocols import VectorStore
 from connector.source import HanaSource
 from connector.stores import local
 from connector.stores.hana import HanaStore
@@ -24,7 +25,9 @@ from connector.stores.lease import LeaseTimes
 from connector.sync import Ends, SyncOptions, sync
 
 TIMES = LeaseTimes(ttl=1, renew=0.3, poll=0.05)
-OPTIONS = SyncOptions(page_rows=20, window=30, max_deletes=1.0, lease_wait=10)
+PATIENT = LeaseTimes(ttl=60, renew=5, poll=0.05)
+"""For a worker that nobody kills: a busy machine does not cost it its lease."""
+OPTIONS = SyncOptions(page_rows=20, window=30, max_deletes=1.0, lease_wait=60)
 
 
 def spec(schema: str) -> CollectionSpec:
@@ -55,7 +58,7 @@ class CountingEmbedder(EngineEmbedder):
         return super().embed_counted(texts)
 
 
-def local_store(folder: Path, event: Callable[[str], None]) -> local.LocalStore:
+def local_store(folder: Path, event: Callable[[str], None], times: LeaseTimes) -> local.LocalStore:
     whole = local.SCHEMA
 
     def prepare(connection: Any) -> None:
@@ -63,15 +66,18 @@ def local_store(folder: Path, event: Callable[[str], None]) -> local.LocalStore:
         connection.set_trace_callback(event)
 
     local.SCHEMA = replace(whole, prepare=prepare)
-    return local.LocalStore(folder, lease_times=TIMES)
+    return local.LocalStore(folder, lease_times=times)
 
 
 def main(wanted: dict[str, Any]) -> None:
     event = Countdown(wanted["kill_at"])
     login = ConnectionOptions(**wanted["login"], encrypt=False)
     with HanaPool(login, on_statement=event) as pool:
-        folder = wanted["folder"]
-        store = local_store(Path(folder), event) if folder else HanaStore(pool, wanted["schema"], lease_times=TIMES)
+        folder, times = wanted["folder"], TIMES if wanted["kill_at"] else PATIENT
+        if folder:
+            store: VectorStore = local_store(Path(folder), event, times)
+        else:
+            store = HanaStore(pool, wanted["schema"], lease_times=times)
         report = sync(spec(wanted["schema"]), Ends(HanaSource(pool), store, CountingEmbedder(event)), OPTIONS)
         store.close()
     print(json.dumps(report.as_dict()))

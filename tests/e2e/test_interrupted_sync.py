@@ -53,7 +53,7 @@ def start(emulator, schema: str, folder: str, kill_at: int = 0) -> subprocess.Po
 
 
 def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return json.loads(out)
 
@@ -69,7 +69,7 @@ def test_killed_at_any_event_the_next_run_heals(emulator, hana_schema, notes, fo
     done = []
     for kill_at in KILLS["local" if folder else "hana"]:
         process = start(emulator, hana_schema, folder, kill_at)
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
         assert process.returncode == -9, "it came to its end before"
         time.sleep(sync_child.TIMES.ttl)
         if store is None:

@@ -45,7 +45,7 @@ class Emulator:
             "password": self.password,
             "autocommit": False,
             "reconnect": "false",
-            "connectTimeout": 5_000,
+            "connectTimeout": 30_000,
             "communicationTimeout": 60_000,
             **({} if self.trust_store is None else self.tls),
             **options,
@@ -53,10 +53,10 @@ class Emulator:
         return dbapi.connect(**settings)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Exit code after the signal; killed when it does not end within 15 s."""
+        """Exit code after the signal; killed when it does not end within a minute."""
         self.process.send_signal(number)
         try:
-            return self.process.wait(15)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

@@ -75,7 +75,7 @@ def test_without_data_its_folder_is_temporary(tmp_path: Path) -> None:
             assert json.loads(process.stdout.readline())["port"] > 0
             assert [path.name[:14] for path in tmp_path.iterdir()] == ["hana-stand-in-"]
             process.terminate()
-            assert process.wait(15) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
     assert list(tmp_path.iterdir()) == []
@@ -116,7 +116,7 @@ def test_it_ends_when_the_named_process_is_gone(tmp_path: Path) -> None:
         assert emulator.process.poll() is None
         other.kill()
         other.wait()
-        assert emulator.process.wait(10) == 0
+        assert emulator.process.wait(60) == 0
 
 
 def test_it_ends_with_a_killed_parent(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_it_ends_with_a_killed_parent(tmp_path: Path) -> None:
         assert parent.stdout is not None
         lines = [parent.stdout.readline(), parent.stdout.readline()]
         port = next(json.loads(line)["port"] for line in lines if line.startswith("{"))
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
-            sock.settimeout(10)
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
+            sock.settimeout(60)
             parent.kill()
             assert sock.recv(1) == b""

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -265,6 +266,24 @@ def in_background(action: Callable[[], object], seconds: float = 0.3) -> threadi
     return timer
 
 
+@contextmanager
+def again_and_again(cancel: Callable[[], object]) -> Iterator[None]:
+    """Beside the block until it ends: what is not at the server yet is not cancelled."""
+    over = threading.Event()
+
+    def act() -> None:
+        while not over.wait(0.3):
+            cancel()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 @pytest.fixture
 def locked(emulator: Emulator, hana: Any, hana_schema: str) -> Any:
     """A second connection that would have to wait for `hana`'s open write, a row with N = 1."""
@@ -288,7 +307,7 @@ def test_a_dropped_client_gives_its_lock_back_at_once(emulator: Emulator, hana: 
     emulator.connect(autocommit=True).cursor().execute(f"ALTER SYSTEM DISCONNECT SESSION '{victim}'")
     began = time.monotonic()
     locked.cursor().execute("INSERT INTO T VALUES (1)")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8, "less than the lock timeout"
     locked.rollback()
     with pytest.raises(dbapi.Error) as error:
         query(hana, "SELECT 1 FROM DUMMY")
@@ -323,13 +342,11 @@ def test_a_client_killed_while_it_waits_for_a_lock_writes_nothing(
 
 
 def test_cancel_stops_a_waiting_statement(hana: Any, locked: Any) -> None:
-    timer = in_background(locked.cancel)
     began = time.monotonic()
-    with pytest.raises(dbapi.Error) as error:
+    with again_and_again(locked.cancel), pytest.raises(dbapi.Error) as error:
         locked.cursor().execute("INSERT INTO T VALUES (1)")
     assert error.value.errorcode == 139
-    assert time.monotonic() - began < 5
-    timer.join()
+    assert time.monotonic() - began < 8, "less than the lock timeout"
     hana.rollback()
     assert query(locked, "SELECT COUNT(*) FROM T") == [(0,)]
 
@@ -338,10 +355,8 @@ def test_cancelled_write_ends_its_transaction(hana: Any, emulator: Emulator, han
     cursor = hana.cursor()
     cursor.execute("CREATE COLUMN TABLE T (N INTEGER PRIMARY KEY)")
     cursor.executemany("INSERT INTO T VALUES (?)", [(n,) for n in range(1500)])
-    timer = in_background(hana.cancel)
-    with pytest.raises(dbapi.Error) as error:
+    with again_and_again(hana.cancel), pytest.raises(dbapi.Error) as error:
         cursor.execute("DELETE FROM T WHERE N = (SELECT COUNT(*) FROM T A, T B, T C WHERE A.N + B.N + C.N < 0)")
-    timer.join()
     assert error.value.errorcode == 139
     other = emulator.connect(currentSchema=hana_schema)
     other.cursor().execute("INSERT INTO T VALUES (1)")

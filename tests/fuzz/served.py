@@ -19,9 +19,9 @@ from tests.emulator.process import REPOSITORY, Emulator
 from tests.emulator.wire_client import WireClient
 from tests.fuzz.packets import Reading
 
-ANSWERED_SECONDS = 15.0
+ANSWERED_SECONDS = 30.0
 """A reply takes milliseconds; a machine with many tests at work is given time."""
-SETTLED_SECONDS = 10.0
+SETTLED_SECONDS = 60.0
 _KEPT_FILE = "hana.sqlite"
 """SQLite keeps descriptors of it, to use them again, as long as any connection has a lock on it."""
 _LATE_FILES = 2

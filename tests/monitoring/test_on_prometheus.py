@@ -96,7 +96,7 @@ def test_both_processes_know_what_is_stored(monitored: Monitored) -> None:
 def test_promtool_finds_nothing_wrong_with_our_metrics(monitored: Monitored) -> None:
     promtool = tool("promtool")
     for url in (f"{monitored.api}/metrics", monitored.worker):
-        told = httpx.get(url, headers=monitored.asking("metrics")).text
+        told = httpx.get(url, headers=monitored.asking("metrics"), timeout=60).text
         checked = subprocess.run(
             [promtool, "check", "metrics"], input=told, capture_output=True, text=True, check=False, timeout=60
         )
@@ -106,16 +106,16 @@ def test_promtool_finds_nothing_wrong_with_our_metrics(monitored: Monitored) -> 
 @pytest.mark.covers("GET /metrics", errors=True)
 def test_who_may_not_look_at_metrics_is_refused(monitored: Monitored) -> None:
     for url in (f"{monitored.api}/metrics", monitored.worker):
-        assert httpx.get(url).status_code == 401
-        assert httpx.get(url, headers={"Authorization": "Bearer owl_wrong_wrong"}).status_code == 401
-        assert httpx.get(url, headers=monitored.asking("search")).status_code == 403
+        assert httpx.get(url, timeout=60).status_code == 401
+        assert httpx.get(url, headers={"Authorization": "Bearer owl_wrong_wrong"}, timeout=60).status_code == 401
+        assert httpx.get(url, headers=monitored.asking("search"), timeout=60).status_code == 403
 
 
 @pytest.mark.covers("worker", "GET /metrics")
 def test_a_worker_answers_nothing_else(monitored: Monitored) -> None:
-    told = httpx.get(monitored.worker, headers=monitored.asking("metrics")).text
+    told = httpx.get(monitored.worker, headers=monitored.asking("metrics"), timeout=60).text
     assert 'owl_sap_engine_info{device="' in told
     base = monitored.worker.removesuffix("/metrics")
     for path in ("/", "/health/ready", "/v1/info", "/docs", "/metrics/"):
-        assert httpx.get(base + path, headers=monitored.asking("admin")).status_code == 404, path
-    assert httpx.post(monitored.worker, headers=monitored.asking("admin")).status_code == 405
+        assert httpx.get(base + path, headers=monitored.asking("admin"), timeout=60).status_code == 404, path
+    assert httpx.post(monitored.worker, headers=monitored.asking("admin"), timeout=60).status_code == 405

@@ -44,7 +44,7 @@ def test_it_ends_when_it_is_closed_also_before_it_began(service: Service) -> Non
         pass
     with closing(MetricsListener(service, "127.0.0.1", 0)) as listener:
         listener.start()
-        assert "owl_sap_build_info" in httpx.get(listener.url).text
+        assert "owl_sap_build_info" in httpx.get(listener.url, timeout=60).text
     with pytest.raises(httpx.ConnectError):
         httpx.get(listener.url)
 

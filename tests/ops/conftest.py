@@ -110,7 +110,7 @@ class Host:
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.bin / "bash"), script, *arguments]
         return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=30, check=False
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False
         )
 
     def json(self, script: str, *arguments: str) -> dict[str, Any]:

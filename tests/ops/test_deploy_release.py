@@ -188,11 +188,11 @@ def interrupted(host: Host, number: signal.Signals, when: str) -> subprocess.Com
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     reached = host.folder.parent / "docker" / when
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not reached.exists() and time.monotonic() < end and process.poll() is None:
         time.sleep(0.02)
     os.killpg(process.pid, number)
-    out, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=60)
     return subprocess.CompletedProcess([], process.returncode, out, errors)
 
 

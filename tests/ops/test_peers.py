@@ -12,7 +12,7 @@ SCRIPT = ROOT / "scripts/peers"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_help_names_both_peers_and_where_their_code_is() -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
@@ -55,8 +56,7 @@ class Container:
         self.place = place
         for name in ("data", "models", "tmp"):
             (place / name).mkdir()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         temporary, data = str(place / "tmp"), str(place / "data")
         self.variables = {
             "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",

@@ -309,7 +309,7 @@ def _ask(ground: Ground, client: httpx.Client) -> None:
     refused(ground, client.get("/v1/collections/materials/quarantine"), 403)
     refused(ground, client.get("/v1/nothing", params={"key": API_KEY.text[:3]}), 404)
     job = client.post("/v1/collections/materials/sync", json={"full": True}).json()["job"]
-    for _ in range(300):
+    for _ in range(3000):
         if client.get(f"/v1/jobs/{job}").json()["state"] in ("succeeded", "failed"):
             break
         time.sleep(0.02)
@@ -416,7 +416,7 @@ def over_pipes(ground: Ground) -> None:
         process.stdin.flush()
         answers = [process.stdout.readline() for _ in range(4)]
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     ids = {json.loads(answer)["id"]: answer for answer in answers}
     assert set(ids) == {0, 1, 2, 3}
     ground.outputs.add("answer", ids[1])

@@ -32,6 +32,7 @@ from app.src.jobs import JobOptions, Jobs
 from app.src.settings import ApiSettings, EmbeddingSettings, WorkerSettings
 from connector.errors import ConfigurationError
 from tests.adversity.scene import NAME, Scene
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile.t4").read_text(encoding="utf-8")
@@ -57,12 +58,6 @@ HEALTHCHECK = command("HEALTHCHECK")
 SERVE = command("ENTRYPOINT") + command("CMD")
 WORKER = command("ENTRYPOINT") + SERVICES["worker"]["command"]
 WORKER_HEALTH = SERVICES["worker"]["healthcheck"]["test"][1:]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def run(words: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:

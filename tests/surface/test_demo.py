@@ -103,7 +103,7 @@ def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
         hits = httpx.post(f"{url}/v1/collections/materials/search", json=body, timeout=30).json()["hits"]
         assert len(hits) == 3
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()

@@ -93,7 +93,7 @@ def test_a_real_service_is_searched_and_embeds_before_the_first_sync(
             synced = tried(url, secrets / "deploy_key")
             token = (secrets / "metrics_token").read_text().strip()
             watched = [
-                httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {token}"}).status_code
+                httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {token}"}, timeout=60).status_code
                 for path in ("/metrics", "/v1/jobs")
             ]
         finally:

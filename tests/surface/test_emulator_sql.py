@@ -208,7 +208,7 @@ class Terminal:
         self.seen = ""
         os.write(self._ours, text.encode())
 
-    def until(self, expected: str, seconds: float = 30) -> str:
+    def until(self, expected: str, seconds: float = 60) -> str:
         end = time.monotonic() + seconds
         while expected not in self.seen:
             ready, _, _ = select.select([self._ours], [], [], max(0, end - time.monotonic()))
@@ -244,7 +244,18 @@ def test_a_session_at_a_terminal(house: Emulator, tmp_path: Path) -> None:
         terminal.type("DROP TABLE PT;\n")
         terminal.until("done")
         terminal.type("\\q\n")
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(60) == 0
+
+
+def until_it_waits(process: subprocess.Popen[bytes]) -> None:
+    """Its main thread has slept, and used no time of a processor, for so long: nobody else can see that it reads."""
+    used, since = "", time.monotonic()
+    while time.monotonic() - since < 0.3:
+        state, *fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        now = f"{state} {fields[10]} {fields[11]}"
+        if now != used or state != "S":
+            used, since = now, time.monotonic()
+        time.sleep(0.02)
 
 
 def test_ctrl_c_forgets_the_line_and_ctrl_d_leaves(house: Emulator, tmp_path: Path) -> None:
@@ -252,15 +263,15 @@ def test_ctrl_c_forgets_the_line_and_ctrl_d_leaves(house: Emulator, tmp_path: Pa
         terminal.until("sql> ")
         terminal.type("SELECT 'half of\n")
         terminal.until("...> ")
-        time.sleep(0.3)  # a signal just before it begins to wait is noticed with the next line only
+        until_it_waits(terminal.process)  # a signal just before that is noticed with the next line only
         terminal.process.send_signal(signal.SIGINT)
         terminal.until("sql> ")
         terminal.type("SELECT 'whole' AS W FROM DUMMY;\n")
         terminal.until("1 row")
         terminal.until("sql> ")
-        time.sleep(0.3)  # until readline reads: before, the terminal itself would swallow it
+        until_it_waits(terminal.process)  # before readline reads, the terminal itself would swallow it
         terminal.type("\x04")
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -291,7 +302,7 @@ def test_what_was_typed_is_kept_in_the_data_folder(tmp_path: Path) -> None:
         terminal.type("SELECT 'remembered' AS R FROM DUMMY;\n")
         terminal.until("1 row")
         terminal.type("\\q\n")
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(60) == 0
         assert "remembered" in (tmp_path / "kept" / "sql-history").read_text()
 
 

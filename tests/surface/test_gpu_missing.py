@@ -49,7 +49,7 @@ def test_sync_says_so_once_and_syncs(scene: Scene) -> None:
 def test_serve_says_so_before_it_answers_and_in_metrics_and_readiness(scene: Scene) -> None:
     with scene.spawn("serve", "--port", "0", env=WANTED) as process:
         assert process.stdout is not None
-        with httpx.Client(base_url=json.loads(process.stdout.readline())["url"]) as client:
+        with httpx.Client(base_url=json.loads(process.stdout.readline())["url"], timeout=60) as client:
             metrics = client.get("/metrics").text
             ready = client.get("/health/ready")
         process.terminate()

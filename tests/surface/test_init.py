@@ -245,7 +245,7 @@ def typed(folder: Path, arguments: list[str], answers: list[tuple[str, str]], **
         start_new_session=True,
     )
     os.close(follower)
-    screen, waiting, deadline = "", list(answers), time.monotonic() + 100
+    screen, waiting, deadline = "", list(answers), time.monotonic() + 120
     try:
         while time.monotonic() < deadline:
             if select.select([leader], [], [], 0.05)[0]:

@@ -47,14 +47,14 @@ def test_ctrl_c_leaves_the_outer_block_and_handlers_are_given_back() -> None:
 def test_a_slow_clean_up_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what never begins is cut short."""
     cut_short: list[int] = []
-    monkeypatch.setattr(interrupts, "GRACE", 0.1)
+    monkeypatch.setattr(interrupts, "GRACE", 0.8)
     monkeypatch.setattr(os, "_exit", cut_short.append)
 
     def work() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         finally:
-            time.sleep(0.3)
+            time.sleep(1.0)
 
     with pytest.raises(SystemExit) as caught, not_held_up(), orderly():
         work()

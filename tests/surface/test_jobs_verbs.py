@@ -31,11 +31,11 @@ def url(scene: Scene) -> Iterator[str]:
             yield json.loads(process.stdout.readline())["url"]
         finally:
             process.terminate()
-            assert process.wait(40) == 0
+            assert process.wait(60) == 0
 
 
 def begun(url: str) -> str:
-    return str(httpx.post(f"{url}/v1/collections/rows/sync").json()["job"])
+    return str(httpx.post(f"{url}/v1/collections/rows/sync", timeout=60).json()["job"])
 
 
 def document(scene: Scene, *arguments: str, code: int = 0) -> Any:
@@ -58,7 +58,7 @@ def test_another_process_lists_and_cancels_the_services_job(scene: Scene, url: s
     assert over["state"] == "cancelled"
     assert 0 < over["result"]["upserted"] < 3000
     shown = document(scene, "show", job)
-    assert shown == over == httpx.get(f"{url}/v1/jobs/{job}").json()
+    assert shown == over == httpx.get(f"{url}/v1/jobs/{job}", timeout=60).json()
     assert document(scene, "list", "--state", "running") == []
     assert document(scene, "list", "--collection", "rows", "--limit", "1")[0]["id"] == job
 

@@ -46,7 +46,7 @@ def stand_in(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
         yield json.loads(process.stdout.readline())
     finally:
         process.terminate()
-        code = process.wait(20)
+        code = process.wait(60)
         process.communicate()
     assert code == 0
 

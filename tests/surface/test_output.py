@@ -178,7 +178,7 @@ def _fails(run: Run) -> dict[str, int]:
 def test_the_ids_of_jobs_can_be_copied_from_a_terminal(folder: Path, columns: str) -> None:
     jobs = Jobs(folder / "vectors", _fails, JobOptions(2, (RowRejected,)))
     ids = [jobs.start(name).id for name in ("a", "b")]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not all(jobs.get(number).over for number in ids):
         assert time.monotonic() < deadline
         time.sleep(0.01)

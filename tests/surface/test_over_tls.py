@@ -37,7 +37,7 @@ def started(*options: str) -> Iterator[dict[str, Any]]:
             yield json.loads(process.stdout.readline())
         finally:
             process.send_signal(signal.SIGTERM)
-            code = process.wait(20)
+            code = process.wait(60)
     assert code == 0
 
 

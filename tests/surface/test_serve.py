@@ -50,8 +50,8 @@ def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_and_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
     with served(tmp_path) as (process, url):
-        assert httpx.get(f"{url}/health/ready").status_code == 200
-        assert len(httpx.post(f"{url}/embed", json={"inputs": "steel"}).json()[0]) == 16
+        assert httpx.get(f"{url}/health/ready", timeout=60).status_code == 200
+        assert len(httpx.post(f"{url}/embed", json={"inputs": "steel"}, timeout=60).json()[0]) == 16
         start = time.monotonic()
         process.send_signal(number)
         assert process.wait(60) == 0

@@ -101,10 +101,10 @@ def test_a_verb_that_waits_for_a_silent_hana_ends_in_seconds(
     with Proxy(scene.emulator.port) as proxy:
         proxy.strike(Strike(EXECUTE, 1, Fault.STALL))
         with scene.spawn(*verb, port=proxy.port) as process:
-            assert proxy.fired.wait(20)
+            assert proxy.fired.wait(60)
             start = time.monotonic()
             process.send_signal(number)
-            _, errors = process.communicate(timeout=40)
+            _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert time.monotonic() - start < 20
     assert "Traceback" not in errors
@@ -116,9 +116,12 @@ def test_a_second_ctrl_c_ends_a_sync_that_hangs(scene: Scene) -> None:
     with Proxy(scene.emulator.port) as proxy:
         proxy.strike(Strike(EXECUTE, 20, Fault.STALL))
         with scene.spawn("sync", NAME, port=proxy.port, env=SLOW) as process:
-            assert proxy.fired.wait(20)
+            assert proxy.fired.wait(60)
             process.send_signal(signal.SIGINT)
-            time.sleep(1)
+            assert process.stderr is not None
+            while "finishing the batch" not in (line := process.stderr.readline()):  # two at once would be one
+                assert line, "it has ended without a word"
+            time.sleep(0.5)
             assert process.poll() is None, "the first one asks"
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)
@@ -144,7 +147,7 @@ def serving(scene: Scene, **more: str) -> Iterator[tuple[subprocess.Popen[str], 
 @pytest.mark.proves(2)
 def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: Scene, number: signal.Signals) -> None:
     with serving(scene) as (process, url):
-        job = httpx.post(f"{url}/v1/collections/rows/sync").json()["job"]
+        job = httpx.post(f"{url}/v1/collections/rows/sync", timeout=60).json()["job"]
         until_stored(scene)
         seen: list[str] = []
 
@@ -161,12 +164,14 @@ def test_a_service_with_a_job_and_a_follower_ends_with_0_and_records_it(scene: S
 
         follower = threading.Thread(target=follow)
         follower.start()
-        time.sleep(0.5)
+        while not seen:
+            assert follower.is_alive()
+            time.sleep(0.02)
         start = time.monotonic()
         process.send_signal(number)
-        assert process.wait(40) == 0
+        assert process.wait(60) == 0
         assert time.monotonic() - start < 20
-        follower.join(10)
+        follower.join(60)
         assert seen[0] == "state"
         _, errors = process.communicate()
         assert "Traceback" not in errors
@@ -195,11 +200,11 @@ def test_a_service_whose_job_hangs_ends_all_the_same(scene: Scene) -> None:
     with Proxy(scene.emulator.port) as proxy:
         proxy.strike(Strike(EXECUTE, 20, Fault.STALL))
         with serving(scene, HANA_PORT=str(proxy.port)) as (process, url):
-            job = httpx.post(f"{url}/v1/collections/rows/sync").json()["job"]
-            assert proxy.fired.wait(20)
+            job = httpx.post(f"{url}/v1/collections/rows/sync", timeout=60).json()["job"]
+            assert proxy.fired.wait(60)
             start = time.monotonic()
             process.terminate()
-            assert process.wait(40) == 0
+            assert process.wait(60) == 0
             assert time.monotonic() - start < 25
     code, out, _ = scene.cli("jobs", "show", job, "--json")
     record = json.loads(out)
