@@ -21,7 +21,7 @@ printf '%s\\n' "CI=$CI ${0##*/} $*" >>"$STUB_LOG"
 case "${0##*/} $*" in
   "check ") exit "${STUB_CHECK:-0}" ;;
   "test ") exit "${STUB_TEST:-0}" ;;
-  "test -m slow -x --durations=20") exit "${STUB_SLOW:-0}" ;;
+  "test -m slow -x --durations=20 --numprocesses=2 --dist=loadgroup") exit "${STUB_SLOW:-0}" ;;
 esac
 """
 
@@ -40,7 +40,7 @@ def project(host: Host) -> Host:
 def test_runs_check_test_and_slow_tests_as_ci(project: Host) -> None:
     result = project.run(".ci/run")
     assert result.returncode == 0, result.stdout
-    assert project.log.splitlines() == ["CI=true check ", "CI=true test ", "CI=true test -m slow -x --durations=20"]
+    assert project.log.splitlines() == ["CI=true check ", "CI=true test ", "CI=true test -m slow -x --durations=20 --numprocesses=2 --dist=loadgroup"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_no_slow_test_begins_shortly_before_the_limit(project: Host) -> None:
     assert result.returncode == 0
     default, slow_ones = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("until ")]
     assert default == "ever"
-    assert before + 400 < float(slow_ones) < time.time() + 430
+    assert before + 340 < float(slow_ones) < time.time() + 370
 
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(60, "1 passed"), (-60, "1 skipped")])
