@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.ops.conftest import Host
 
 ROOT = Path(__file__).resolve().parents[2]
+SLOW = "-m slow -x --durations=20 --numprocesses=2 --dist=loadgroup"
 STUB = """#!/usr/bin/env bash
 printf '%s\\n' "CI=$CI ${0##*/} $*" >>"$STUB_LOG"
 case "${0##*/} $*" in
@@ -40,7 +41,7 @@ def project(host: Host) -> Host:
 def test_runs_check_test_and_slow_tests_as_ci(project: Host) -> None:
     result = project.run(".ci/run")
     assert result.returncode == 0, result.stdout
-    assert project.log.splitlines() == ["CI=true check ", "CI=true test ", "CI=true test -m slow -x --durations=20 --numprocesses=2 --dist=loadgroup"]
+    assert project.log.splitlines() == ["CI=true check ", "CI=true test ", f"CI=true test {SLOW}"]
 
 
 @pytest.mark.parametrize(
