@@ -7,6 +7,7 @@ import base64
 import json
 import time
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -347,11 +348,10 @@ def test_a_remembered_token_ends_with_its_key_and_with_its_time(
         checked = _counting(monkeypatch)
         await authentication.principal(token)
         assert checked == []  # remembered
-        later = time.time() + 121
         with monkeypatch.context() as clock:
-            clock.setattr("app.src.access.tokens.time.time", lambda: later)
+            at(clock, time.time() + 121)
             with pytest.raises(Unauthenticated, match="expired"):
-                await asyncio.wait_for(_for_ever(authentication, short), 60)
+                await authentication.principal(short)
         shown.write_bytes(jwks(jwk(STRANGER, "one")))
         for _ in range(3000):
             try:
@@ -364,11 +364,16 @@ def test_a_remembered_token_ends_with_its_key_and_with_its_time(
     assert asyncio.run(asked()) == "signature"
 
 
-async def _for_ever(authentication: Authentication, token: str) -> None:
-    """PyJWT has a clock of its own: wait for the token's end by it."""
-    while True:
-        await asyncio.sleep(0.05)
-        await authentication.principal(token)
+def at(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Our clock and PyJWT's, which is one of its own, show this time since the epoch."""
+
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Then:
+            return cls.fromtimestamp(seconds, tz)
+
+    patch.setattr("app.src.access.tokens.time.time", lambda: seconds)
+    patch.setattr("jwt.api_jwt.datetime", Then)
 
 
 def _counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:

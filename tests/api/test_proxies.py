@@ -62,7 +62,7 @@ def test_the_clients_of_a_proxy_are_told_apart_and_nobody_else_is_believed(tmp_p
     secure = ["Strict-Transport-Security" in answer.headers for answer in answers]
     assert secure == [True, False, False, False, False, False]
     log = (tmp_path / "audit.log").read_text(encoding="utf-8")
-    assert log.count('"192.0.2.1"') == 3
+    assert log.count('"192.0.2.1"') == 2, "beyond its share an address gets one line"
     assert log.count('"203.0.113.5"') == 2
     assert "192.0.2.3" not in log
     assert "198.51.100.9" not in log
