@@ -18,11 +18,13 @@ from connector.errors import ConnectionLost, DatabaseError
 from connector.model import Query
 from connector.retry import ONCE, RetryPolicy
 from connector.source import HanaSource
+from connector.stores.lease import LeaseTimes
 from connector.sync import Ends
 from tests.adversity.proxy import ANY, COMMIT, CONNECT, EXECUTE, EXECUTE_DIRECT, PREPARE, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, PAGE, PERSISTENT, ROWS, Scene, WatchedSource
 from tests.emulator.process import running
 
+SOON = LeaseTimes(ttl=4, renew=0.5, poll=0.02)
 LOST = [Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.HALF_REPLY]
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -92,12 +94,14 @@ def test_a_cut_at_every_request(scene: Scene, nth: int, fault: Fault) -> None:
 
 
 def _cut_at(scene: Scene, nth: int, fault: Fault) -> None:
-    """Either the sync rides over it, or it says that the line is lost; the store is sound in both cases."""
+    """Either the sync rides over it, or it says that the line is lost; the store is sound in both cases. Where the
+    answer to taking the lease is lost, the lease that nobody knows of has to end first.
+    """
     with Proxy(scene.emulator.port) as proxy:
-        ends = scene.ends(proxy.port)
+        ends = Ends(HanaSource(scene.pool(proxy.port)), scene.store(proxy.port, SOON), scene.embedder)
         proxy.strike(Strike(ANY, nth, fault))
         try:
-            report = scene.sync(ends)
+            report = scene.sync(ends, lease_wait=60.0)
             ended: object = (report.read, report.upserted)
         except DatabaseError as error:
             ended = error.retryable or error
