@@ -85,7 +85,7 @@ def presented(client: httpx.Client) -> bytes:
 
 def served_now(url: str, trust: ssl.SSLContext) -> bytes:
     """That of a new connection."""
-    with httpx.Client(base_url=url, verify=trust) as client:
+    with httpx.Client(base_url=url, verify=trust, timeout=60) as client:
         return presented(client)
 
 
@@ -125,7 +125,7 @@ def test_served_over_tls_1_2_and_later(tmp_path: Path, authority: trustme.CA) ->
         while first == serial(served_now(url, trust)):
             assert time.monotonic() < deadline, "the new certificate is not taken up"
             time.sleep(0.1)
-        with pytest.raises(httpx.ConnectError), httpx.Client(base_url=url) as stranger:
+        with pytest.raises(httpx.ConnectError), httpx.Client(base_url=url, timeout=60) as stranger:
             stranger.get("/health/live")
         with pytest.raises(httpx.HTTPError), httpx.Client() as plain:
             plain.get(url.replace("https", "http") + "/health/live")

@@ -28,7 +28,7 @@ ALL_READ = """async () => {
     const job = { kind: "sync", state: "running", progress: { done: 44, total: 44 }, error: null, note: null };
     return [...jobLine(job).querySelectorAll("span.job-state, span.job-words")].map((each) => each.textContent);
 }"""
-"""What is said of a job whose rows are all read. The embedder of tests is too fast to be seen at it."""
+"""What is said of a job that has read all rows it knows of. The embedder of tests is too fast to be seen at it."""
 
 
 class Stepwise(Shelf):
@@ -80,7 +80,7 @@ def test_a_sync_is_seen_to_move(serve: Serve, source: Stepwise, open_page: Open)
     expect(page.locator(".job-words")).to_contain_text("rows/s")
     assert page.evaluate(ALL_READ) == [
         "Sync running",
-        "all 44 rows read · the last ones are being embedded and written",
+        "44 rows read · the last ones are being embedded and written",
     ]
     source.release(ALL)
     expect(page.locator("main").get_by_text("44 rows read: 44 unchanged.")).to_be_visible()

@@ -27,12 +27,10 @@ def routes(route: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from routes(below)
 
 
-def matched(matchers: list[str]) -> list[str]:
-    """The alerts that a rule of inhibition is about."""
-    (found,) = (MATCHER.fullmatch(matcher) for matcher in matchers)
-    assert found
-    assert found[1] == "alertname"
-    return found[3].split("|")
+def matched(matchers: list[str]) -> dict[str, list[str]]:
+    """What a rule of inhibition is about: values of labels."""
+    found = [MATCHER.fullmatch(matcher) for matcher in matchers]
+    return {label[1]: label[3].split("|") for label in found if label} if all(found) else {}
 
 
 def documented() -> list[dict[str, Any]]:
@@ -62,8 +60,15 @@ def test_its_rules_are_about_alerts_and_labels_that_there_are() -> None:
             assert found[3] in {rule["labels"]["severity"] for rule in ALERTS.values()}
     for rule in CONFIG["inhibit_rules"]:
         for end in ("source_matchers", "target_matchers"):
-            assert set(matched(rule[end])) <= set(ALERTS), rule
+            about = matched(rule[end])
+            assert set(about) <= everything, rule
+            assert set(about["alertname"]) <= set(ALERTS), rule
         assert set(rule.get("equal", ())) <= everything
+
+
+def test_a_store_that_is_away_hides_no_other_reason_why_the_service_is_not_ready() -> None:
+    hidden = [matched(rule["target_matchers"]) for rule in CONFIG["inhibit_rules"]]
+    assert [each["check"] for each in hidden if each["alertname"] == ["OwlSapNotReady"]] == [["store"]]
 
 
 def test_the_receivers_of_the_documentation_have_all_that_they_need(tmp_path: Path) -> None:

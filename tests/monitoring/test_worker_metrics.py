@@ -62,7 +62,7 @@ def test_it_has_the_headers_and_limits_of_rest(tmp_path: Path) -> None:
     )
     with closing(Service(settings)) as service, closing(MetricsListener(service, "127.0.0.1", 0)) as listener:
         listener.start()
-        with httpx.Client() as client:
+        with httpx.Client(timeout=60) as client:
             tried = [client.get(listener.url, headers={"X-API-Key": "owl_wrong_wrong"}) for _ in range(3)]
             assert [answer.status_code for answer in tried] == [401, 401, 429]
             assert int(tried[-1].headers["Retry-After"]) >= 1

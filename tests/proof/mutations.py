@@ -54,6 +54,12 @@ def mutations() -> list[Mutation]:
     return [Mutation(**entry | {"tests": tuple(entry["tests"])}) for entry in entries]
 
 
+def unhurried() -> dict[str, str]:
+    """The environment without the time at which .ci/run lets no further test begin (tests/conftest.py): tests that are
+    skipped for it pass, and would not have noticed the bug."""
+    return {name: value for name, value in os.environ.items() if name != "OWL_TESTS_UNTIL"}
+
+
 class Copy:
     """A copy of the product and its tests, in which things may be broken."""
 
@@ -94,7 +100,7 @@ class Copy:
                 *tests,
             ],
             cwd=self._folder,
-            env=os.environ | {"PYTHONPATH": str(self._folder)},
+            env=unhurried() | {"PYTHONPATH": str(self._folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from tests.proof.mutations import ROOT, Mutation, mutations, run
+from tests.proof.mutations import FAILED, ROOT, Copy, Mutation, mutations, run
 
 
 @pytest.mark.parametrize("mutation", mutations(), ids=lambda mutation: mutation.name)
@@ -21,6 +22,18 @@ def test_each_bug_can_be_planted_and_names_its_tests(mutation: Mutation) -> None
 
 def test_there_are_enough() -> None:
     assert len({mutation.name for mutation in mutations()}) == len(mutations()) >= 10
+
+
+def test_a_bug_is_looked_for_also_when_no_further_test_may_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """.ci/run says until when tests may begin; the tests of a planted bug belong to one that has begun."""
+    monkeypatch.setattr("tests.proof.mutations.COPIED", ())
+    monkeypatch.setattr("tests.proof.mutations.HURRY", ())  # a profile of tests/conftest.py
+    monkeypatch.setenv("OWL_TESTS_UNTIL", "0")
+    (tmp_path / "test_it.py").write_text('import os\n\ndef test_it():\n    assert "OWL_TESTS_UNTIL" in os.environ\n')
+    code, said = Copy(tmp_path).test(["test_it.py"])
+    assert code == FAILED, said
 
 
 TOGETHER = 6

@@ -63,16 +63,21 @@ class _Quiet:
 
 
 class _Bar(_Quiet):
-    """Rows count as they are read: when all are, the last ones of a sync are still to be embedded and written."""
+    """Rows count as they are read: when all are, the last ones of a sync are still to be embedded and written. Where
+    nobody knows how many there are, by a watermark, the total is what was read so far and grows."""
 
     def __init__(self, bars: Progress, task: TaskID, collection: str) -> None:
         self._bars = bars
         self._task = task
         self._collection = collection
         self._rate = _Rate()
+        self._total: int | None = None
+        self._grows = False
 
     def progress(self, done: int, total: int) -> None:
-        told = self._collection if done < total else f"{self._collection}: finishing"
+        self._grows = self._grows or (self._total is not None and total > self._total)
+        self._total = total
+        told = self._collection if done < total or self._grows else f"{self._collection}: finishing"
         self._bars.update(self._task, completed=done, total=total, rate=f"{self._rate(done):,}", description=told)
 
 

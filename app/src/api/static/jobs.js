@@ -68,11 +68,12 @@ export function liveJob(job, { announce, over, gone = () => {}, signal }) {
   let record = { ...job };
   let connected = true;
   let ended = false;
+  let grows = false; // by a watermark nobody knows how many rows there will be: the total is what was read so far
 
   function show() {
     const { done = 0, total = 0 } = record.progress ?? {};
-    const reading = !readToTheEnd(record);
-    if (total > 0 && reading) {
+    const reading = grows || !readToTheEnd(record);
+    if (total > 0 && !readToTheEnd(record)) {
       bar.max = total;
       bar.value = Math.min(done, total);
     } else {
@@ -103,6 +104,7 @@ export function liveJob(job, { announce, over, gone = () => {}, signal }) {
     connected = true;
     if (event === "result") return end(data);
     if (event === "progress") {
+      grows ||= data.total > (record.progress?.total || Infinity);
       record.progress = data;
       rate.add(data.done);
     } else if (event === "state") {
@@ -168,7 +170,7 @@ function far(job) {
   if (total === 0) return null;
   if (!readToTheEnd(job)) return `${number(done)} of ${many(total, "row")} (${percent(done / total)})`;
   const rest = ["sync", "build"].includes(job.kind) ? "the last ones are being embedded and written" : "finishing";
-  return `all ${many(total, "row")} read · ${rest}`;
+  return `${many(total, "row")} read · ${rest}`;
 }
 
 /** What became of a job, in one sentence. */
