@@ -23,6 +23,8 @@ from connector.errors import (
 )
 
 BUSY_SECONDS = 30.0
+_UNDECODED = "Could not decode to UTF-8"
+"""So begins what Python says of such a text, which it then quotes."""
 
 
 class Damaged(Exception):
@@ -251,9 +253,13 @@ class SqliteFile:
             raise self._unusable(error) from None
         except Damaged as error:
             raise self._corrupt(str(error)) from None
+        except UnicodeDecodeError:  # of SQLite's own message, which quotes what is damaged
+            raise self._corrupt("what SQLite says of it is not UTF-8") from None
 
     def _error(self, error: sqlite3.Error) -> ConnectorError:
-        # Text of SQLite's own, never of the data: these messages name no value.
+        # Text of SQLite's own, never of the data: but for one of Python's these messages name no value.
+        if str(error).startswith(_UNDECODED):
+            return self._corrupt("a text in it is not UTF-8")
         code = getattr(error, "sqlite_errorcode", None)
         primary = code & 0xFF if code is not None else -1
         match primary:

@@ -18,7 +18,7 @@ from connector.sync import Ends
 from tests.adversity.scene import EMPTY, NAME, ROWS, Scene, WatchedSource
 
 FULL = ROWS - EMPTY
-QUICK = LeaseTimes(ttl=1, renew=0.2, poll=0.02)
+QUICK = LeaseTimes(ttl=3, renew=0.3, poll=0.02)
 
 
 def test_two_syncs_of_one_collection_add_up(scene: Scene) -> None:

@@ -507,7 +507,7 @@ def test_the_audit_log_counts_the_rows_that_are_read_one_by_one(ground: Ground) 
     for name, arguments in asked:
         post(ground, called(name, arguments), "roh")
     mine: list[tuple[Any, ...]] = []
-    for _ in range(100):
+    for _ in range(3000):
         entries = [json.loads(line) for line in (ground.folder / "audit.log").read_text().splitlines()]
         told = [each for each in entries if each["principal"] == ground.ids["roh"] and each.get("tool")]
         mine = [tuple(each.get(name) for name in ("tool", "rows", "asked", "hits")) for each in told[-3:]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
@@ -189,6 +191,47 @@ def test_those_who_wait_to_write_leave_threads_for_others(tmp_path: Path, source
             (written,) = set(asked) - set(refused)
             assert written.result().status_code == 200
             put(client, {"id": "last", "text": "a last pump"})
+    finally:
+        service.close()
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
+def test_what_waits_to_be_written_for_a_client_that_has_left_is_never_written(
+    tmp_path: Path, source: TableSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gave up and asked again had the documents twice, by two ids."""
+    base = with_notes(tmp_path)
+    api = base.api.model_copy(update={"threads": 2, "max_wait": 60.0, "timeout": 60.0})
+    service = Service(base.model_copy(update={"api": api}), source=source)
+    begun, go_on, texts = threading.Event(), threading.Event(), list[str]()
+    real = service.documents.put
+
+    def hanging(name: str, documents: list[NewDocument], **more: Any) -> Any:
+        texts.extend(each.text for each in documents)
+        begun.set()
+        assert go_on.wait(60)
+        return real(name, documents, **more)
+
+    def post(client: httpx.Client, text: str, **more: Any) -> httpx.Response:
+        return client.post(PLACE, json={"documents": [{"text": text}]}, **more)
+
+    monkeypatch.setattr(service.documents, "put", hanging)
+    try:
+        with serving(service) as client, ThreadPoolExecutor(1) as others:
+            try:
+                held = others.submit(post, client, "held")
+                assert begun.wait(60)
+                with pytest.raises(httpx.ReadTimeout):
+                    post(client, "left", timeout=httpx.Timeout(60, read=0.3))
+                deadline = time.monotonic() + 50
+                while 'status="499"' not in client.get("/metrics").text:
+                    assert time.monotonic() < deadline, "nobody has noticed"
+                    time.sleep(0.02)
+            finally:
+                go_on.set()
+            assert held.result().status_code == 200
+            assert post(client, "more").status_code == 200, "its place is free"
+        assert texts == ["held", "more"]
     finally:
         service.close()
 

@@ -172,6 +172,30 @@ def test_damage_inside_is_found_when_it_is_read(store, folder, file):
         read()
 
 
+def test_a_text_that_is_none_is_damage_and_is_not_told(store, file):
+    """Python's message for it quotes the text of the row."""
+    add(store, range(2))
+    with closing(sqlite3.connect(file)) as db, db:
+        db.execute("UPDATE records SET text = CAST(? AS TEXT) WHERE document = 'k1'", (b"secret \xff",))
+    with pytest.raises(StoreCorrupt, match="a text in it is not UTF-8") as raised:
+        found(store)
+    assert str(file) in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_damage_that_sqlite_cannot_tell_of_is_damage(store, folder, file):
+    """Python cannot read a message that quotes half a character: it was a bare UnicodeDecodeError."""
+    store.close()
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = file.read_bytes()
+    assert b"CREATE TABLE records" in whole
+    file.write_bytes(whole.replace(b"CREATE TABLE records", b"CREATE T\xc5BLE records"))
+    with pytest.raises(StoreCorrupt) as raised:
+        LocalStore(folder)
+    assert str(file) in str(raised.value)
+
+
 def test_the_quarantine_of_the_first_layout_is_taken_over(store, folder, file):
     store.close()
     file.unlink()

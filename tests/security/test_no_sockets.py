@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from tests.adversity.scene import NAME, Scene
+from tests.ports import free_port
 
 HOOK = """
 import json, os, sys
@@ -110,8 +111,7 @@ class Watched:
         self._environment = own | trap.variables() | {"PYTHONPATH": f"{path}{os.pathsep}{own['PYTHONPATH']}"}
         self._environment |= {"SOCKETS_TOLD": str(self.told), "OWL_SAP_EMBEDDING__MODEL": model}
         # Where doctor looks: at the usual port another program of this machine may listen, and doctor would ask it.
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._environment |= {"OWL_SAP_MCP__HTTP": "true", "OWL_SAP_API__PORT": str(self.port)}
         self._folder = scene.folder
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from app.src.remembered import Bounds, Remembered, Seen
+from connector.errors import ConnectionLost
 
 MATERIALS: Seen = ("materials", 1, "null")
 OTHERS: Seen = ("others", 1, "null")
@@ -109,6 +111,54 @@ def test_errors_are_not_kept() -> None:
             remembered.get(MATERIALS, fails)
     assert not remembered._looking
     assert remembered.get(MATERIALS, look) == 1
+
+
+def test_what_was_written_before_it_is_kept_counts() -> None:
+    """Between the end of the look and then."""
+    remembered, _, look = made()
+
+    def stays(_: int) -> bool:
+        remembered.written("materials")
+        return True
+
+    assert remembered.get(MATERIALS, look, stays) == 1
+    assert remembered.get(MATERIALS, look) == 2
+
+
+def test_a_store_that_fails_one_fails_all_who_wait_for_him(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each looked for himself, one after another: eight times as long as a store takes that does not answer."""
+    remembered, _, look = made()
+    came, fail = threading.Semaphore(0), threading.Event()
+
+    class Coming(dict[Seen, Any]):
+        def setdefault(self, key: Seen, default: Any = None) -> Any:
+            found = super().setdefault(key, default)
+            came.release()
+            return found
+
+    monkeypatch.setattr(remembered, "_looking", Coming())
+    errors: list[Exception] = []
+
+    def fails() -> int:
+        assert fail.wait(60)
+        look()
+        raise ConnectionLost("no answer", code=-10807)
+
+    def ask() -> None:
+        with pytest.raises(ConnectionLost, match="no answer") as failed:
+            remembered.get(MATERIALS, fails)
+        errors.append(failed.value)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert all(came.acquire(timeout=60) for _ in threads)
+    fail.set()
+    for thread in threads:
+        thread.join(60)
+    assert [error.code for error in errors if isinstance(error, ConnectionLost)] == [-10807] * 4
+    assert (look.count, len({id(error) for error in errors})) == (1, 4)
+    assert remembered.get(MATERIALS, look) == 2, "who comes later looks again"
 
 
 def test_one_looks_for_all_who_ask_at_once() -> None:

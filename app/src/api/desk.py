@@ -88,19 +88,11 @@ class Desk:
         never made, and ClientLeft is raised. Raises Crowded at once when it would wait too long for a thread."""
         return await self._ended(*self._begun(call), request)
 
-    async def write(self, call: Callable[[], Result]) -> Result:
+    async def write(self, call: Callable[[], Result], request: Request | None = None) -> Result:
         """As `run`, for what may have to wait until others have written. No more than half of the threads do that at a
         time, whoever still waits for its answer; the next wait here, without a thread, and after api.max_wait they are
         refused: Crowded."""
-        try:
-            async with asyncio.timeout(self.limits.max_wait):
-                await self._writing.acquire()
-        except TimeoutError:
-            raise Crowded(
-                f"{self._writers} requests write already, and none has ended within {self.limits.max_wait:g} s "
-                "(setting api.max_wait): try again later",
-                seconds=self.limits.max_wait,
-            ) from None
+        await self._may_write(request)
         try:
             turn, future = self._begun(call)
         except BaseException:
@@ -113,7 +105,24 @@ class Desk:
                 loop.call_soon_threadsafe(self._writing.release)
 
         future.add_done_callback(free)
-        return await self._ended(turn, future, None)
+        return await self._ended(turn, future, request)
+
+    async def _may_write(self, request: Request | None) -> None:
+        """Takes one of the places of those who write. Raises Crowded and ClientLeft; then none is taken."""
+        place = asyncio.ensure_future(self._writing.acquire())
+        try:
+            async with asyncio.timeout(self.limits.max_wait):
+                await (place if request is None else _watched(place, request))
+        except BaseException as error:
+            if not place.cancel() and not place.cancelled():  # had, just when nobody waited for it any more
+                self._writing.release()
+            if not isinstance(error, TimeoutError):
+                raise
+            raise Crowded(
+                f"{self._writers} requests write already, and none has ended within {self.limits.max_wait:g} s "
+                "(setting api.max_wait): try again later",
+                seconds=self.limits.max_wait,
+            ) from None
 
     def _begun(self, call: Callable[[], Result]) -> tuple[Turn, Future[Result]]:
         """Raises Crowded."""

@@ -29,7 +29,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         tell(request.scope, documents=len(documents))
         counted = partial(desk.spend, request, whole=True)
         put = partial(service.documents.put, name, documents, principal=asker(request), counted=counted)
-        return Json({"ids": (await desk.write(put)).ids})
+        return Json({"ids": (await desk.write(put, request)).ids})
 
     @routes.post(f"{_PLACE}/delete", response_model=schemas.DocumentsDeleted)
     async def delete(request: Request, name: str, body: schemas.DocumentIds) -> Response:
@@ -39,4 +39,4 @@ def add(routes: APIRouter, desk: Desk) -> None:
             raise TooMuch(f"{len(body.ids)} ids; at most {most} (setting api.max_inputs)", param="ids")
         tell(request.scope, documents=len(body.ids))
         deletion = partial(service.documents.delete, name, body.ids, principal=asker(request))
-        return Json({"deleted": await desk.write(deletion)})
+        return Json({"deleted": await desk.write(deletion, request)})

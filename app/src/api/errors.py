@@ -53,6 +53,11 @@ TOO_MANY = 429
 UNAVAILABLE = 503
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 """A caller may invent any number of others."""
+MOST_FAULTS = 50
+"""Of a request that are told: a body of two megabytes may have a quarter of a million."""
+_EXTRA = "extra_forbidden"
+_LONGEST_MEMBER = 100
+"""Characters of an unknown member's name that are compared with those that there are."""
 _log = logging.getLogger(__name__)
 
 
@@ -235,12 +240,14 @@ def install(app: FastAPI, service: Service) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         found = cast("RequestValidationError", error).errors()
-        faults = [{"where": _where(fault["loc"]), "what": _unknown(request, fault) or _what(fault)} for fault in found]
+        shown = found[:MOST_FAULTS]
+        members = _members(request) if any(fault["type"] == _EXTRA for fault in shown) else []
+        faults = [{"where": _where(fault["loc"]), "what": _unknown(fault, members) or _what(fault)} for fault in shown]
         detail = "; ".join(f"{fault['where']}: {fault['what']}" for fault in faults[:5])
         if "json" not in request.headers.get("content-type", "") and request.headers.get("content-length", "0") != "0":
             detail += "; send the header Content-Type: application/json"
         blame = Refused(detail, param=_param(found))
-        return problem(request, 422, detail, blame=blame, errors=faults[:50])
+        return problem(request, 422, detail, blame=blame, errors=faults)
 
     async def routing(request: Request, error: Exception) -> JSONResponse:
         refusal = cast("HTTPException", error)
@@ -285,14 +292,14 @@ def _what(fault: Mapping[str, Any]) -> str:
     return message.removeprefix("Value error, ")
 
 
-def _unknown(request: Request, fault: Mapping[str, Any]) -> str | None:
-    """Of a member of the body that there is not: what it may have been meant to be."""
-    if fault["type"] != "extra_forbidden":
+def _unknown(fault: Mapping[str, Any], members: Sequence[str]) -> str | None:
+    """Of a member of the body that there is not: what of the `members` it may have been meant to be."""
+    if fault["type"] != _EXTRA:
         return None
-    told, members = "there is no such member", _members(request)
+    told = "there is no such member"
     if len(fault["loc"]) != 2 or not members:  # further in it is another model's
         return told
-    near = difflib.get_close_matches(str(fault["loc"][1]), members, n=1)
+    near = difflib.get_close_matches(str(fault["loc"][1])[:_LONGEST_MEMBER], members, n=1)
     return f'{told}; did you mean "{near[0]}"?' if near else f"{told}; there are: {', '.join(members)}"
 
 
