@@ -335,4 +335,4 @@ def _too_deep(value: object) -> bool:
         ]
         if not level:
             return False
-    return True
+    return any(isinstance(each, Mapping | list | tuple) for each in level)

@@ -144,7 +144,7 @@ def test_a_collection_of_a_table_is_not_written_and_one_of_clients_not_synced(cl
 @pytest.mark.parametrize(("levels", "status"), [(99, 200), (100, 422), (900, 422)])
 def test_metadata_may_be_so_deep_and_no_deeper(client: httpx.Client, levels: int, status: int) -> None:
     """900 levels, which the parser still takes, were an unexpected error."""
-    deep: dict[str, Any] = {}
+    deep: dict[str, Any] = {"bottom": 1}
     for _ in range(levels):
         deep = {"a": deep}
     answer = client.post(PLACE, json={"documents": [{"id": "deep", "text": "a pump", "metadata": deep}]})

@@ -360,7 +360,7 @@ def test_retry_after_is_what_was_measured(error: Exception, seconds: str | None)
 
 @pytest.mark.covers("POST /v1/collections/{name}/search", errors=True)
 def test_of_many_members_that_there_are_not_a_few_are_compared(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two megabytes of them were all compared with those that there are, and for a minute nobody was answered."""
+    """Two megabytes of them were all compared with those that there are, and for many seconds nobody was answered."""
     compared: list[str] = []
 
     def nearest(name: str, *given: Any, **more: Any) -> list[str]:
