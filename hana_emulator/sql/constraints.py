@@ -96,10 +96,6 @@ def key_columns(relation: Relation, columns: Sequence[str]) -> list[str]:
     return [SESSION_COLUMN, *names] if relation.is_shared_by_sessions else names
 
 
-def drop_key(connection: sqlite3.Connection, relation: Relation, constraint: Constraint) -> None:
-    connection.execute(f"DROP INDEX IF EXISTS {_name(_KEYS, relation, constraint.name)}")
-
-
 def _name(kind: str, relation: Relation, name: str, more: str = "") -> str:
     return '"' + f"{kind}{relation.id} {encode(name)}{more}".replace('"', '""') + '"'
 

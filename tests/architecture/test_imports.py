@@ -16,9 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("app", "connector", "hana_emulator", "owl_sap_client")
 
+NEW_MODULE = "ANSWER = 42"
+
 PLANTED = [
-    # module, line to add (or a whole new module), contract that must break
-    ("app/extra.py", "ANSWER = 42", "layers of app"),
+    # module, line to add, contract that must break
+    ("app/extra.py", NEW_MODULE, "layers of app"),
     ("connector/sync.py", "import hdbcli.dbapi", "hdbcli stays in connector.hana"),
     ("app/src/service.py", "from hdbcli import dbapi", "hdbcli stays in connector.hana"),
     ("connector/stores/local.py", "import torch", "the connector knows no app, no GPU, no HTTP"),
@@ -30,26 +32,27 @@ PLANTED = [
     ("connector/sync.py", "def late() -> None:\n    from connector import verify", "layers of the connector"),
     ("connector/stores/hana.py", "from connector.stores import local", "layers of the stores"),
     ("connector/stores/scan.py", "from connector.stores import local", "layers of the stores"),
-    ("connector/utils.py", "ANSWER = 42", "layers of the connector"),
+    ("connector/utils.py", NEW_MODULE, "layers of the connector"),
     ("app/src/core/engine.py", "from connector import model", "core knows no HANA, no HTTP, no settings, no metrics"),
     ("app/src/core/device.py", "from app.src.core import engine", "layers of core"),
-    ("app/src/core/helpers.py", "ANSWER = 42", "layers of core"),
+    ("app/src/core/helpers.py", NEW_MODULE, "layers of core"),
     ("app/src/core/onnx_export/graph.py", "from app.src.core.onnx_export import quantise", "layers of the ONNX export"),
     ("app/src/core/memory.py", "from app.src import settings", "core knows no HANA, no HTTP, no settings, no metrics"),
+    ("app/src/core/memory.py", "from app.src import metrics", "core knows no HANA, no HTTP, no settings, no metrics"),
     ("app/src/service.py", "import torch", "torch stays in app.src.core"),
-    ("app/src/doctor.py", "import sentence_transformers", "torch stays in app.src.core"),
+    ("app/src/doctor/machine.py", "import sentence_transformers", "torch stays in app.src.core"),
     ("app/src/service.py", "from fastapi import FastAPI", "fastapi stays in app.src.api"),
     ("app/src/jobs/runner.py", "from starlette import status", "fastapi stays in app.src.api"),
     ("app/src/jobs/runner.py", "from app.src import service", "layers of app.src"),
     ("app/src/service.py", "from app.src import cli", "layers of app.src"),
-    ("app/src/settings.py", "from app.src import service", "layers of app.src"),
+    ("app/src/settings/model.py", "from app.src import service", "layers of app.src"),
     ("app/src/mcp/server.py", "from app.src import api", "layers of app.src"),
     ("app/src/mcp/tools.py", "from app.src.mcp import server", "layers of the tools for agents"),
     ("app/src/service.py", "from mcp.server.lowlevel import Server", "the MCP SDK stays in app.src.mcp"),
     ("app/src/api/agents.py", "import mcp_types", "the MCP SDK stays in app.src.mcp"),
     ("app/src/mcp/http.py", "from starlette.requests import Request", "fastapi stays in app.src.api"),
     ("app/src/access/keys.py", "from app.src.access import tokens", "layers of access"),
-    ("app/src/misc.py", "ANSWER = 42", "layers of app.src"),
+    ("app/src/misc.py", NEW_MODULE, "layers of app.src"),
     ("app/src/benchmark/side_by_side.py", "from app.src.benchmark import report", "layers of the benchmarks"),
     ("owl_sap_client/__init__.py", "from connector import errors", "the client stands alone"),
     ("app/src/demo.py", "import owl_sap_client", "nobody builds on the client"),
@@ -114,6 +117,14 @@ def test_planted_violation_is_caught(tree: Path, module: str, line: str, contrac
         result = lint_imports(tree)
     assert result.returncode == 1, result.stdout + result.stderr
     assert verdicts(result)[contract] == "BROKEN", result.stdout
+
+
+def test_violations_are_planted_into_modules_that_exist() -> None:
+    """A file planted beside a package of its name would be shadowed by it."""
+    assert [module for module, line, _ in PLANTED if line != NEW_MODULE and not (ROOT / module).is_file()] == []
+    for module in (module for module, line, _ in PLANTED if line == NEW_MODULE):
+        assert not (ROOT / module).exists()
+        assert not (ROOT / module).with_suffix("").exists()
 
 
 def test_every_contract_has_a_planted_violation(tree: Path) -> None:

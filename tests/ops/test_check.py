@@ -237,12 +237,42 @@ def test_a_planted_call_is_found_by_bandit(tmp_path: Path) -> None:
     assert "B202" in done.stdout
 
 
-def test_the_workflow_runs_what_ci_runs_and_pins_its_actions() -> None:
-    text = (ROOT / ".github/workflows/ci.yml").read_text()
+def workflow_steps(name: str) -> list[dict[str, str]]:
+    workflow = YAML(typ="safe").load(ROOT / ".github/workflows" / name)
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def test_the_workflow_runs_what_ci_runs() -> None:
+    assert ".ci/run" in [step.get("run") for step in workflow_steps("ci.yml")]
+
+
+def test_the_locks_of_the_image_are_audited_and_are_in_the_bill_of_materials() -> None:
+    runs = [step.get("run", "") for step in workflow_steps("ci.yml")]
+    assert any("deployment/requirements/*.txt" in run and "pip-audit" in run for run in runs)
+    assert any("deployment/requirements/" in run and "cyclonedx-py requirements" in run for run in runs)
+    updates = YAML(typ="safe").load(ROOT / ".github/dependabot.yml")["updates"]
+    watched = {(update["package-ecosystem"], update["directory"]) for update in updates}
+    assert {("pip", "/"), ("pip", "/deployment/requirements"), ("docker", "/"), ("github-actions", "/")} <= watched
+
+
+def test_what_publishes_a_release_runs_none_of_our_code() -> None:
+    jobs = YAML(typ="safe").load(ROOT / ".github/workflows/release.yml")["jobs"]
+    assert jobs["build"]["permissions"] == {"contents": "read"}
+    actions = [step["uses"].partition("@")[0] for step in jobs["publish"]["steps"] if "uses" in step]
+    assert actions == [
+        "actions/download-artifact",
+        "actions/attest-build-provenance",
+        "sigstore/cosign-installer",
+    ]
+    assert not any("python" in step.get("run", "") for step in jobs["publish"]["steps"])
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / ".github/workflows").iterdir()))
+def test_workflows_have_no_rights_of_their_own_and_pin_their_actions(name: str) -> None:
+    text = (ROOT / ".github/workflows" / name).read_text()
     workflow = YAML(typ="safe").load(text)
     assert workflow["permissions"] == {}
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    assert ".ci/run" in [step.get("run") for step in steps]
+    steps = workflow_steps(name)
     assert all("timeout-minutes" in job for job in workflow["jobs"].values())
     used = [step["uses"] for step in steps if "uses" in step]
     assert used

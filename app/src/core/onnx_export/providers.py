@@ -272,8 +272,3 @@ def preload(runtime: Runtime) -> None:
     if runtime == "tensorrt":
         with contextlib.suppress(ImportError, OSError):
             importlib.import_module("tensorrt")  # loads tensorrt_libs/*.so
-
-
-def missing_providers(wanted: Sequence[Provider], got: Sequence[str]) -> list[str]:
-    """What a session was asked for and has not: ONNX Runtime goes on without it and only logs that."""
-    return [name for name, _ in wanted if name not in got]
