@@ -84,7 +84,16 @@ def test_every_step_in_order(project: Host) -> None:
     assert result.stdout.splitlines()[-1] == "check: all green"
     assert tools_run(project) == [
         *("ruff", "ruff", "mypy", "lint-imports", "bandit", "semgrep", "semgrep"),
-        *("detect-secrets-hook", "detect-secrets-hook", "zizmor", "shellcheck", "hadolint", "check-jsonschema"),
+        *(
+            "detect-secrets-hook",
+            "detect-secrets-hook",
+            "zizmor",
+            "check-jsonschema",
+            "check-jsonschema",
+            "shellcheck",
+            "hadolint",
+            "check-jsonschema",
+        ),
     ]
 
 
