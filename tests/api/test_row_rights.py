@@ -373,7 +373,6 @@ def test_without_a_claim_there_is_nothing(asking: Asking, who: Principal) -> Non
     assert asking.post(who, SEARCH, like=ALL_IDS[0]).status_code == 404
 
 
-@pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_a_hidden_id_takes_the_way_of_an_absent_one(shared: Service, asking: Asking) -> None:
     """By the same statements, so how long it takes tells no more than one look at a row does."""
     who, get_row = claiming("FERT"), Tools(shared).get_row
@@ -397,6 +396,7 @@ def test_a_hidden_id_takes_the_way_of_an_absent_one(shared: Service, asking: Ask
         assert sent[1] == sent[2] != [], look
 
 
+@pytest.mark.covers("POST /v1/collections/{name}/search")
 @pytest.mark.parametrize("owner", OWNERS)
 def test_rows_like_one_are_of_those_that_may_be_seen(asking: Asking, owner: str) -> None:
     for way in ({}, {"mmr_lambda": 0.3}, {"filter": {"MTART": {"$ne": "nobody"}}}):
