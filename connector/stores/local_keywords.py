@@ -17,7 +17,7 @@ from connector.model import Hit
 from connector.stores import filter_sql, filters
 from connector.stores.local_records import Candidate, Records, best_documents
 from connector.stores.snapshot import Mark, read_mark
-from connector.stores.sqlite_file import SqliteFile
+from connector.stores.sqlite_file import SqliteFile, undamaged
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
 
 # Contentless: the texts stand in `records`. What is deleted is therefore told again, word for word, by the triggers.
@@ -43,6 +43,8 @@ _LENGTHS = (
     "SELECT records.id, sz FROM records JOIN keywords_docsize ON keywords_docsize.id = records.id "
     "WHERE collection = ? AND records.id > ?{} ORDER BY records.id"
 )
+
+_MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
 SETS_REMEMBERED = 512
@@ -167,19 +169,23 @@ def _brought_up(
         known = _Texts((0, 0), np.empty(0, np.int64), np.empty(0, np.int32))
     sql = _LENGTHS.format(f" AND ({within.sql})" if within.sql else "")
     rows = db.execute(sql, (collection, known.mark[0], *within.parameters)).fetchall()
+    with undamaged("the index of words"):
+        ids, lengths = [id_ for id_, _ in rows], [_words_of(size) for _, size in rows]
     stay = ~np.isin(known.ids, gone)
     return _Texts(
         mark,
-        np.concatenate([known.ids[stay], np.array([id_ for id_, _ in rows], dtype=np.int64)]),
-        np.concatenate([known.lengths[stay], np.array([_words_of(size) for _, size in rows], dtype=np.int32)]),
+        np.concatenate([known.ids[stay], np.array(ids, dtype=np.int64)]),
+        np.concatenate([known.lengths[stay], np.array(lengths, dtype=np.int32)]),
     )
 
 
 def _words_of(size: bytes) -> int:
-    """The second varint; the first is one byte, as `scope` is one word."""
+    """The second varint; the first is one byte, as `scope` is one word. Raises ValueError for what no text has."""
     count = 0
     for byte in size[1:]:
         count = count << 7 | byte & 0x7F
+    if count > _MOST_WORDS:
+        raise ValueError(count)
     return count
 
 

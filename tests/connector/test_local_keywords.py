@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector.errors import ConfigurationError, RowRejected
+from connector.errors import ConfigurationError, RowRejected, StoreCorrupt
 from connector.model import ChangeSet, Chunk
 from connector.stores import local, local_keywords
 from connector.stores.local import LocalStore
@@ -194,3 +194,48 @@ def test_a_new_store_without_fts5(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         poor.open(NAME, Model())
         write(poor, {"b": "pump"})
         assert [hit.id for hit in poor.search(NAME, QUERY, 5, None)] == ["b"]
+
+
+def test_what_is_remembered_of_texts_is_what_a_new_look_finds(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Down to the scores, whatever came, went or changed its metadata meanwhile."""
+    monkeypatch.setattr(local, "TOMBSTONES_KEPT", 3)
+    chosen, queries = random.Random(6), ["pump", "pump hose", "valve steel pump"]
+    for turn in range(30):
+        texts = {f"k{chosen.randrange(20)}": " ".join(chosen.choices(queries, k=3)) for _ in range(5)}
+        write(store, texts, tuple(chosen.sample([f"k{number}" for number in range(20)], 4)))
+        if turn % 3 == 0:
+            with store.lease(NAME, "test", 5) as lease:
+                described = [Chunk(f"k{chosen.randrange(20)}", 0, "", {"T": "new"}, bytes(32))]
+                store.apply(lease, ChangeSet(metadata_only=described))
+        if turn % 7 == 0:
+            store.optimise(NAME)
+        with closing(LocalStore(tmp_path)) as fresh:
+            for text in queries:
+                for within in (None, {"T": "new"}, {"T": {"$in": list(texts.values())}}):
+                    asked = [each.keyword(NAME, text, 99, None, None, within) for each in (store, fresh)]
+                    assert asked[0] == asked[1], (turn, text, within)
+
+
+def test_texts_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local_keywords, "TEXTS_REMEMBERED", 25)
+    write(store, {f"k{number}": "pump" for number in range(10)})
+    cache = store._texts._known
+    for number in range(6):
+        within = {"T": {"$in": ["pump", str(number)]}}
+        assert len(store.keyword(NAME, "pump", 99, None, None, within)) == 10
+        assert len(cache) == min(number + 1, 2), "two sets of ten fit"
+    monkeypatch.setattr(local_keywords, "SETS_REMEMBERED", 1)
+    assert found(store, "pump") == {f"k{number}" for number in range(10)}
+    assert len(cache) == 1
+
+
+@pytest.mark.parametrize("size", ["NULL", "x'01ffffffffffff7f'", "'text'"])
+def test_damaged_lengths_are_told(store: LocalStore, tmp_path: Path, size: str):
+    write(store, {"a": "pump"})
+    with closing(sqlite3.connect(tmp_path / local.FILE)) as db:
+        db.execute(f"UPDATE keywords_docsize SET sz = {size}")
+        db.commit()
+    with pytest.raises(StoreCorrupt, match="the index of words"):
+        store.keyword(NAME, "pump", 5, None)
