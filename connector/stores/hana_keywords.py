@@ -1,10 +1,10 @@
 """Keyword search in HANA: BM25 computed by HANA over VEC_TEXT, with its text search saying which texts hold a word, or
-LIKE where it refuses. Knows the pool; no collection's state.
+LIKE where it refuses. What a word weighs is counted among the rows that the caller may see. Knows the pool; no
+collection's state.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,7 @@ from connector.errors import StatementFailed
 from connector.hana import HanaPool
 from connector.stores import filter_sql
 from connector.stores.hana_tables import VectorSql
-from connector.stores.words import Word, words, worth_it
-
-SATURATION, LENGTH_SHARE = 1.2, 0.75
-"""BM25's k1 and b, as in SQLite's FTS5."""
+from connector.stores.words import LENGTH_SHARE, SATURATION, Word, weight, words, worth_it
 
 # The parts put together below are quoted identifiers and constants; values are always bound.
 # ruff: noqa: S608
@@ -30,12 +27,16 @@ class KeywordSql:
     table: VectorSql
     full_text: bool
 
-    def lengths(self) -> str:
-        """How many texts there are, and how many characters they have on average."""
-        return f'SELECT COUNT("VEC_TEXT"), AVG(TO_DOUBLE(LENGTH("VEC_TEXT"))) FROM {self.table.table}'
+    def lengths(self, within: str) -> str:
+        """How many texts there are, and how many characters they have on average. Parameters: those of `within`, which
+        is a condition or empty."""
+        where = f" WHERE {within}" if within else ""
+        return f'SELECT COUNT("VEC_TEXT"), AVG(TO_DOUBLE(LENGTH("VEC_TEXT"))) FROM {self.table.table}{where}'
 
-    def count(self, word: Word) -> str:
-        return f"SELECT COUNT(*) FROM {self.table.table} WHERE {self._holds(word)}"
+    def count(self, word: Word, within: str) -> str:
+        """Parameters: those of `parameters`, then those of `within`."""
+        seen = f" AND ({within})" if within else ""
+        return f"SELECT COUNT(*) FROM {self.table.table} WHERE {self._holds(word)}{seen}"
 
     def parameters(self, word: Word) -> list[str]:
         if self.full_text:
@@ -82,8 +83,8 @@ class KeywordQuery:
     def statement(self, count: int, where: filter_sql.Compiled) -> tuple[str, list[Any]]:
         """The best `count` records with their scores, and its parameters."""
         values: list[Any] = []
-        for word, weight in zip(self.words, self.weights, strict=True):
-            values += [*self.sql.parameters(word), weight]
+        for word, worth in zip(self.words, self.weights, strict=True):
+            values += [*self.sql.parameters(word), worth]
         values.append(self.average)
         every = [value for word in self.words for value in self.sql.parameters(word)]
         if len(self.words) > 1:
@@ -91,24 +92,25 @@ class KeywordQuery:
         return self.sql.search(count, self.words, where), [*values, *every, *where.parameters]
 
 
-def prepare(pool: HanaPool, table: VectorSql, text: str, full_text: bool) -> KeywordQuery | None:
-    """Counts how many texts hold each word, which weighs it. None when there is nothing to look for.
+def prepare(
+    pool: HanaPool, table: VectorSql, text: str, within: filter_sql.Compiled, *, full_text: bool
+) -> KeywordQuery | None:
+    """Counts how many texts hold each word, which weighs it, among the rows that `within` holds for: other rows must
+    move neither a score nor the order. None when there is nothing to look for.
 
     Raises StatementFailed where HANA refuses this kind of text search (`supports` asks before).
     """
-    sql, wanted = KeywordSql(table, full_text), words(text)
-    texts, average = pool.read(sql.lengths(), doing="searching by words")[0]
+    sql, wanted, doing = KeywordSql(table, full_text), words(text), "searching by words"
+    texts, average = pool.read(sql.lengths(within.sql), within.parameters, doing=doing)[0]
     if not wanted or not texts:
         return None
-    counts = [pool.read(sql.count(word), sql.parameters(word), doing="searching by words")[0][0] for word in wanted]
+    counts = [
+        pool.read(sql.count(word, within.sql), (*sql.parameters(word), *within.parameters), doing=doing)[0][0]
+        for word in wanted
+    ]
     places = worth_it(wanted, counts, texts)
-    weights = (_rarity(counts[place], texts) * (SATURATION + 1) for place in places)
+    weights = (weight(counts[place], texts) for place in places)
     return KeywordQuery(sql, tuple(wanted[place] for place in places), tuple(weights), max(float(average or 0), 1.0))
-
-
-def _rarity(count: int, texts: int) -> float:
-    """BM25's inverse document frequency, in the form that never falls below 0."""
-    return math.log1p((texts - count + 0.5) / (count + 0.5))
 
 
 def supports(pool: HanaPool, table: VectorSql) -> bool:

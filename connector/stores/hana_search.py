@@ -72,7 +72,10 @@ class HanaSearch:
 
     def by_words(self, text: str, k: int, condition: filters.Condition | None, *, full_text: bool) -> list[Hit]:
         """`full_text`: whether HANA takes text search on these columns."""
-        query = hana_keywords.prepare(self._pool, self._table, text, full_text) if k >= 1 else None
+        if k < 1:
+            return []
+        within = _compiled(condition.within if isinstance(condition, filters.Guarded) else None)
+        query = hana_keywords.prepare(self._pool, self._table, text, within, full_text=full_text)
         if query is None:
             return []
         compiled = _compiled(condition)

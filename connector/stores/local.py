@@ -111,7 +111,7 @@ class LocalStore:
         except BaseException:
             self._file.close()
             raise
-        self._word_counts = local_keywords.WordCounts()
+        self._texts = local_keywords.TextCache()
         self._generations = LocalGenerations(self._file, self._names)
 
     def close(self) -> None:
@@ -346,14 +346,14 @@ class LocalStore:
         generation: int | None = None,
         within: Filter | None = None,
     ) -> list[Hit]:
-        """By SQLite's FTS5. How rare a word is counts over all collections of this store."""
+        """By SQLite's FTS5; a word counts once a text, however often it stands there."""
         if not self._has_keywords:
             raise local_keywords.unsupported()
         with self._file.read() as db:
             found = _serving(db, collection, generation)
             condition = filters.narrowed(where, within, self._names.get(collection, found.names))
             with answering(db, condition, where):
-                return local_keywords.KeywordSearch(db, found.id, self._word_counts)(text, k, condition)
+                return local_keywords.KeywordSearch(db, found.id, self._texts)(text, k, condition)
 
     def vectors(self, collection: str, hits: Sequence[Hit | StoredText], generation: int | None = None) -> Vectors:
         with self._file.read() as db:

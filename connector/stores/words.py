@@ -4,6 +4,7 @@ only letters and digits are left. Knows no SQL and no index.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ COMMON_SHARE = 0.2
 PADDED = (10, 12, 18, 40)
 """Digits to which SAP pads numbers with zeros: partners and documents, orders, materials, materials in S/4HANA."""
 _SHORTEST_PADDED = 3
+SATURATION, LENGTH_SHARE = 1.2, 0.75
+"""BM25's k1 and b."""
 
 # What people put between words. Other characters (M-4711/2, 2.5, A_B) join the parts of one word.
 _BETWEEN = re.compile(r"[\s;()\[\]{}<>!?\"|=*]+|,(?!\d)|(?<!\d),")
@@ -64,6 +67,12 @@ def as_key_value(number: str) -> tuple[str, ...]:
     if not (plain.isascii() and plain.isdigit()):
         return texts
     return (*texts, *(f"{before}{plain}{after}" for before in "[," for after in ",]"))
+
+
+def weight(count: int, texts: int) -> float:
+    """The most that a word adds to a score, when `count` of `texts` texts hold it: k1 + 1 times BM25's inverse document
+    frequency, in the form that is never below 0."""
+    return math.log1p((texts - count + 0.5) / (count + 0.5)) * (SATURATION + 1)
 
 
 def most_common(texts: int) -> int:

@@ -19,6 +19,8 @@ from app.src import browsing
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.api import server
 from app.src.api.guard import PRINCIPAL
+from app.src.mcp import answers
+from app.src.mcp.tools import Refused, Tools
 from app.src.searching import MODES, SearchOptions
 from app.src.service import Service
 from app.src.settings import Settings
@@ -29,6 +31,7 @@ from connector.ranking import FEWEST_ROWS
 from connector.stores.hana import HanaStore
 from tests.api.conftest import TableSource, serving, settings_in
 from tests.emulator.process import Emulator
+from tests.statements import statements
 
 SEARCH = "/v1/collections/materials/search"
 ROWS = "/v1/collections/materials/rows"
@@ -368,6 +371,29 @@ def test_without_a_claim_there_is_nothing(asking: Asking, who: Principal) -> Non
     shown = asking.get(who, MAP).json()
     assert (shown["points"], shown["sampled"], shown["rows"]) == ([], 0, 0)
     assert asking.post(who, SEARCH, like=ALL_IDS[0]).status_code == 404
+
+
+def test_a_hidden_id_takes_the_way_of_an_absent_one(shared: Service, asking: Asking) -> None:
+    """By the same statements, so how long it takes tells no more than one look at a row does."""
+    who, get_row = claiming("FERT"), Tools(shared).get_row
+
+    def row(id_: str) -> None:
+        with pytest.raises(Refused, match="has this id"):
+            get_row(answers.GetRow(collection="materials", id=id_), who)
+
+    def like(id_: str) -> None:
+        assert asking.post(who, SEARCH, like=id_).status_code == 404
+
+    def rows(id_: str) -> None:
+        assert asking.post(who, ROWS, ids=[id_]).json()["rows"] == []
+
+    for look in (row, like, rows):
+        sent: list[list[str]] = []
+        for id_ in (NOBODYS, own_ids("ROH")[0], NOBODYS):
+            with statements() as said:
+                look(id_)
+            sent.append(said)
+        assert sent[1] == sent[2] != [], look
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")

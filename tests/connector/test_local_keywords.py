@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from connector.errors import ConfigurationError, RowRejected
+from connector.errors import ConfigurationError, RowRejected, StoreCorrupt
 from connector.model import ChangeSet, Chunk
 from connector.stores import local, local_keywords
 from connector.stores.local import LocalStore
@@ -136,19 +137,19 @@ def test_common_words_of_a_large_collection_are_left_out(store: LocalStore):
     assert len(found(store, "the", 2000)) == 1200
 
 
-def test_words_are_counted_once_and_anew_after_a_write(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
-    counted: list[str] = []
-    match = local_keywords.KeywordSearch._match
+def test_common_words_are_looked_for_once_and_anew_after_a_write(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    holding = local_keywords.KeywordSearch._holding
 
-    def matching(self: local_keywords.KeywordSearch, wanted: list[Word], joined: str = "OR") -> str:
-        counted.extend(word.alternatives[0] for word in wanted if len(wanted) == 1)
-        return match(self, wanted, joined)
+    def asking(self: local_keywords.KeywordSearch, word: Word, texts: Any) -> Any:
+        asked.append(word.alternatives[0])
+        return holding(self, word, texts)
 
     write(store, {f"k{number:04}": "the machine" if number else "the gearbox" for number in range(1200)})
-    monkeypatch.setattr(local_keywords.KeywordSearch, "_match", matching)
+    monkeypatch.setattr(local_keywords.KeywordSearch, "_holding", asking)
     for _ in range(3):
         assert found(store, "machine gearbox") == {"k0000"}
-    assert counted == ["machine", "gearbox", *["gearbox"] * 3], "counted once, then searched for"
+    assert asked == ["machine", *["gearbox"] * 3]
     write(store, {}, deleted=tuple(f"k{number:04}" for number in range(100, 1190)))
     assert len(found(store, "machine gearbox")) == 110, "few texts: no word is too common"
 
@@ -193,3 +194,48 @@ def test_a_new_store_without_fts5(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         poor.open(NAME, Model())
         write(poor, {"b": "pump"})
         assert [hit.id for hit in poor.search(NAME, QUERY, 5, None)] == ["b"]
+
+
+def test_what_is_remembered_of_texts_is_what_a_new_look_finds(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Down to the scores, whatever came, went or changed its metadata meanwhile."""
+    monkeypatch.setattr(local, "TOMBSTONES_KEPT", 3)
+    chosen, queries = random.Random(6), ["pump", "pump hose", "valve steel pump"]
+    for turn in range(30):
+        texts = {f"k{chosen.randrange(20)}": " ".join(chosen.choices(queries, k=3)) for _ in range(5)}
+        write(store, texts, tuple(chosen.sample([f"k{number}" for number in range(20)], 4)))
+        if turn % 3 == 0:
+            with store.lease(NAME, "test", 5) as lease:
+                described = [Chunk(f"k{chosen.randrange(20)}", 0, "", {"T": "new"}, bytes(32))]
+                store.apply(lease, ChangeSet(metadata_only=described))
+        if turn % 7 == 0:
+            store.optimise(NAME)
+        with closing(LocalStore(tmp_path)) as fresh:
+            for text in queries:
+                for within in (None, {"T": "new"}, {"T": {"$in": list(texts.values())}}):
+                    asked = [each.keyword(NAME, text, 99, None, None, within) for each in (store, fresh)]
+                    assert asked[0] == asked[1], (turn, text, within)
+
+
+def test_texts_are_remembered_within_bounds(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local_keywords, "TEXTS_REMEMBERED", 25)
+    write(store, {f"k{number}": "pump" for number in range(10)})
+    cache = store._texts._known
+    for number in range(6):
+        within = {"T": {"$in": ["pump", str(number)]}}
+        assert len(store.keyword(NAME, "pump", 99, None, None, within)) == 10
+        assert len(cache) == min(number + 1, 2), "two sets of ten fit"
+    monkeypatch.setattr(local_keywords, "SETS_REMEMBERED", 1)
+    assert found(store, "pump") == {f"k{number}" for number in range(10)}
+    assert len(cache) == 1
+
+
+@pytest.mark.parametrize("size", ["NULL", "x'01ffffffffffff7f'", "'text'"])
+def test_damaged_lengths_are_told(store: LocalStore, tmp_path: Path, size: str):
+    write(store, {"a": "pump"})
+    with closing(sqlite3.connect(tmp_path / local.FILE)) as db:
+        db.execute(f"UPDATE keywords_docsize SET sz = {size}")
+        db.commit()
+    with pytest.raises(StoreCorrupt, match="the index of words"):
+        store.keyword(NAME, "pump", 5, None)
