@@ -22,6 +22,8 @@ class _Line:
     """The requests of one caller."""
 
     waiting: deque[Turn] = field(default_factory=deque)
+    overdue: float | None = None
+    """Since when the first waited of those that have waited too long since this caller last got a thread."""
     busy: int = 0
     calls: int = 0
     pace: float = 0.0
@@ -67,9 +69,10 @@ class Turns:
         with self._lock:
             line = self._line(caller)
             now = self._clock()
-            waited = now - line.waiting[0].since if line.waiting else 0.0
+            since = line.waiting[0].since if line.waiting else now
+            waited = now - (since if line.overdue is None else line.overdue)
             expected = len(line.waiting) * line.pace
-            if max(waited, expected) > self._max_wait:
+            if max(waited, expected) > self._max_wait and (line.waiting or not self._may_begin(line)):
                 raise Crowded(self._why(line, waited, expected), seconds=max(waited, expected))
             turn = Turn(line, start, now)
             line.waiting.append(turn)
@@ -101,8 +104,10 @@ class Turns:
         if not self.leave(turn):
             return None
         with self._lock:
-            waited = self._clock() - turn.since
-            return Crowded(self._why(turn.line, waited, 0.0), seconds=max(waited, self._max_wait))
+            line = turn.line
+            line.overdue = turn.since if line.overdue is None else line.overdue
+            waited = max(self._clock() - turn.since, self._max_wait)
+            return Crowded(self._why(line, waited, 0.0), seconds=waited)
 
     def _line(self, caller: str) -> _Line:
         line = self._lines.get(caller)
@@ -112,14 +117,14 @@ class Turns:
             line = self._lines[caller] = _Line()
         return line
 
+    def _may_begin(self, line: _Line) -> bool:
+        return self._free > (self._kept if line.busy else 0)
+
     def _next(self) -> None:
-        while self._free:
-            kept = self._free <= self._kept
-            lines = [line for line in self._lines.values() if line.waiting and not (kept and line.busy)]
-            if not lines:
-                return
+        while lines := [line for line in self._lines.values() if line.waiting and self._may_begin(line)]:
             line = min(lines, key=lambda one: (one.busy, one.waiting[0].since))
             turn = line.waiting.popleft()
+            line.overdue = None
             turn.begun = self._clock()
             line.busy += 1
             self._free -= 1
