@@ -112,8 +112,8 @@ def test_a_request_that_waits_longer_than_it_may_is_refused(clock: Clock) -> Non
     assert "the next has waited for 10 s; at most 10 s are allowed (setting api.max_wait)" in str(refused)
     assert turns.overdue(first) is None, "it has its thread"
     assert turns.overdue(second) is None, "it left by the refusal"
+    clock.now += 1
     with pytest.raises(Crowded, match="the next has waited for 11 s"):
-        clock.now += 1
         turns.come(ME, begun.append)
     turns.end(first)
     assert turns.come(ME, begun.append) is begun[-1], "there is a thread again"
