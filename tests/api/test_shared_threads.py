@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -120,3 +121,83 @@ def _raw(client: httpx.Client, headers: dict[str, str]) -> bytes:
     request = client.build_request("POST", SEARCH, json=SLOW, headers=headers)
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     return f"POST {SEARCH} HTTP/1.1\r\n{head}\r\n".encode() + request.read()
+
+
+def attack(pattern: Callable[[int], str]) -> dict[str, Any]:
+    conditions = [{"MTART": {"$like": pattern(number)}} for number in range(99)]
+    return {"query": "steel", "mode": "keyword", "filter": {"$or": conditions}}
+
+
+@pytest.fixture
+def attacked(tmp_path: Path) -> Callable[..., tuple[Service, Keys]]:
+    def made(rows: int, **api: Any) -> tuple[Service, Keys]:
+        settings, key = of_keys(tmp_path, max_body_bytes=2 << 20, **api)
+        source = TableSource()
+        for number in range(rows):
+            text = {"MATNR": f"A{number}", "MAKTX": "steel", "MTART": "a" * 20_000}
+            source.rows_by_key[f"A{number}"] = text
+        service = Service(settings, source=source)
+        service.sync("materials")
+        return service, key
+
+    return made
+
+
+@pytest.mark.slow
+def test_patterns_over_long_values_cost_little(attacked: Callable[..., tuple[Service, Keys]]) -> None:
+    """Three documents and 99 conditions took 66.9 s."""
+    service, key = attacked(3)
+    with closing(service), serving(service) as client:
+        start = time.process_time()
+        body = attack(lambda number: f"%{'a' * (4990 - number)}b")
+        assert client.post(SEARCH, json=body, headers=key("one"), timeout=120).status_code == 200
+        assert time.process_time() - start < 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leaves", [False, True])
+def test_long_searches_of_one_key_hold_nobody_else_up(
+    attacked: Callable[..., tuple[Service, Keys]], leaves: bool
+) -> None:
+    """Each of eight takes most of a minute; another key's search was answered after 557 s."""
+    service, key = attacked(600, threads=4, timeout=120.0 if leaves else 10.0, max_wait=3.0)
+    body = attack(lambda number: f"%{'a_' * 48}b{number}%")
+
+    def asked(_: int) -> int:
+        try:
+            patience = httpx.Timeout(150, read=5.0 if leaves else 150)
+            return client.post(SEARCH, json=body, headers=key("one"), timeout=patience).status_code
+        except httpx.ReadTimeout:
+            return 0
+
+    def others() -> float:
+        start = time.monotonic()
+        answer = client.post(SEARCH, json={"query": "steel", "mode": "keyword"}, headers=key("other"), timeout=60)
+        assert answer.status_code == 200
+        return time.monotonic() - start
+
+    with closing(service), serving(service) as client, ThreadPoolExecutor(8) as clients:
+        begun = time.monotonic()
+        attacks = [clients.submit(asked, number) for number in range(8)]
+        waits = []
+        while not all(each.done() for each in attacks):
+            waits.append(others())
+        assert max(waits) < 20
+        assert time.monotonic() - begun < 60, "the attack ends with its requests"
+        statuses = sorted(each.result() for each in attacks)
+        assert statuses == [0, 0, 0, *[429] * 5] if leaves else statuses == [*[429] * 5, 503, 503, 503], statuses
+        until(lambda: asked_for_little(client, key("one")) == 200)
+        assert {each.result() for each in [clients.submit(asked_for_little, client, key("one")) for _ in range(3)]} == {
+            200
+        }
+
+
+def asked_for_little(client: httpx.Client, headers: dict[str, str]) -> int:
+    return client.post(SEARCH, json={"query": "steel", "mode": "keyword"}, headers=headers, timeout=60).status_code
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

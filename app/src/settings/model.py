@@ -195,7 +195,7 @@ class ApiSettings(_Section):
         default=10.0,
         gt=0,
         description="seconds (or 30s, 1m) that a request may wait for one of these threads; who would wait longer, as "
-        "far as can be told, is refused (HTTP 429)",
+        "far as can be told, or has waited longer, is refused (HTTP 429)",
     )
     job_workers: int = Field(
         default=2,
