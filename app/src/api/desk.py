@@ -128,7 +128,8 @@ class Desk:
             return await self._ended(begun, request)
         except (ClientLeft, asyncio.CancelledError):
             if request is not None:
-                self._cancels.submit(begun.cancellation.cancel)
+                with suppress(RuntimeError):  # the service has ended meanwhile
+                    self._cancels.submit(begun.cancellation.cancel)
             raise
 
     async def write(self, call: Callable[[], Result], request: Request | None = None) -> Result:
