@@ -173,7 +173,7 @@ def test_long_searches_of_one_key_hold_nobody_else_up(
     def others() -> float:
         start = time.monotonic()
         answer = client.post(SEARCH, json={"query": "steel", "mode": "keyword"}, headers=key("other"), timeout=60)
-        assert answer.status_code == 200
+        assert answer.status_code == 200, answer.text
         return time.monotonic() - start
 
     with closing(service), serving(service) as client, ThreadPoolExecutor(8) as clients:
@@ -182,6 +182,7 @@ def test_long_searches_of_one_key_hold_nobody_else_up(
         waits = []
         while not all(each.done() for each in attacks):
             waits.append(others())
+            time.sleep(0.1)  # access.rate
         assert max(waits) < 20
         assert time.monotonic() - begun < 60, "the attack ends with its requests"
         statuses = sorted(each.result() for each in attacks)
