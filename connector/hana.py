@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+from connector import cancellation
 from connector.errors import (
+    CANCELLED,
     ConfigurationError,
     ConnectionLost,
     ConnectionMisconfigured,
@@ -67,6 +69,7 @@ class DriverConnection(Protocol):
     def setautocommit(self, auto: bool, /) -> Any: ...
     def commit(self) -> Any: ...
     def rollback(self) -> Any: ...
+    def cancel(self) -> Any: ...
     def close(self) -> Any: ...
 
 
@@ -240,6 +243,8 @@ class Session:
             return work()
         except self._driver.Error as error:
             mapped = _mapped(error, doing)
+            if getattr(mapped, "code", 0) == CANCELLED:
+                self.broken = False
         except (TypeError, ValueError, OverflowError) as error:
             mapped = RowRejected(f"{doing}: the driver cannot convert a value ({type(error).__name__}).")
         finally:
@@ -269,6 +274,13 @@ class Session:
             self._call("ending a transaction", lambda: self._connection.setautocommit(True))
         except ConnectorError:
             self.broken = True
+
+    def cancel(self) -> None:
+        """End the statement that another thread runs here. Until HANA says that one was cancelled, it might be the
+        next. Never raises."""
+        self.broken = True
+        with suppress(self._driver.Error):
+            self._connection.cancel()
 
     def close(self) -> None:
         """Connection first, cursors after it. Never raises."""
@@ -383,11 +395,17 @@ class HanaPool:
         return self.retry.call(attempt, overloaded)
 
     def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "reading from HANA") -> Rows:
-        """One statement that changes nothing, retried; no transaction and no cursor is open afterwards."""
+        """One statement that changes nothing, retried; no transaction and no cursor is open afterwards. Raises
+        Cancelled where this thread's call is cancelled."""
+        call = cancellation.current()
 
         def attempt() -> Rows:
-            with self.session() as session:
-                return session.query(sql, parameters, doing=doing)
+            with self.session() as session, call.calling(session.cancel):
+                try:
+                    return session.query(sql, parameters, doing=doing)
+                except DatabaseError:
+                    call.check()
+                    raise
 
         return self.retry.call(attempt)
 
@@ -409,9 +427,12 @@ class HanaPool:
 
     def _idle_or_room(self) -> Session | None:
         """An idle session, or None: the caller has the right to open one."""
-        patience = self.options.communication_timeout
-        with self._changed:
-            free = self._changed.wait_for(lambda: self._closed or self._idle or self._open < self.size, patience)
+        patience, call = self.options.communication_timeout, cancellation.current()
+        with call.calling(self._wake), self._changed:
+            free = self._changed.wait_for(
+                lambda: call.cancelled or self._closed or self._idle or self._open < self.size, patience
+            )
+            call.check()
             if self._closed:
                 raise ConnectionLost("the connection pool is closed")
             if not free:
@@ -420,6 +441,10 @@ class HanaPool:
                 return self._idle.pop()
             self._open += 1
             return None
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _alive(self, session: Session) -> bool:
         if time.monotonic() - session.last_used < self._idle_check:

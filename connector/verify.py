@@ -71,7 +71,7 @@ def verify(
 ) -> VerifyReport:
     """Compare the whole collection with its source.
 
-    Reads the store once, then the source once. Every stored text, metadata, hash and vector is checked; in addition
+    Reads the store once, then the source once. Every stored text, metadata, hash, model and vector is checked; also
     `SAMPLE` stored texts are embedded again. With `repair` the rows found wrong are rendered, embedded and written
     anew, orphans are deleted, and the comparison is made a second time: `ok` is its verdict. More than `max_deletes` of
     the rows (and more than `FREE_DELETES`) are not deleted, nor is anything when the source is empty: `paused` then
@@ -115,15 +115,17 @@ class _Audit:
         self._watch = watch
         self._lease = lease
         self._report = VerifyReport("")
-        self._stored = _Stored(ends.embedder.dimension)
+        self._stored = _Stored()
         self._sick: list[Document] = []
         self._read = 0
 
     def __call__(self, collection: str) -> VerifyReport:
         report, store = self._report, self._ends.store
         report.collection = collection
+        status = store.status(collection)
+        model = None if status is None else status.model
         for page in store.records(collection):
-            self._stored.add(page)
+            self._stored.add(page, model)
             if self._watch.stop():
                 report.stopped = True
                 return report
@@ -218,6 +220,8 @@ class _Record:
     content_hash: bytes
     text: bytes
     metadata: bytes
+    other_model: bool
+    """Another model than the collection's is recorded beside the vector."""
     bad: bool
     unlike_model: bool = False
     """The model, asked again for the stored text, gives another vector. Says nothing when the text itself is wrong."""
@@ -227,19 +231,19 @@ class _Record:
 class _Stored:
     """All records of ours by document, without their texts and vectors; and a sample of texts with vectors."""
 
-    dimension: int
     documents: dict[bytes, list[_Record]] = field(default_factory=dict)
     foreign: int = 0
     _sample: list[tuple[_Record, str, np.ndarray]] = field(default_factory=list)
     _sampled_from: int = 0
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def add(self, page: Sequence[StoredRecord]) -> None:
+    def add(self, page: Sequence[StoredRecord], model: str | None) -> None:
+        """`model`: the one that the store records for the collection."""
         for stored in page:
             if stored.id is None:
                 self.foreign += 1
                 continue
-            record = _judge(stored)
+            record = _judge(stored, model)
             self.documents.setdefault(id_digest(stored.id), []).append(record)
             if stored.text and stored.vector is not None and not record.bad:
                 self._maybe_sample(record, stored.text, stored.vector)
@@ -271,13 +275,14 @@ class _Stored:
             record.unlike_model = float(fresh @ vector) < COSINE_FLOOR
 
 
-def _judge(stored: StoredRecord) -> _Record:
+def _judge(stored: StoredRecord, model: str | None) -> _Record:
     digest = stored.content_hash or b""
     return _Record(
         number=-1 if stored.number is None else stored.number,
         content_hash=digest,
         text=_digest(stored.text or ""),
         metadata=_digest(metadata_json(stored.metadata or {})),
+        other_model=stored.model != model,
         bad=not _sound(stored.vector, digest),
     )
 
@@ -301,7 +306,8 @@ def _stale(document: Document, chunks: Sequence[Chunk], records: Sequence[_Recor
 
 def _matches(document: Document, chunk: Chunk, total: int, record: _Record) -> bool:
     return (
-        record.content_hash[:16] == content_hash(document, chunk.number, total)[:16]  # behind it: how the row was read
+        not record.other_model
+        and record.content_hash[:16] == content_hash(document, chunk.number, total)[:16]  # then: how it was read
         and len(record.content_hash) == 32
         and record.text == _digest(chunk.text)
         and record.metadata == _digest(metadata_json(chunk.metadata))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from connector.cancellation import Cancellation, cancelled_by
 from connector.errors import DatabaseError, make
 from connector.model import CollectionStatus, Filter
 
@@ -76,7 +77,8 @@ class Remembered(Generic[Found]):
                 return kept.found
             writes, began = self._writes[key[0]], self._clock()
             try:
-                found = look()
+                with cancelled_by(Cancellation()):  # others may wait for what is found: it outlives who asked first
+                    found = look()
             except BaseException as error:
                 looking.failed = error if isinstance(error, DatabaseError) else None
                 with self._lock:

@@ -23,7 +23,9 @@ from connector.stores.filters import (
     Operand,
     Term,
     contains,
+    is_short,
     kind_of,
+    like,
     read_boolean,
     read_date,
     read_number,
@@ -146,6 +148,7 @@ _SQLITE_FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "owl_date": (1, read_date),
     "owl_real_text": (1, repr),
     "owl_contains": (2, contains),
+    "owl_like": (2, like),
 }
 _UNREADABLE = "user-defined function raised exception"
 
@@ -185,7 +188,7 @@ def _in_sqlite(condition: Term | Group, column: str) -> str:
 
 def _sqlite_parameters(term: Term) -> list[Any]:
     if isinstance(term, Like):
-        return [_glob(term.pattern)]
+        return [_glob(term.pattern) if is_short(term.pattern) else term.pattern]
     return [int(operand.value) if operand.kind is Kind.BOOLEAN else operand.value for operand in _operands(term)]
 
 
@@ -204,7 +207,8 @@ def _sqlite_term(term: Term, column: str) -> str:
     if isinstance(term, Contains):
         return f"owl_contains(?, {text})"
     if isinstance(term, Like):
-        return f"({text}) GLOB ?"
+        # GLOB compares each piece at each place; without the interpreter's lock, which a function of Python's takes.
+        return f"({text}) GLOB ?" if is_short(term.pattern) else f"owl_like(?, {text})"
     return _plain_term(term, f"({_sqlite_read(kind_of(term), kind, value, text)})", "?")
 
 

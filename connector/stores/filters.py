@@ -41,6 +41,9 @@ MAX_OPERANDS = 10_000
 """In all; both databases bound the parameters of a statement at about 32,000."""
 MAX_TEXT = 5000
 """Characters; NVARCHAR's limit in HANA."""
+LONGEST_PIECE = 100
+"""Characters between two % of a pattern that a search may try at each place of a text. Longer pieces are found in other
+ways, which know no _: so this is also the most characters of a pattern's pieces with _ between two %."""
 
 T = TypeVar("T")
 
@@ -281,7 +284,7 @@ class _Parser:
                     raise _bad(here, "takes two numbers, texts or dates: [lowest, highest]")
                 return Between(field, ends[0], ends[1])
             case "$like":
-                return Like(field, self._text(value, here))
+                return Like(field, self._pattern(value, here))
             case "$contains":
                 return Contains(field, self._text(value, here, empty=False))
             case _:
@@ -320,6 +323,17 @@ class _Parser:
                 raise _bad(here, 'a date is written {"type": "date", "date": "2024-01-31"}; no other object is a value')
             case _:
                 raise _bad(here, f"expected text, a number, true, false or a date, found {_shown(value)}")
+
+    def _pattern(self, value: Any, here: str) -> str:
+        pattern = self._text(value, here)
+        gapped = sum(len(piece) for piece in pattern.split("%")[1:-1] if "_" in piece)
+        if gapped > LONGEST_PIECE:
+            raise _bad(
+                here,
+                f"the parts with _ between two % have {gapped} characters together; at most {LONGEST_PIECE} are "
+                "allowed: write out more characters, or use fewer _",
+            )
+        return pattern
 
     @staticmethod
     def _text(value: Any, here: str, *, empty: bool = True) -> str:
@@ -383,7 +397,8 @@ def _shown(value: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------------ reading values
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# One way only to read a run of digits: with two, the time for a long run that is no number grows with its square.
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})(?=$|[ T])", re.ASCII)
 _WORD = re.compile(r"[^\W_]+")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -438,6 +453,12 @@ _READERS: dict[Kind, Callable[[str], Any]] = {
 }
 
 
+def _spaced(text: str) -> str:
+    """The words of a text, each between blanks, which no word holds; "" without any."""
+    words = _WORD.findall(text.casefold())
+    return f" {' '.join(words)} " if words else ""
+
+
 @lru_cache(maxsize=2 * MAX_TERMS)
 def _phrase(text: str) -> str:
     return _spaced(text)
@@ -449,34 +470,67 @@ def _held(text: str) -> str:
     return _spaced(text)
 
 
-def _spaced(text: str) -> str:
-    """The words of a text, each between blanks, which no word holds; "" without any."""
-    words = _WORD.findall(text.casefold())
-    return f" {' '.join(words)} " if words else ""
+_held_long = lru_cache(maxsize=1)(_spaced)
+"""The same for a text of any length: one at a time."""
 
 
 def contains(phrase: str, text: str) -> bool:
     """Whether the words of `phrase` stand in `text` as whole words, side by side; never for a phrase without a word."""
     wanted = _phrase(phrase)
-    return bool(wanted) and wanted in (_held(text) if len(text) <= MAX_TEXT else _spaced(text))
+    return bool(wanted) and wanted in (_held if len(text) <= MAX_TEXT else _held_long)(text)
 
 
 def like(pattern: str, text: str) -> bool:
-    """SQL's LIKE without escape, in time proportional to both lengths multiplied at worst."""
-    at = place = 0
-    star, retry = -1, 0
-    while place < len(text):
-        if at < len(pattern) and pattern[at] == "%":
-            star, retry = at, place
-            at += 1
-        elif at < len(pattern) and pattern[at] in ("_", text[place]):
-            at, place = at + 1, place + 1
-        elif star >= 0:
-            retry += 1
-            at, place = star + 1, retry
-        else:
+    """SQL's LIKE without escape. Each piece of the pattern is taken where it first fits behind the piece before it, so
+    the time grows with the length of the text, not with that times the length of the pattern."""
+    first, *middle = _pieces(pattern)
+    if not middle:
+        return len(first.text) == len(text) and first.stands_at(0, text)
+    *middle, last = middle
+    place, end = len(first.text), len(text) - len(last.text)
+    if place > end or not (first.stands_at(0, text) and last.stands_at(end, text)):
+        return False
+    for piece in middle:
+        place = piece.find(text, place, end)
+        if place < 0:
             return False
-    return not pattern[at:].strip("%")
+        place += len(piece.text)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What stands between two % of a pattern."""
+
+    text: str
+    gapped: re.Pattern[str] | None
+    """For a piece with _."""
+
+    def stands_at(self, place: int, text: str) -> bool:
+        if self.gapped is None:
+            return text.startswith(self.text, place)
+        return self.gapped.match(text, place) is not None
+
+    def find(self, text: str, start: int, end: int) -> int:
+        """-1 where it is not within `text[start:end]`."""
+        if self.gapped is None:
+            return text.find(self.text, start, end)
+        found = self.gapped.search(text, start, end)
+        return -1 if found is None else found.start()
+
+
+@lru_cache(maxsize=2 * MAX_TERMS)
+def _pieces(pattern: str) -> tuple[_Piece, ...]:
+    return tuple(_Piece(piece, _gapped(piece) if "_" in piece else None) for piece in pattern.split("%"))
+
+
+def _gapped(piece: str) -> re.Pattern[str]:
+    return re.compile(".".join(map(re.escape, piece.split("_"))), re.DOTALL)
+
+
+def is_short(pattern: str) -> bool:
+    """Whether a search that tries each piece at each place of a text is as fast as `like`."""
+    return all(len(piece) <= LONGEST_PIECE for piece in pattern.split("%")[1:])
 
 
 # -------------------------------------------------------------------------------------------------------- in Python

@@ -5,6 +5,7 @@ Reads within the transaction it is given; writes nothing.
 from __future__ import annotations
 
 import hashlib
+import math
 import sqlite3
 import threading
 import time
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from connector import cancellation
 from connector.errors import BadFilter
 from connector.model import Filter, Hit
 from connector.protocols import Ranking, VectorScan
@@ -37,23 +39,26 @@ REMEMBERED_ROWS = 4
 FILTER_SECONDS = 60.0
 """That the filter of one search may take. It is evaluated row by row, holds a thread and, where it needs functions of
 Python's, all others up meanwhile; HANA's statements end by `communication_timeout`."""
-_STEPS = 100_000
-"""Of SQLite's machine between two looks at the clock: some milliseconds."""
+_STEPS = 20_000
+"""Of SQLite's machine between two looks at the clock: about a millisecond. Each look takes the interpreter's lock."""
 
 Positions = NDArray[np.int64]
 
 
 @contextmanager
 def answering(db: sqlite3.Connection, condition: filters.Condition | None, where: Filter | None) -> Iterator[None]:
-    """While a search reads: `where` is what the asker has narrowed it by, `condition` that and what he may see. Raises
-    BadFilter for a stored value that cannot be read as the filter's kind, and for a filter that takes too long."""
-    deadline = time.monotonic() + FILTER_SECONDS
-    if where:
-        db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+    """While a search reads: `where` is what the caller has narrowed it by, `condition` that and its row filter. Raises
+    BadFilter for a stored value that cannot be read as the filter's kind, and for a filter that takes too long;
+    Cancelled where this thread's call is cancelled."""
+    call = cancellation.current()
+    deadline = time.monotonic() + FILTER_SECONDS if where else math.inf
+    db.set_progress_handler(lambda: call.cancelled or time.monotonic() > deadline, _STEPS)
     try:
-        yield
+        with call.calling(db.interrupt):
+            yield
     except sqlite3.OperationalError as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            call.check()
             raise BadFilter(
                 f"the filter has taken {FILTER_SECONDS:g} s over the rows of this collection and was given up: use "
                 "fewer conditions ($in in place of many under $or), or words in the search text"

@@ -37,8 +37,8 @@ class Vandal:
             assert db.execute(sql, parameters).rowcount > 0
 
     def set(self, document: int, number: int, column: str, value: Any) -> None:
-        """`column` of TEXT, META, HASH."""
-        theirs = {"TEXT": "VEC_TEXT", "META": "VEC_META", "HASH": "CONTENT_HASH"}[column]
+        """`column` of TEXT, META, HASH, MODEL."""
+        theirs = {"TEXT": "VEC_TEXT", "META": "VEC_META", "HASH": "CONTENT_HASH", "MODEL": "MODEL_ID"}[column]
         if self.local:
             sql = f"UPDATE records SET {column} = ? WHERE document = ? AND number = ?"
             self.run(sql, value, f"[{document}]", number)
@@ -88,6 +88,8 @@ DAMAGE: dict[str, tuple[str, Damage]] = {
     "another text": ("stale", lambda vandal: vandal.set(1, 0, "TEXT", "a text that the row never had")),
     "other metadata": ("stale", lambda vandal: vandal.set(2, 0, "META", '{"GRP":"G9"}')),
     "another hash": ("stale", lambda vandal: vandal.forget(4)),
+    "another model": ("stale", lambda vandal: vandal.set(14, 0, "MODEL", "another-model@00000000")),
+    "no model": ("stale", lambda vandal: vandal.set(13, 0, "MODEL", None)),
     "a torn document": ("stale", lambda vandal: vandal.delete(3, 1)),
     "another direction": ("bad_vectors", lambda vandal: vandal.vector(5, unit(7))),
     "another length": ("bad_vectors", lambda vandal: vandal.vector(6, 2 * unit(3))),
@@ -97,7 +99,10 @@ DAMAGE: dict[str, tuple[str, Damage]] = {
     "a chunk twice": ("duplicates", lambda vandal: vandal.copy(11)),
 }
 IMPOSSIBLE = {
-    "local": {"a chunk twice": "its table is unique by document and number, and no other program writes it"},
+    "local": {
+        "a chunk twice": "its table is unique by document and number, and no other program writes it",
+        "no model": "the column is never NULL",
+    },
     "hana": {"another dimension": "the column has a fixed dimension"},
 }
 
@@ -123,7 +128,7 @@ def records(scene: Scene) -> dict[int, StoredRecord]:
 
 
 def same(one: StoredRecord, other: StoredRecord) -> bool:
-    plain = ("id", "number", "content_hash", "text", "metadata")
+    plain = ("id", "number", "content_hash", "model", "text", "metadata")
     vectors = [record.vector.tobytes() if record.vector is not None else b"" for record in (one, other)]
     return vectors[0] == vectors[1] and all(getattr(one, name) == getattr(other, name) for name in plain)
 

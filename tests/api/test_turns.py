@@ -1,13 +1,17 @@
-"""How many requests may wait for a thread: as many as get one in time, and no more."""
+"""Which request gets a thread next, and how many may wait for one: as many as get one in time, and no more."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 
+from app.src.api import turns as module
 from app.src.api.errors import Crowded
 from app.src.api.turns import Turn, Turns
+
+ME, OTHER, THIRD = "key:me", "key:other", "key:third"
 
 
 class Clock:
@@ -26,8 +30,7 @@ def called(turns: Turns, clock: Clock, seconds: float, together: int = 1, calls:
     """So many calls of so many seconds each, as many at the same time as `together` says."""
     begun: deque[Turn] = deque()
     for _ in range(calls):
-        begun.append(turns.come())
-        turns.begin(begun[-1])
+        turns.come(ME, begun.append)
         clock.now += seconds / together
         if len(begun) == together:
             turns.end(begun.popleft())
@@ -35,74 +38,172 @@ def called(turns: Turns, clock: Clock, seconds: float, together: int = 1, calls:
         turns.end(turn)
 
 
-def crowd(turns: Turns, most: int = 10_000) -> list[Turn]:
-    """As many as are let in at one moment."""
+def crowd(turns: Turns, most: int = 10_000, caller: str = ME) -> tuple[list[Turn], list[Turn]]:
+    """As many as are let in at one moment: those that have a thread, and those that wait for one."""
     inside: list[Turn] = []
+    begun: list[Turn] = []
     while len(inside) < most:
         try:
-            inside.append(turns.come())
+            inside.append(turns.come(caller, begun.append))
         except Crowded:
             break
-    return inside
+    return begun, [turn for turn in inside if turn.begun is None]
+
+
+def alone(threads: int, max_wait: float, clock: Callable[[], float]) -> Turns:
+    """Without authentication: callers are not told apart."""
+    return Turns(threads, max_wait, clock, told_apart=False)
 
 
 def test_a_burst_is_let_in_as_far_as_it_is_served_in_time(clock: Clock) -> None:
     """1,000 clients at once waited for 13 s where 1 s was allowed (found by benchmarks/load.py)."""
-    turns = Turns(4, 1.0, clock)
+    turns = alone(4, 1.0, clock)
     called(turns, clock, 0.1, together=4)
-    inside = crowd(turns)
-    assert 30 <= len(inside) <= 42  # 4 threads, 0.1 s each: 40 a second
+    begun, waiting = crowd(turns)
+    assert len(begun) == 4
+    assert 30 <= len(waiting) <= 42  # 4 threads, 0.1 s each: 40 a second
     with pytest.raises(Crowded, match=r"one more would wait for 1\.\d s; at most 1 s .*api\.max_wait") as refused:
-        turns.come()
+        turns.come(ME, begun.append)
     assert refused.value.seconds == pytest.approx(1.0, abs=0.1)
 
 
-def test_whoever_is_served_or_leaves_makes_room(clock: Clock) -> None:
-    turns = Turns(1, 1.0, clock)
+def test_a_request_that_is_served_or_leaves_makes_room(clock: Clock) -> None:
+    turns = alone(1, 1.0, clock)
     called(turns, clock, 0.5)
-    first, second, *_ = crowd(turns)
+    begun, waiting = crowd(turns)
     with pytest.raises(Crowded):
-        turns.come()
-    turns.begin(first)
-    turns.come()
+        turns.come(ME, begun.append)
+    clock.now += 0.5
+    turns.end(begun[0])
+    assert begun[1] is waiting[0], "first come, first served"
+    turns.come(ME, begun.append)
     with pytest.raises(Crowded):
-        turns.come()
-    turns.leave(second)
-    turns.leave(second)  # makes room once
-    turns.leave(first)  # has a thread: nobody waits less for that
-    turns.come()
+        turns.come(ME, begun.append)
+    assert turns.leave(waiting[1])
+    assert not turns.leave(waiting[1]), "it makes room once"
+    assert not turns.leave(waiting[0]), "it has a thread: nobody waits less for that"
+    turns.come(ME, begun.append)
     with pytest.raises(Crowded):
-        turns.come()
+        turns.come(ME, begun.append)
 
 
-def test_when_no_call_ends_the_first_who_waits_tells(clock: Clock) -> None:
+def test_when_no_call_ends_the_first_that_waits_tells(clock: Clock) -> None:
     """As while HANA does not answer: nothing is known of how long calls take."""
-    turns = Turns(2, 10.0, clock)
-    for turn in (turns.come(), turns.come()):
-        turns.begin(turn)
-    waiting = crowd(turns, 50)
+    turns = alone(2, 10.0, clock)
+    _, waiting = crowd(turns, 52)
     assert len(waiting) == 50
     clock.now += 10.5
     with pytest.raises(Crowded, match="the next has waited for 10 s"):
-        turns.come()
+        turns.come(ME, waiting.append)
     for turn in waiting:
         turns.leave(turn)
-    turns.come()
+    turns.come(ME, waiting.append)
+
+
+def test_a_request_that_waits_longer_than_it_may_is_refused(clock: Clock) -> None:
+    """Four waited 120 s for a 503 although 10 s were allowed."""
+    turns = alone(1, 10.0, clock)
+    begun: list[Turn] = []
+    first, second = turns.come(ME, begun.append), turns.come(ME, begun.append)
+    clock.now += 10.0
+    refused = turns.overdue(second)
+    assert refused is not None
+    assert refused.seconds == 10.0
+    assert "the next has waited for 10 s; at most 10 s are allowed (setting api.max_wait)" in str(refused)
+    assert turns.overdue(first) is None, "it has its thread"
+    assert turns.overdue(second) is None, "it left by the refusal"
+    clock.now += 1
+    with pytest.raises(Crowded, match="the next has waited for 11 s"):
+        turns.come(ME, begun.append)
+    turns.end(first)
+    assert turns.come(ME, begun.append) is begun[-1], "there is a thread again"
+    turns.leave(turns.come(ME, begun.append))
 
 
 def test_one_call_at_a_time_says_little_of_what_all_threads_can(clock: Clock) -> None:
     """Computing takes as much longer as there are threads that compute; waiting for HANA does not, and that shows."""
-    turns = Turns(8, 1.0, clock)
+    turns = alone(8, 1.0, clock)
     called(turns, clock, 0.1)
-    assert len(crowd(turns)) <= 12
-    turns = Turns(8, 1.0, clock)
+    assert len(crowd(turns)[1]) <= 12
+    turns = alone(8, 1.0, clock)
     called(turns, clock, 0.1, together=8)
-    assert len(crowd(turns)) >= 50
+    assert len(crowd(turns)[1]) >= 50
 
 
 def test_nobody_is_refused_while_nobody_waits(clock: Clock) -> None:
-    """However long calls took: whoever is let in shows whether they still do."""
-    turns = Turns(1, 1.0, clock)
+    """However long calls took: a request that is let in shows whether they still do."""
+    turns = alone(1, 1.0, clock)
     called(turns, clock, 10_000.0, calls=1)
     called(turns, clock, 0.1, calls=400)
-    assert len(crowd(turns)) >= 9
+    assert len(crowd(turns)[1]) >= 9
+
+
+# ---------------------------------------------------------------------------------------------------- several callers
+
+
+def test_one_caller_never_holds_all_threads(clock: Clock) -> None:
+    """Eight requests of one key held all eight threads for 557 s."""
+    turns = Turns(8, 10.0, clock)
+    begun, waiting = crowd(turns, 50)
+    assert (len(begun), len(waiting)) == (7, 43)
+    other: list[Turn] = []
+    turns.come(OTHER, other.append)
+    assert len(other) == 1
+    turns.end(other[0])
+    assert len(begun) == 7, "the thread stays free for others"
+
+
+def test_without_authentication_all_threads_are_for_all(clock: Clock) -> None:
+    assert len(crowd(alone(8, 10.0, clock), 50)[0]) == 8
+
+
+def test_of_one_thread_none_is_kept(clock: Clock) -> None:
+    assert len(crowd(Turns(1, 10.0, clock), 5)[0]) == 1
+
+
+def test_the_caller_with_the_fewest_threads_is_next(clock: Clock) -> None:
+    turns = Turns(5, 10.0, clock)
+    mine, _ = crowd(turns, 20)
+    others, _ = crowd(turns, 20, OTHER)
+    assert (len(mine), len(others)) == (4, 1)
+    clock.now += 1
+    turns.end(mine[0])
+    assert (len(mine), len(others)) == (4, 1), "the last free thread is for callers that hold none"
+    third: list[Turn] = []
+    turns.come(THIRD, third.append)
+    assert len(third) == 1
+    turns.end(third[0])
+    turns.end(mine[1])
+    assert (len(mine), len(others)) == (4, 2), "two of mine run on, and one of the other's"
+
+
+def test_one_callers_slow_calls_refuse_nobody_else(clock: Clock) -> None:
+    """The pace and the wait of one say nothing of another's."""
+    turns = Turns(2, 1.0, clock)
+    called(turns, clock, 60.0, calls=1)
+    mine, _ = crowd(turns, 2)
+    clock.now += 60
+    with pytest.raises(Crowded):
+        turns.come(ME, mine.append)
+    others: list[Turn] = []
+    for _ in range(50):
+        turns.come(OTHER, others.append)
+        clock.now += 0.01
+        turns.end(others[-1])
+    assert len(others) == 50
+    _, waiting = crowd(turns, 500, OTHER)
+    assert 90 <= len(waiting) <= 110, "as many as its own pace allows"
+
+
+def test_callers_without_a_request_are_forgotten_in_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CALLERS", 10)
+    turns = Turns(2, 10.0, clock)
+    held: list[Turn] = []
+    turns.come(ME, held.append)
+    for number in range(100):
+        begun: list[Turn] = []
+        turns.come(f"key:{number}", begun.append)
+        turns.end(begun[0])
+    assert len(turns._lines) <= 10
+    assert ME in turns._lines
+    turns.end(held[0])

@@ -7,7 +7,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -328,6 +328,66 @@ def test_python_and_sqlite_agree(db, where, metadata):
 def test_like_is_what_a_regular_expression_says(pattern, text):
     wanted = re.compile("".join({"%": ".*", "_": "."}.get(char, char) for char in pattern), re.DOTALL)
     assert filters.like(pattern, text) is bool(wanted.fullmatch(text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces=st.lists(st.text("ab_", max_size=4), min_size=1, max_size=5), text=st.text("ab", max_size=40))
+def test_long_pieces_are_found_as_short_ones_are(db, pieces, text):
+    """Every character fifty times: SQLite then asks Python instead of GLOB."""
+    pattern, long = "%".join(pieces), "".join(char * 50 for char in text)
+    wanted = "%".join("".join(char * 50 if char != "_" else char for char in piece) for piece in pieces)
+    try:
+        given = in_sqlite(db, {"A": {"$like": wanted}}, {"A": long})
+    except BadFilter:
+        assume(False)
+        raise
+    regular = "".join({"%": ".*", "_": "."}.get(char, char) for char in wanted)
+    assert given is bool(re.fullmatch(regular, long, re.DOTALL)) is filters.like(wanted, long), pattern
+
+
+def cost(call: Callable[[], object]) -> float:
+    """Seconds of the processor, the least of three."""
+
+    def once() -> float:
+        start = time.thread_time()
+        call()
+        return time.thread_time() - start
+
+    return min(once() for _ in range(3))
+
+
+@pytest.mark.parametrize("piece", ["a", "a%", "a_", "aaaaaaa%"])
+def test_the_time_does_not_grow_with_the_pattern(db, piece):
+    """Of "%aaa...b" each of 4,999 characters was compared at each of 20,000 places: 200 times as long as ten."""
+    text = "a" * 20_000
+    short, long = (f"%{piece * count}b"[-length:] for count, length in ((10, 20), (5000, 4999)))
+    if piece == "a_":  # at most so many in one pattern
+        long = f"%{piece * 45}%{'a' * 4000}b%"
+    costs = [
+        cost(lambda wanted=wanted: in_sqlite(db, {"A": {"$like": f"%{wanted}"}}, {"A": text}))
+        for wanted in (short, long)
+    ]
+    assert costs[1] < 30 * costs[0] + 0.01
+
+
+def test_the_time_to_read_a_number_grows_with_its_length_only():
+    """Of 20,000 digits and a letter it took 5 s, and the lock of the interpreter: nothing else ran."""
+
+    def read(digits: int) -> None:
+        with pytest.raises(filters.Unreadable):
+            filters.read_number("1" * digits + "x")
+
+    short, long = cost(lambda: read(1000)), cost(lambda: read(20_000))
+    assert long < 150 * short, "20 times is proportional, 400 times is the square"
+
+
+@pytest.mark.parametrize("pattern", ["%" + "a_" * 60 + "%", "%" + "a_" * 30 + "%x%" + "_b" * 30 + "%"])
+def test_many_gaps_between_two_percent_signs_are_refused(pattern):
+    with pytest.raises(
+        BadFilter, match=r"^filter at A\.\$like: the parts with _ between two % have 120 characters.*100"
+    ):
+        parse({"A": {"$like": pattern}})
+    assert parse({"A": {"$like": pattern.replace("%", "")}}) is not None, "at a fixed place they cost nothing"
 
 
 def test_hostile_patterns_take_no_time(db):

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from connector.cancellation import Cancellation, cancelled_by
 from connector.errors import (
+    Cancelled,
     ConnectionLost,
     ConnectionMisconfigured,
     LoginRefused,
@@ -269,6 +271,53 @@ def test_threads_have_connections_of_their_own(pool):
     for thread in threads:
         thread.join(60)
     assert not errors
+
+
+def reading(pool: HanaPool, call: Cancellation, ended: list[object]) -> threading.Thread:
+    """A thread that reads the row that somebody else has locked."""
+
+    def work() -> None:
+        with cancelled_by(call):
+            try:
+                ended.append(pool.read('SELECT "K" FROM "T" WHERE "K" = 0 FOR UPDATE'))
+            except BaseException as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def cancelled(thread: threading.Thread, call: Cancellation) -> None:
+    """Again and again: what is cancelled before it has come to the server runs there."""
+    for _ in range(200):
+        call.cancel()
+        thread.join(0.1)
+        if not thread.is_alive():
+            return
+    raise AssertionError("it still waits for the lock")
+
+
+def test_a_statement_that_nobody_waits_for_is_cancelled(emulator, hana_schema):
+    sent = threading.Event()
+    options = options_of(emulator, schema=hana_schema)
+    with HanaPool(options, 4, retry=QUICK) as owner, HanaPool(options, 1, on_statement=lambda _: sent.set()) as pool:
+        owner.execute('CREATE TABLE "T" ("K" INTEGER PRIMARY KEY)')
+        owner.execute('INSERT INTO "T" VALUES (0)')
+        assert pool.read("SELECT 1 FROM DUMMY") == [(1,)]
+        ended: list[object] = []
+        with owner.transaction() as session:
+            session.execute('UPDATE "T" SET "K" = 0 WHERE "K" = 0')
+            sent.clear()
+            calls = [Cancellation(), Cancellation()]
+            holder = reading(pool, calls[0], ended)
+            assert sent.wait(60)
+            waiter = reading(pool, calls[1], ended)  # the only connection is in use
+            cancelled(waiter, calls[1])
+            assert [type(error) for error in ended] == [Cancelled]
+            cancelled(holder, calls[0])
+            assert [type(error) for error in ended] == [Cancelled, Cancelled], "and not tried again"
+        assert pool.read('SELECT "K" FROM "T" FOR UPDATE') == [(0,)]
 
 
 # ---------------------------------------------------------------------------------------------- rows of a batch

@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector.errors import BadFilter, DatabaseError, GenerationRefused, RowRejected, StatementFailed, StoreCorrupt
+from connector.cancellation import Cancellation, cancelled_by
+from connector.errors import (
+    BadFilter,
+    Cancelled,
+    DatabaseError,
+    GenerationRefused,
+    RowRejected,
+    StatementFailed,
+    StoreCorrupt,
+)
 from connector.model import (
     ChangeSet,
     Checkpoint,
@@ -32,7 +41,7 @@ from connector.model import (
     Recipe,
     TableRef,
 )
-from connector.stores import local, local_generations, local_schema, local_search, snapshot
+from connector.stores import filter_sql, local, local_generations, local_schema, local_search, snapshot
 from connector.stores.lease import LeaseTimes
 from connector.stores.local import LocalStore
 from connector.stores.local_schema import SCHEMA
@@ -611,6 +620,29 @@ def test_a_filter_that_takes_too_long_is_given_up(store, monkeypatch):
         assert len(found(store)) == 400
     assert found(store, where) == set()
     assert len(found(store, {"KIND": {"$contains": "pump of"}})) == 400
+
+
+def test_a_search_that_nobody_waits_for_is_interrupted(folder, monkeypatch):
+    call, looked = Cancellation(), list[str]()
+
+    def contains(phrase: str, text: str) -> bool:
+        looked.append(text)
+        call.cancel()
+        return False
+
+    monkeypatch.setitem(filter_sql._SQLITE_FUNCTIONS, "owl_contains", (2, contains))
+    with closing(LocalStore(folder)) as store:
+        store.open(NAME, Model())
+        add(store, range(400), KIND="a pump of steel")
+        where = {"KIND": {"$contains": "brass"}}
+        with cancelled_by(call), pytest.raises(Cancelled):
+            found(store, where)
+        assert len(looked) == 1, "the rows after it were not looked at"
+        for ask in (lambda: found(store), lambda: store.keyword(NAME, "text", 5, None)):
+            with cancelled_by(call), pytest.raises(Cancelled):
+                ask()
+        call = Cancellation()
+        assert len(found(store)) == 400, "the connection serves the next"
 
 
 def test_a_filter_is_asked_about_new_rows_only(store):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from app.src.remembered import Bounds, Remembered, Seen
-from connector.errors import ConnectionLost
+from connector.cancellation import Cancellation, cancelled_by, current
+from connector.errors import Cancelled, ConnectionLost
 
 MATERIALS: Seen = ("materials", 1, "null")
 OTHERS: Seen = ("others", 1, "null")
@@ -185,3 +186,20 @@ def test_one_looks_for_all_who_ask_at_once() -> None:
     for thread in (first, second):
         thread.join(10)
     assert found == [99, 1, 1]
+
+
+def test_a_look_outlives_the_request_that_began_it() -> None:
+    """Others may wait for what it finds: a client that leaves must not fail them."""
+    remembered, _, look = made()
+    call = Cancellation()
+
+    def looks() -> int:
+        call.cancel()
+        current().check()
+        return look()
+
+    with cancelled_by(call):
+        assert remembered.get(MATERIALS, looks) == 1
+        assert current() is call
+        with pytest.raises(Cancelled):
+            current().check()

@@ -53,7 +53,7 @@ REACHING: list[tuple[str, str, str, Any]] = [
     ("WORKER_MAX_TASKS_PER_CHILD", "100", "worker.max_jobs", 100),
     ("RESERVE_MEMORY", "2048", "embedding.reserve_mb", 2048),
     ("OWL_SAP_HANA__CONNECT_TIMEOUT", "2.5", "hana.connect_timeout", 2.5),
-    ("OWL_SAP_HANA__HOST_NAME_IN_CERTIFICATE", "*", "hana.host_name_in_certificate", "*"),
+    ("OWL_SAP_HANA__HOST_NAME_IN_CERTIFICATE", "db", "hana.host_name_in_certificate", "db"),
     ("OWL_SAP_STORE__HANA__POOL_SIZE", "3", "store.hana.pool_size", 3),
     ("OWL_SAP_EMBEDDING__MODEL", "hash:64", "embedding.model", "hash:64"),
     ("OWL_SAP_EMBEDDING__THREADS", "2", "embedding.threads", 2),
@@ -400,3 +400,28 @@ def test_every_own_variable_can_be_set_from_its_default(tmp_path: Path) -> None:
     }
     assert len(environ) >= 25
     assert loaded(tmp_path, environ).settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("environ", "text", "where"),
+    [
+        ({}, '[hana]\nhost_name_in_certificate = "*"', "hana.host_name_in_certificate"),
+        ({}, '[store.hana]\nhost_name_in_certificate = " * "', "store.hana.host_name_in_certificate"),
+        (
+            {"OWL_SAP_HANA__HOST_NAME_IN_CERTIFICATE": "*"},
+            "",
+            "environment OWL_SAP_HANA__HOST_NAME_IN_CERTIFICATE: hana.host_name_in_certificate",
+        ),
+        (
+            {"OWL_SAP_STORE__HANA__HOST_NAME_IN_CERTIFICATE": "*"},
+            "",
+            "environment OWL_SAP_STORE__HANA__HOST_NAME_IN_CERTIFICATE: store.hana.host_name_in_certificate",
+        ),
+    ],
+)
+def test_a_certificate_for_any_name_is_refused(
+    tmp_path: Path, environ: Mapping[str, str], text: str, where: str
+) -> None:
+    """The driver then connects to whatever server has some certificate of a trusted authority."""
+    told = fault(tmp_path, environ, text)
+    assert f'{where}: "*" accepts a certificate for any name; set the name that the certificate carries' in told

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import orjson
 from fastapi import Request, Response
@@ -19,6 +19,7 @@ from app.src.api.limiting import principal_of
 from app.src.api.turns import Turn, Turns
 from app.src.probes import Readiness
 from app.src.service import Service
+from connector.cancellation import Cancellation, cancelled_by
 from connector.model import Vectors
 
 Result = TypeVar("Result")
@@ -60,6 +61,38 @@ def _is_text(text: str) -> bool:
     return True
 
 
+class _Call(Generic[Result]):
+    """One call that waits for its turn; a thread makes it then. `future` has its result."""
+
+    turn: Turn
+
+    def __init__(self, call: Callable[[], Result], turns: Turns) -> None:
+        self._call = call
+        self._turns = turns
+        self.future: Future[Result] = Future()
+        self.cancellation = Cancellation()
+
+    def __call__(self, turn: Turn) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            self._turns.end(turn)
+            return
+        try:
+            with cancelled_by(self.cancellation):
+                result = self._call()
+        except BaseException as error:
+            self._turns.end(turn)  # before anybody hears of it, and asks for the next
+            self.future.set_exception(error)
+        else:
+            self._turns.end(turn)
+            self.future.set_result(result)
+
+    def overdue(self) -> None:
+        """It has waited as long as it may."""
+        error = self._turns.overdue(self.turn)
+        if error is not None and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
 class Desk:
     """The service behind a bounded number of threads, so that waiting never blocks the event loop."""
 
@@ -68,7 +101,7 @@ class Desk:
         self._rates = rates or Rates()
         self.limits = service.settings.api
         self._threads = ThreadPoolExecutor(self.limits.threads, "owl-sap-request")
-        self._turns = Turns(self.limits.threads, self.limits.max_wait)
+        self._turns = Turns(self.limits.threads, self.limits.max_wait, told_apart=service.access.configured)
         self._writers = max(1, self.limits.threads // 2)
         self._writing = asyncio.Semaphore(self._writers)
         # Health has threads of its own: it must answer while every other thread waits for HANA.
@@ -77,16 +110,27 @@ class Desk:
         # What asks neither engine nor store: jobs, followed and cancelled, and metrics. It must answer just then when
         # all other threads, those for health too, wait for a HANA that does not answer.
         self._looks = ThreadPoolExecutor(4, "owl-sap-look")
+        # To cancel a statement is a request to HANA, which may not answer.
+        self._cancels = ThreadPoolExecutor(1, "owl-sap-cancel")
 
     def close(self) -> None:
         """Once no request is served any more; what still runs is waited for by nobody."""
-        for threads in (self._threads, self._health, self._looks):
+        for threads in (self._threads, self._health, self._looks, self._cancels):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, call: Callable[[], Result], request: Request | None = None) -> Result:
-        """The result of `call`. With `request` its client is watched: if it leaves before a thread was free, `call` is
-        never made, and ClientLeft is raised. Raises Crowded at once when it would wait too long for a thread."""
-        return await self._ended(*self._begun(call), request)
+        """The result of `call`. With `request`, which `call` only reads for, its client is watched: if it leaves before
+        a thread was free, `call` is never made; when it leaves later, and when the request's time is over, what `call`
+        reads is interrupted. ClientLeft is raised for a client that left. Raises Crowded for a request that would wait
+        too long for a thread, or has."""
+        begun = self._begun(call, request)
+        try:
+            return await self._ended(begun, request)
+        except (ClientLeft, asyncio.CancelledError):
+            if request is not None:
+                with suppress(RuntimeError):  # the service has ended meanwhile
+                    self._cancels.submit(begun.cancellation.cancel)
+            raise
 
     async def write(self, call: Callable[[], Result], request: Request | None = None) -> Result:
         """As `run`, for what may have to wait until others have written. No more than half of the threads do that at a
@@ -94,7 +138,7 @@ class Desk:
         refused: Crowded."""
         await self._may_write(request)
         try:
-            turn, future = self._begun(call)
+            begun = self._begun(call, request)
         except BaseException:
             self._writing.release()
             raise
@@ -104,8 +148,8 @@ class Desk:
             with suppress(RuntimeError):  # the service has ended meanwhile
                 loop.call_soon_threadsafe(self._writing.release)
 
-        future.add_done_callback(free)
-        return await self._ended(turn, future, request)
+        begun.future.add_done_callback(free)
+        return await self._ended(begun, request)
 
     async def _may_write(self, request: Request | None) -> None:
         """Takes one of the places of those who write. Raises Crowded and ClientLeft; then none is taken."""
@@ -124,25 +168,21 @@ class Desk:
                 seconds=self.limits.max_wait,
             ) from None
 
-    def _begun(self, call: Callable[[], Result]) -> tuple[Turn, Future[Result]]:
+    def _begun(self, call: Callable[[], Result], request: Request | None) -> _Call[Result]:
         """Raises Crowded."""
-        turn = self._turns.come()
+        begun = _Call(call, self._turns)
+        caller = "" if request is None else principal_of(request.scope).identity
+        begun.turn = self._turns.come(caller, lambda turn: self._threads.submit(begun, turn))
+        return begun
 
-        def called() -> Result:
-            self._turns.begin(turn)
-            try:
-                return call()
-            finally:
-                self._turns.end(turn)
-
-        return turn, self._threads.submit(called)
-
-    async def _ended(self, turn: Turn, future: Future[Result], request: Request | None) -> Result:
-        work = asyncio.wrap_future(future)
+    async def _ended(self, begun: _Call[Result], request: Request | None) -> Result:
+        work = asyncio.wrap_future(begun.future)
+        timer = asyncio.get_running_loop().call_later(self.limits.max_wait, begun.overdue)
         try:
             return await (work if request is None else _watched(work, request))
         finally:
-            self._turns.leave(turn)
+            timer.cancel()
+            self._turns.leave(begun.turn)
 
     async def probe(self) -> Readiness:
         """Readiness, in READY_WITHIN seconds whatever hangs. Whoever asks meanwhile gets the same answer: what hangs

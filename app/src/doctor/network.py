@@ -128,8 +128,7 @@ class Network:
         raise failure
 
     def _handshake(self, context: ssl.SSLContext) -> tuple[str, Mapping[str, Any]]:
-        given = self._hana.host_name_in_certificate
-        name = self._host if given in (None, "", "*") else given
+        name = self._hana.host_name_in_certificate or self._host
         with self._connect() as plain, context.wrap_socket(plain, server_hostname=name) as secured:
             return str(secured.version()), secured.getpeercert() or {}
 
@@ -185,7 +184,7 @@ class Network:
         if not self._hana.validate_certificate:
             return _no_check(context)
         # An address is looked for among the names later: the driver never matches one, Python would.
-        context.check_hostname = self._hana.host_name_in_certificate != "*" and not self._by_address
+        context.check_hostname = not self._by_address
         return context
 
     @property

@@ -35,11 +35,21 @@ class HanaSettings(_Section):
     validate_certificate: bool = Field(default=True, description="false trusts whoever answers: for a trial at most")
     trust_store: str | None = Field(default=None, description="path of a PEM file, or the PEM itself")
     host_name_in_certificate: str | None = Field(
-        default=None, description="where the certificate names another host than `host`"
+        default=None, description="where the certificate names another host than `host`; `*` is refused"
     )
     connect_timeout: float = Field(default=10.0, gt=0, description="seconds")
     communication_timeout: float = Field(default=120.0, gt=0, description="seconds a statement may stay unanswered")
     pool_size: int = Field(default=8, ge=1, le=256, description="connections at most, one per thread")
+
+    @field_validator("host_name_in_certificate")
+    @classmethod
+    def _names_one_host(cls, name: str | None) -> str | None:
+        if name is not None and name.strip() == "*":
+            raise ValueError(
+                '"*" accepts a certificate for any name; set the name that the certificate carries '
+                "(`owl-sap doctor` prints it), or remove the setting where the certificate names `host`"
+            )
+        return name
 
     @property
     def configured(self) -> bool:
@@ -185,7 +195,7 @@ class ApiSettings(_Section):
         default=10.0,
         gt=0,
         description="seconds (or 30s, 1m) that a request may wait for one of these threads; who would wait longer, as "
-        "far as can be told, is refused (HTTP 429)",
+        "far as can be told, or has waited longer, is refused (HTTP 429)",
     )
     job_workers: int = Field(
         default=2,
