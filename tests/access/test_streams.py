@@ -1,4 +1,4 @@
-"""An answer that lasts ends with the right to it: once the key is revoked, rotated or narrowed, or the token expires."""
+"""An answer that lasts ends with the right to it: a key was revoked, rotated or narrowed, or a token has expired."""
 
 from __future__ import annotations
 
