@@ -94,7 +94,8 @@ class BoundedHttp(HttpToolsProtocol):
         # Where in it a part ended cannot be told: the next one counts from now on.
         self._beside = 0 if self._passed else self._beside + len(data) - (self._body - body)
         if self._part == "rest":
-            if self._beside > MOST_HEAD_BYTES + FRAMING * self._body:
+            wanted = 0 if self.cycle.response_complete else self._body  # nobody waits for what is left of the others
+            if self._beside > MOST_HEAD_BYTES + FRAMING * wanted:
                 allowed = f"{MOST_HEAD_BYTES} bytes and {FRAMING} for each byte of the body"
                 self._refuse(HEAD_TOO_LARGE, f"chunk sizes, chunk extensions and trailers are larger than {allowed}")
         elif self._beside > MOST_HEAD_BYTES:
