@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import itertools
 import re
+import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -433,28 +435,58 @@ def unguarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client
     service.close()
 
 
+OURS = (
+    *("localhost", "LOCALHOST:1", "localhost.", "localhost.:8000", "127.0.0.1", "127.9.9.9:80", "127.0.0.1:65535"),
+    *("[::1]", "[::1]:8000", "owl.example", "Owl.Example:8000"),
+)
+NOT_OURS = (
+    *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "10.0.0.1", "[fe80::1]", "x"),
+    *("owl.example.evil", "0.0.0.0", "", "[", "::1", "[::1", "[::1]x", "[::1%lo]", "[127.0.0.1]", "[localhost]"),
+    *("user@localhost@evil", "evil.example@localhost", "user:secret@localhost", "localhost@evil.example"),
+    *("127.0.0.1#evil.example", "127.0.0.1/evil.example", "127.0.0.1?evil.example", "127.0.0.1\\evil.example"),
+    *("localhost:", "localhost:x", "localhost:0", "localhost:65536", "localhost:8000:8000", "localhost:-1"),
+    *(
+        "localhost:80 80",
+        "localhost, evil.example",
+        "localhost evil.example",
+        "localhost..",
+        ".localhost",
+        "//localhost",
+    ),
+    *("http://localhost", "local%68ost", "127.1", "2130706433", "0x7f000001", "localhost\xa0", "localhost\t.evil"),
+)
+
+
+@pytest.mark.covers("GET /v1/collections", errors=True)
 @pytest.mark.parametrize(
-    ("host", "status"),
+    ("hosts", "status"),
     [
-        *(
-            (host, 200)
-            for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "owl.example")
-        ),
-        *((host, 421) for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io")),
-        *(
-            (host, 421)
-            for host in ("10.0.0.1", "[fe80::1]", "x", "[", "", "owl.example.evil", "user@localhost@evil", "0.0.0.0")
-        ),
+        *(((host,), 200) for host in OURS),
+        *(((host,), 421) for host in NOT_OURS),
+        ((), 421),
+        (("localhost", "evil.example"), 421),
+        (("evil.example", "localhost"), 421),
+        (("localhost", "localhost"), 421),
     ],
 )
-def test_a_name_that_was_made_to_lead_here_is_refused(unguarded: httpx.Client, host: str, status: int) -> None:
-    assert raw(unguarded, "GET", "/v1/collections", {})[0] == 200
-    connection = http.client.HTTPConnection(unguarded.base_url.host, unguarded.base_url.port, timeout=10)
-    connection.putrequest("GET", "/v1/collections", skip_host=True)
-    connection.putheader("Host", host)
-    connection.endheaders()
-    assert connection.getresponse().status == status
-    connection.close()
+def test_a_name_that_was_made_to_lead_here_is_refused(
+    unguarded: httpx.Client, hosts: tuple[str, ...], status: int
+) -> None:
+    with closing(
+        http.client.HTTPConnection(unguarded.base_url.host, unguarded.base_url.port, timeout=10)
+    ) as connection:
+        connection.putrequest("GET", "/v1/collections", skip_host=True)
+        for host in hosts:
+            connection.putheader("Host", host.encode("latin-1"))
+        connection.endheaders()
+        assert connection.getresponse().status == status
+
+
+def test_http_1_0_has_no_host(unguarded: httpx.Client) -> None:
+    """Programs that watch a port speak it still, and no browser does."""
+    with socket.create_connection((unguarded.base_url.host, unguarded.base_url.port or 0), timeout=10) as connection:
+        connection.sendall(b"GET /v1/collections HTTP/1.0\r\n\r\n")
+        assert connection.recv(100).split()[1] == b"200"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""One connection: a head that does not come, or does not end; answers that nobody reads; and how many connections there
-may be. Everything before a request is whole, where no application can look. Knows uvicorn's protocol, no route.
+"""One connection: a head that does not come, or does not end; trailers and chunks without end; answers that nobody
+reads; and how many connections there may be. What no application can look at. Knows uvicorn's protocol, no route.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import orjson
+from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.src.api.deadlines import MOST_HEAD_BYTES
@@ -23,6 +24,12 @@ LINGER_SECONDS = 5.0
 """For what is left of a request that has its answer, and for the other side to agree that the connection is closed."""
 SLOWEST = 10_000
 """Bytes a second at which an answer must be fetched, or it is given up."""
+MOST_AHEAD = 32
+"""Requests that one connection sends ahead of their answers. Each costs the parser more than its bytes."""
+FRAMING = 8
+"""Bytes of chunk sizes, extensions and trailers for each byte of a body, beyond MOST_HEAD_BYTES. A client that sends
+one byte a chunk needs 5."""
+_NO_REQUEST = "what was sent is no HTTP request"
 _ACKNOWLEDGED = 120
 """Where Linux' tcp_info has tcpi_bytes_acked, a 64-bit number."""
 _RESET = struct.pack("ii", 1, 0)
@@ -45,11 +52,15 @@ class BoundedHttp(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._head_bytes: int | None = 0
-        """Of a head that is not whole; None: it is."""
-        self._whole = True
-        self._ended = False
-        """A request has ended in what comes now."""
+        self._part: Literal["none", "head", "rest"] = "none"
+        """What comes now: nothing of a request, its head, or what is behind its head."""
+        self._passed = False
+        """A head or a request has ended in what comes now."""
+        self._beside = 0
+        """Bytes of this part that are no body."""
+        self._body = 0
+        """Bytes of this request's body."""
+        self._wrong = _NO_REQUEST
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._at_work: Any = None
@@ -76,25 +87,43 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self._ended = False
+        self._passed, body = False, self._body
         super().data_received(data)
-        if self._head_bytes is not None and not self.transport.is_closing():
-            # How much of it is the end of a body cannot be told: a head that begins behind one counts from now on.
-            self._head_bytes += len(data) if not self._ended else int(not self._whole)
-            if self._head_bytes > MOST_HEAD_BYTES:
-                self._refuse(HEAD_TOO_LARGE, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
+        if self.transport.is_closing():
+            return
+        # Where in it a part ended cannot be told: the next one counts from now on.
+        self._beside = 0 if self._passed else self._beside + len(data) - (self._body - body)
+        if self._part == "rest":
+            wanted = 0 if self.cycle.response_complete else self._body  # nobody waits for what is left of the others
+            if self._beside > MOST_HEAD_BYTES + FRAMING * wanted:
+                allowed = f"{MOST_HEAD_BYTES} bytes and {FRAMING} for each byte of the body"
+                self._refuse(HEAD_TOO_LARGE, f"chunk sizes, chunk extensions and trailers are larger than {allowed}")
+        elif self._beside > MOST_HEAD_BYTES:
+            self._refuse(HEAD_TOO_LARGE, f"path and headers are larger than {MOST_HEAD_BYTES} bytes")
 
     # --------------------------------------------------------------------------------------------------------- requests
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MOST_AHEAD:
+            self._wrong = f"more than {MOST_AHEAD} requests were sent ahead of their answers"
+            raise HttpParserError(self._wrong)
         super().on_message_begin()
-        self._head_bytes, self._whole = 0, False
+        self._part, self._body = "head", 0
         self._start(self.bounds.read_timeout, self._too_slow)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers come this way too. They are ignored: a request is judged by its head."""
+        if self._part == "head":
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._head_bytes = None
+        self._part, self._passed = "rest", True
         self._stop()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._at_work = cycle
@@ -102,7 +131,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._whole = self._ended = True
+        self._part, self._passed = "none", True
         if self.cycle is not None and self.cycle.response_complete and not self.pipeline:
             self._await_the_next()
 
@@ -113,15 +142,13 @@ class BoundedHttp(HttpToolsProtocol):
             self._end()
         elif more:
             pass  # the next one is worked on, and what has not come of its body is waited for in `deadlines`
-        elif not self._whole and self._head_bytes is None:
+        elif self._part == "rest":
             self._start(LINGER_SECONDS, self._end)  # the rest of a body that nobody wants
         else:
             self._await_the_next()
 
     def _await_the_next(self) -> None:
         """Idle connections are uvicorn's to end, but blank lines between requests keep it from that."""
-        if self._head_bytes is None:
-            self._head_bytes = 0
         self._start(self.bounds.read_timeout, self._too_slow)
 
     # ---------------------------------------------------------------------------------------------------------- answers
@@ -169,20 +196,21 @@ class BoundedHttp(HttpToolsProtocol):
     # ----------------------------------------------------------------------------------------------------------- ending
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(BAD_REQUEST, "what was sent is no HTTP request")
+        self._refuse(BAD_REQUEST, self._wrong)
 
     def _too_slow(self) -> None:
         if self._at_work is not None and not self._at_work.response_complete:
             self._start(self.bounds.read_timeout, self._too_slow)  # the answer to the request before comes first
-        elif self._head_bytes:
+        elif self._part == "head":
             seconds = self.bounds.read_timeout
             self._refuse(TOO_SLOW, f"the request's head has not come within {seconds:g} s (setting api.read_timeout)")
         else:
             self._end()
 
     def _refuse(self, status: int, why: str) -> None:
-        """For what never becomes a request: the application hears nothing of it."""
-        self.transport.write(_answer(status, why))
+        """The application hears nothing of it. An answer that has begun is cut, not continued with another."""
+        if self._at_work is None or self._at_work.response_complete or not self._at_work.response_started:
+            self.transport.write(_answer(status, why))
         self._end()
 
     def _end(self) -> None:

@@ -1,5 +1,6 @@
-"""Routes without ceremony, for the requests that come by the thousand: one body, read and checked in one go, and no
-dependencies to resolve. What is not as it should be goes FastAPI's ordinary way, and gets the refusal it gives.
+"""Routes that read their body by themselves: all do, so that none parses more than it may hold; and those without
+ceremony, for the requests that come by the thousand: the body is checked in one go, and no dependencies are resolved.
+What is not as it should be goes FastAPI's ordinary way, and gets the refusal it gives.
 """
 
 from __future__ import annotations
@@ -14,11 +15,24 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.types import Message, Receive, Scope, Send
 
+from app.src.api.bounded import check_values
 from app.src.api.errors import ClientLeft
 
 Endpoint = Callable[..., Coroutine[Any, Any, Response]]
 Kept = TypeVar("Kept", bound=Endpoint)
 _JSON = b"application/json"
+
+
+class BoundedRoute(APIRoute):
+    """FastAPI's ordinary way, with a body of bounded content."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.body_field is None or scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+            return
+        content = await content_of(receive)
+        check_values(content)
+        await super().handle(scope, once_more(content, receive), send)
 
 
 class DirectRoute(APIRoute):
@@ -37,6 +51,7 @@ class DirectRoute(APIRoute):
             await super().handle(scope, receive, send)
             return
         content = await content_of(receive)
+        check_values(content)
         body = self._checked(scope, content)
         if body is None:
             await super().handle(scope, once_more(content, receive), send)

@@ -5,8 +5,9 @@ headers, 401 and 403. What is not in the table is not served. Knows no route's w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +26,8 @@ from app.src.settings import is_loopback
 
 PRINCIPAL = "owl_sap.principal"
 """In the ASGI scope: who asks."""
+_STILL = "owl_sap.still"
+"""In the ASGI scope: looks again whether who asked may still ask for this."""
 REFUSED = "owl_sap.refused"
 """In the ASGI scope of a request that the guard refused: why, as a word."""
 Need = frozenset[Right]
@@ -84,6 +87,8 @@ _LOOKED_AT = frozenset((b"authorization", b"x-api-key", b"host", b"origin"))
 Sent = Mapping[bytes, Sequence[str]]
 """Of the headers those that matter here, each as often as it was sent."""
 _REALM = 'Bearer realm="owl-sap"'
+_HOST = re.compile(r"(?:\[([0-9a-f.]*:[0-9a-f:.]*)\]|([0-9a-z_-][0-9a-z._-]*?)\.?)(?::([0-9]{1,5}))?", re.IGNORECASE)
+"""An address of IPv6 in brackets, or a name or address of IPv4 with or without the root's dot; and perhaps a port."""
 FOREIGN = "requests of other web pages are refused"
 _WHY_MISSING = "send an API key or a token: Authorization: Bearer ..., or X-API-Key"
 
@@ -190,6 +195,7 @@ class Guard:
         scope[PRINCIPAL] = principal
         if way is None:
             return problem(Request(scope), NOT_FOUND, "Not Found")
+        scope[_STILL] = partial(self._still_may, headers, way)
         if not way.need or scope["method"] not in way.methods or not way.enough.isdisjoint(principal.scopes):
             return None
         return self._forbidden(scope, way.need)
@@ -202,6 +208,13 @@ class Guard:
             if optional:
                 return ANONYMOUS
             raise
+
+    async def _still_may(self, headers: Sent, way: _Way) -> bool:
+        try:
+            principal = await self._principal(headers, optional=not way.need)
+        except (Unauthenticated, IssuerAway):
+            return False
+        return not way.need or not way.enough.isdisjoint(principal.scopes)
 
     # ----------------------------------------------------------------------------------------------------- refusals
 
@@ -228,19 +241,23 @@ class Guard:
         """Without authentication everything on this machine may ask, but no web page in a browser on it: a page whose
         name was made to lead here (DNS rebinding) shows by the Host header, one of elsewhere by its Origin."""
         hosts, origins = headers.get(b"host", ()), headers.get(b"origin", ())
-        if not all(map(self._ours, hosts)):
-            why = "this service has no authentication and answers on loopback only; see the setting access.hosts"
+        if not self._one_of_ours(hosts, scope["http_version"]):
+            why = "this service has no authentication and answers on loopback only: send one header Host, with its "
+            why += "address or a name of the setting access.hosts"
             return self._refuse(scope, MISDIRECTED, why, "host")
         if _foreign(hosts, origins):
             return self._refuse(scope, FORBIDDEN, FOREIGN, "origin")
         return None
 
-    def _ours(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname
-        except ValueError:
+    def _one_of_ours(self, hosts: Sequence[str], version: str) -> bool:
+        if not hosts:
+            return version == "1.0"  # which has no such header; no browser speaks it
+        found = _HOST.fullmatch(hosts[0])
+        if len(hosts) > 1 or found is None:
             return False
-        return is_loopback(name) or name in self._hosts
+        address, name, port = found.groups()
+        name = (address or name).lower()
+        return (is_loopback(name) or name in self._hosts) and (port is None or 0 < int(port) < 1 << 16)
 
 
 def _looked_at(scope: Scope) -> Sent:
@@ -284,6 +301,12 @@ def _credential(headers: Sent) -> str:
     if len(found) > 1 and any(other != found[0] for other in found):
         raise Unauthenticated("two credentials were sent; send one", "ambiguous")
     return found[0]
+
+
+async def still_may(scope: Scope) -> bool:
+    """May who asked still ask for this? For answers that last: meanwhile keys are revoked and tokens expire."""
+    again: Callable[[], Awaitable[bool]] | None = scope.get(_STILL)
+    return again is None or await again()
 
 
 def describe(document: dict[str, Any], *, open_metrics: bool) -> None:

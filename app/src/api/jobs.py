@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import anyio
 import orjson
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from app.src.api import schemas
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, NO_CONTENT, OK, TooManyStreams, Unprocessable
+from app.src.api.guard import still_may
 from app.src.jobs import Event, Job, Jobs, State
 from app.src.service import SyncRequest
 
@@ -132,11 +133,13 @@ def _add_events(routes: APIRouter, desk: Desk) -> None:
         "/v1/jobs/{job_id}/events", response_class=EventSourceResponse, responses=_STREAM, operation_id="events"
     )
     async def events(
+        request: Request,
         job_id: str,
         last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", json_schema_extra=_EVENT_ID)] = None,
     ) -> Response:
-        """What has happened to the job and what happens, as server-sent events; ends after `result`. The header
-        `Last-Event-ID` goes on behind that event, also after a restart of the service."""
+        """What has happened to the job and what happens, as server-sent events; ends after `result`, and when the key
+        or token that asked for it ends. The header `Last-Event-ID` goes on behind that event, also after a restart of
+        the service."""
         after = _number(last_event_id)
         job = await desk.look(partial(jobs.get, job_id))
         found = await desk.look(partial(jobs.events, job_id, after))
@@ -146,7 +149,7 @@ def _add_events(routes: APIRouter, desk: Desk) -> None:
             raise TooManyStreams(
                 f"{MOST_STREAMS} clients follow jobs already; try again later, or ask /v1/jobs/{job_id}"
             )
-        return EventSourceResponse(_stream(desk, streams, job_id, after), ping=PING_SECONDS, sep="\n")
+        return EventSourceResponse(_stream(desk, streams, request, job_id, after), ping=PING_SECONDS, sep="\n")
 
 
 def _number(last_event_id: str | None) -> int:
@@ -158,12 +161,14 @@ def _number(last_event_id: str | None) -> int:
 
 
 async def _stream(
-    desk: Desk, streams: anyio.CapacityLimiter, job_id: str, after: int
+    desk: Desk, streams: anyio.CapacityLimiter, request: Request, job_id: str, after: int
 ) -> AsyncIterator[ServerSentEvent]:
     jobs, quiet = desk.service.jobs, 0
     async with streams:
         while True:
             found, over = await desk.look(partial(_news, jobs, job_id, after, settle=quiet >= _SETTLE_POLLS))
+            if not await still_may(request.scope):
+                return
             quiet = 0 if found or quiet >= _SETTLE_POLLS else quiet + 1
             for event in found:
                 after = event.id

@@ -4,10 +4,11 @@ Vectors never pass through these models on their way out: they are written strai
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.src.api.bounded import FEW_FAULTS, MOST_ITEMS, ListsOfNumbers, Numbers, Texts, few_unknown
 from app.src.browsing import MOST_IDS
 from app.src.passages import MOST as MOST_PASSAGES
 from app.src.searching import Asked, Like, Mode, SearchOptions
@@ -21,11 +22,16 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown(cls, given: Any) -> Any:
+        return few_unknown(given, cls.model_fields)
+
 
 class EmbedRequest(Body):
     """`truncate`: cut what is longer than the model takes, instead of refusing it."""
 
-    inputs: str | list[str] = Field(examples=[["steel shaft", "Welle aus Stahl"]])
+    inputs: str | Texts = Field(examples=[["steel shaft", "Welle aus Stahl"]])
     normalize: bool = True
     truncate: bool = False
 
@@ -37,7 +43,7 @@ class EmbedRequest(Body):
 class OpenAIEmbeddings(Body):
     """OpenAI's request. `model` may be left out: there is one. `user` is accepted and not used."""
 
-    input: str | list[str] | list[int] | list[list[int]] = Field(examples=[["steel shaft", "Welle aus Stahl"]])
+    input: str | Texts | Numbers | ListsOfNumbers = Field(examples=[["steel shaft", "Welle aus Stahl"]])
     model: str | None = Field(default=None, examples=["all-MiniLM-L6-v2"])
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
@@ -123,7 +129,7 @@ class SearchRequest(Body):
     model_config = _either("query", "vector", "like")
 
     query: str | None = Field(default=None, examples=["noise from the gearbox"])
-    vector: list[float] | None = None
+    vector: Annotated[list[float], Field(max_length=MOST_ITEMS, fail_fast=True)] | None = None
     like: str | None = Field(
         default=None, description="the id of a row: rows like it, by the mean of its chunks' vectors, and not itself"
     )
@@ -185,7 +191,7 @@ class SyncBody(Body):
     accept_schema: bool = Field(default=False, description="go on although a column in use has another type now")
 
 
-Keys = list[dict[str, Any] | list[Any]] | None
+Keys = Annotated[list[dict[str, Any] | list[Any]], Field(max_length=10_000), FEW_FAULTS] | None
 
 
 class VerifyBody(Body):
@@ -211,7 +217,7 @@ class GenerationsBody(Body):
     action: Literal["build", "compare", "switch", "rollback", "drop"]
     number: int | None = Field(default=None, ge=1, le=_LAST_NUMBER)
     force: bool = Field(default=False, description="switch even to one that is not complete")
-    queries: list[str] = Field(default=[], description="compare: texts to ask for, besides stored ones")
+    queries: Texts = Field(default=[], description="compare: texts to ask for, besides stored ones")
     sample: int = Field(default=50, ge=0, le=1000, description="compare: how many stored texts to ask for")
 
     @model_validator(mode="after")
@@ -228,7 +234,6 @@ class KeysBody(Body):
 
     keys: Keys = Field(
         default=None,
-        max_length=10_000,
         description="values by column name, or all values in key order",
         examples=[[{"MATNR": "4711"}]],
     )
@@ -259,11 +264,11 @@ class DocumentBody(Body):
 
 
 class DocumentsBody(Body):
-    documents: list[DocumentBody] = Field(min_length=1)
+    documents: Annotated[list[DocumentBody], Field(max_length=MOST_ITEMS), FEW_FAULTS] = Field(min_length=1)
 
 
 class DocumentIds(Body):
-    ids: list[str] = Field(min_length=1, examples=[["note-17"]])
+    ids: Texts = Field(min_length=1, examples=[["note-17"]])
 
 
 class DocumentsWritten(BaseModel):

@@ -28,6 +28,7 @@ from app.src.api.audited import Audited
 from app.src.api.connections import Bounds, bounded
 from app.src.api.deadlines import Deadlines, Ending
 from app.src.api.desk import Desk
+from app.src.api.direct import BoundedRoute
 from app.src.api.headers import SecurityHeaders
 from app.src.api.limiting import Limited, Throttled
 from app.src.api.middleware import BodyLimit, Observed
@@ -83,6 +84,7 @@ def create_app(service: Service) -> FastAPI:
         lifespan=lifespan,
         telemetry=_NO_TELEMETRY,
     )
+    app.router.route_class = BoundedRoute
     agents.add(app.router, offered)
     routes.add(app.router, desk)  # with no router between, which newer FastAPIs would ask twice about each request
     app.router.routes.sort(key=lambda route: not isinstance(route, APIRoute))  # the pages about the API come last

@@ -187,7 +187,7 @@ class ApiSettings(_Section):
         ge=1024,
         description="bytes of all bodies that are being received or worked on; beyond it HTTP 503",
     )
-    max_inputs: int = Field(default=256, ge=1, description="texts in one /embed call")
+    max_inputs: int = Field(default=256, ge=1, le=65_536, description="texts in one /embed call")
     max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
     max_k: int = Field(default=1000, ge=1, description="hits of one search")
     threads: int = Field(default=8, ge=1, le=128, description="requests that may wait for engine or store at once")
