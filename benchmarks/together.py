@@ -282,7 +282,9 @@ class World:
         report.machine["source"] = "memory"
         loads = Loads(service, [texts_of(each) for each in shares(given)])
         think = 0.0 if part == "greedy" else given.think
-        client = Client(lambda text: len(service.search("searched", text, options=BY_MEANING, principal=OPERATOR).hits), think)
+        client = Client(
+            lambda text: len(service.search("searched", text, options=BY_MEANING, principal=OPERATOR).hits), think
+        )
         client.alone()
         yield from beside(part, client, loads.sync if part == "sync" else loads.embed, given.rounds)
 
@@ -351,7 +353,11 @@ class Api:
     address: str
 
     def hits(self, text: str) -> int:
-        return len(self._answer(self.connection, "POST", "/v1/collections/searched/search", {"query": text, "mode": "vector"})["hits"])
+        return len(
+            self._answer(self.connection, "POST", "/v1/collections/searched/search", {"query": text, "mode": "vector"})[
+                "hits"
+            ]
+        )
 
     def get(self, path: str) -> Any:
         return self._once("GET", path)
