@@ -18,6 +18,7 @@ from connector.errors import WordsNotSearchable
 from connector.model import CollectionStatus, Filter, Hit, IndexUse
 from connector.protocols import VectorStore
 from connector.ranking import Backdrop, blend, closeness, units
+from connector.stores.scan import single_threaded
 
 SAMPLED = 2_000
 """Rows whose vectors tell what a collection has in common."""
@@ -108,7 +109,9 @@ class Blending:
         if not candidates:
             return Ranked([], words=words, note=note)
         vectors = units(store.vectors(name, candidates, serving))
-        close = closeness(vector, vectors, self._backdrop(store, stored, within))
+        backdrop = self._backdrop(store, stored, within)
+        with single_threaded():
+            close = closeness(vector, vectors, backdrop)
         share = Coverage(words)
         covered = [share.of(f"{hit.text} {hit.id}") for hit in candidates]
         hits = blend(candidates, close, covered)
@@ -138,7 +141,8 @@ class Blending:
         def made() -> Backdrop | None:
             sample = store.sample(stored.collection, SAMPLED, stored.generation, within, texts=False).chosen
             vectors = units(store.vectors(stored.collection, seen(sample, within), stored.generation))
-            return Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
+            with single_threaded():
+                return Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
 
         # None is of few rows, and another process may be filling the collection.
         return self._backdrops.get(seen_of(stored, within), made, lasts=lambda backdrop: backdrop is not None)

@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from app.src import blending
 from app.src.access.principal import OPERATOR, Principal, Scope
 from app.src.remembered import Bounds, Remembered
 from app.src.searching import MODES, SearchOptions, _notes
@@ -18,6 +20,7 @@ from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
+from connector.ranking import FEWEST_ROWS, Backdrop
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"
@@ -501,6 +504,34 @@ def test_where_words_cannot_be_looked_for_a_text_is_still_found_by_meaning(
     refused = client.post(SEARCH, json={"query": "pump seal", "mode": "keyword"})
     assert refused.status_code >= 400
     assert "FTS5" in refused.text
+
+
+def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of BLAS wait for each other: on a busy machine up to a second in every search."""
+    source.rows_by_key |= {
+        str(number): {"MATNR": str(number), "MAKTX": f"pump {number}", "MTART": "ROH"} for number in range(FEWEST_ROWS)
+    }
+    service.sync("materials")
+    threads: dict[str, set[int]] = {}
+    backdrop_of, close = Backdrop.of, blending.closeness
+
+    def noted(name: str) -> None:
+        used = [each for each in threadpool_info() if each["user_api"] == "blas" and "numpy" in each["filepath"]]
+        threads[name] = {each["num_threads"] for each in used}
+
+    def of(vectors: Any) -> Any:
+        noted("backdrop")
+        return backdrop_of(vectors)
+
+    def closeness(*arguments: Any) -> Any:
+        noted("closeness")
+        return close(*arguments)
+
+    monkeypatch.setattr(Backdrop, "of", of)
+    monkeypatch.setattr(blending, "closeness", closeness)
+    with threadpool_limits(2, user_api="blas"):
+        service.search("materials", "pump", principal=OPERATOR)
+    assert threads == {"backdrop": {1}, "closeness": {1}}
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
