@@ -101,7 +101,7 @@ def _add_search(routes: APIRouter, desk: Desk) -> None:
     @direct(routes, "/v1/collections/{name}/search", response_model=schemas.SearchResponse)
     async def search(request: Request, name: str, body: schemas.SearchRequest) -> Response:
         """The nearest rows, best first, one hit per source row: in meaning, in words, or in both; or those like a
-        row."""
+        row. Without `mode` a query is searched by hybrid, a vector or a row by vector."""
         _check_search(desk, body)
         if AUDITED in request.scope:
             shape, mode = service.rights.filter_shape(name, body.filter), mode_of(body.asked, body.mode)
