@@ -200,13 +200,15 @@ class OwlVectorStore(VectorStore):
     def max_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        how = SearchWith(mmr_lambda=lambda_mult, **{"mode": "vector", "depth": fetch_k} | kwargs)
+        options: dict[str, Any] = {"mode": "vector", "depth": fetch_k} | kwargs
+        how = SearchWith(mmr_lambda=lambda_mult, **options)
         return [document for document, _ in self._search(query, k, how)]
 
     def max_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        how = SearchWith(mmr_lambda=lambda_mult, **{"depth": fetch_k} | kwargs)
+        options: dict[str, Any] = {"depth": fetch_k} | kwargs
+        how = SearchWith(mmr_lambda=lambda_mult, **options)
         return [document for document, _ in self._search(embedding, k, how)]
 
     def _search(self, query: str | Sequence[float], k: int, how: SearchWith) -> list[tuple[Document, float]]:
