@@ -125,7 +125,7 @@ class Known:
             return len(hits) == len(distinct) == K and fitting
 
         path = f"/v1/collections/{COLLECTION}/search"
-        return Question("search", post(path, {"query": text, "k": K}, self.headers), right)
+        return Question("search", post(path, {"query": text, "k": K, "mode": "vector"}, self.headers), right)
 
 
 # ----------------------------------------------------------------------------------------------------- the server
@@ -398,7 +398,9 @@ def crowd(world: World, given: argparse.Namespace, report: Report) -> Iterator[F
 
 def slow(world: World, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     with world.warmed() as server:
-        held = post(f"/v1/collections/{COLLECTION}/search", {"query": query(0), "k": MOST_K}, server.headers)
+        held = post(
+            f"/v1/collections/{COLLECTION}/search", {"query": query(0), "k": MOST_K, "mode": "vector"}, server.headers
+        )
         # Readers are few, for what they ask for is work: it is their reading that is to be slow.
         count = {"header": given.slow, "body": given.slow, "reader": max(1, given.slow // 5)}
         those = Slow(server.address, head("/embed", server.headers), held)

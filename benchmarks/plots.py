@@ -1,6 +1,6 @@
 """Draws the figures of benchmarks/results/*.json, one SVG beside each, with the digest of what was drawn in it.
 
-    python benchmarks/plots.py [NAME ...]        needs matplotlib: pip install 'owl-sap-connector[benchmark]'
+    python benchmarks/plots.py [NAME ...]        needs matplotlib: pip install -e '.[benchmark]'
 
 One bar a figure, its rounds as points, its target as a line; what was disturbed is grey, what missed its target red.
 tests/docs/test_benchmarks.py

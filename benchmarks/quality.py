@@ -35,7 +35,7 @@ from app.src.evaluation.queries import read  # noqa: E402
 from app.src.evaluation.report import Outcome  # noqa: E402
 from app.src.evaluation.run import Mode, Wanted  # noqa: E402
 from app.src.searching import SearchOptions  # noqa: E402
-from app.src.settings import EmbeddingSettings, Settings  # noqa: E402
+from app.src.settings import EmbeddingSettings, SearchSettings, Settings  # noqa: E402
 
 QUERIES = ROOT / "benchmarks" / "queries"
 EVERY = 5
@@ -107,7 +107,8 @@ def latency(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 @contextmanager
 def synced() -> Iterator[Demo]:
     """Without the memory of search texts, or only the first way would embed."""
-    with Demo(Settings(embedding=EmbeddingSettings(query_cache_mb=0))) as demo:
+    search = SearchSettings(rerank="late-interaction", rerank_seconds=10)
+    with Demo(Settings(embedding=EmbeddingSettings(query_cache_mb=0), search=search)) as demo:
         for name in demo.names:
             demo.service.sync(name)
         yield demo

@@ -96,7 +96,10 @@ SMALL = {
     "hashed": post("/embed", {"inputs": "hydraulic pump leaks at the flange"}),
     "openai": post("/v1/embeddings", OPENAI),
     "openai with a key": post("/v1/embeddings", OPENAI),
-    "search": post("/v1/collections/materials/search", {"query": "hydraulic pump leaks at the flange", "k": 10}),
+    "search": post(
+        "/v1/collections/materials/search",
+        {"query": "hydraulic pump leaks at the flange", "k": 10, "mode": "vector"},
+    ),
     "search by vector": post("/v1/collections/materials/search", {"vector": [0.05103104] * DIMENSION, "k": 10}),
 }
 FORMS = {

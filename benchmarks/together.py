@@ -49,12 +49,14 @@ sys.path.insert(0, str(ROOT))
 from app.src.access.principal import OPERATOR  # noqa: E402
 from app.src.benchmark.report import Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
+from app.src.searching import SearchOptions  # noqa: E402
 from app.src.service import Service  # noqa: E402
 from app.src.settings import Settings  # noqa: E402
 from benchmarks.sync import HASHING, material, scene  # noqa: E402
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
+BY_MEANING = SearchOptions("vector")
 WINDOW, TURNS = 1000, 3
 SEARCHES = 60
 """Of the client alone, each round."""
@@ -280,7 +282,9 @@ class World:
         report.machine["source"] = "memory"
         loads = Loads(service, [texts_of(each) for each in shares(given)])
         think = 0.0 if part == "greedy" else given.think
-        client = Client(lambda text: len(service.search("searched", text, principal=OPERATOR).hits), think)
+        client = Client(
+            lambda text: len(service.search("searched", text, options=BY_MEANING, principal=OPERATOR).hits), think
+        )
         client.alone()
         yield from beside(part, client, loads.sync if part == "sync" else loads.embed, given.rounds)
 
@@ -349,7 +353,11 @@ class Api:
     address: str
 
     def hits(self, text: str) -> int:
-        return len(self._answer(self.connection, "POST", "/v1/collections/searched/search", {"query": text})["hits"])
+        return len(
+            self._answer(self.connection, "POST", "/v1/collections/searched/search", {"query": text, "mode": "vector"})[
+                "hits"
+            ]
+        )
 
     def get(self, path: str) -> Any:
         return self._once("GET", path)

@@ -10,6 +10,7 @@ ConnectorError
 │   ├── LogMissing              the change log of a collection, or a trigger that fills it, is not at work
 │   ├── BadFilter               a search filter that is not of the filter language
 │   ├── ModelMismatch           the collection holds vectors of another model or dimension
+│   ├── WordsNotSearchable      the store cannot look for words on this machine
 │   ├── UnknownCollection
 │   ├── UnknownKey              no row in quarantine has it
 │   ├── UnknownRow              the collection has none of that id, or none that the asker may see
@@ -71,6 +72,10 @@ class BadFilter(ConfigurationError):
 
 
 class ModelMismatch(ConfigurationError):
+    pass
+
+
+class WordsNotSearchable(ConfigurationError):
     pass
 
 

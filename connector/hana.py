@@ -32,6 +32,7 @@ from connector.errors import (
     classify,
     make,
 )
+from connector.extras import install_command
 from connector.retry import AS_USUAL, RetryPolicy
 
 T = TypeVar("T")
@@ -87,8 +88,7 @@ def load_driver() -> Driver:
         return cast(Driver, importlib.import_module("hdbcli.dbapi"))
     except ImportError as error:
         raise ConfigurationError(
-            "SAP's driver hdbcli is not installed (it comes under SAP's own licence): "
-            "pip install 'owl-sap-connector[hana]'"
+            f"SAP's driver hdbcli is not installed (it comes under SAP's own licence): {install_command('hana')}"
         ) from error
 
 

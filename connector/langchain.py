@@ -48,12 +48,12 @@ class ScoredRow(FoundRow, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SearchWith:
-    """How to search. `filter`: the filter language of search; `min_score`: by the score of the modes vector and
-    keyword, by the cosine in hybrid; `mmr_lambda` from 0 (different) to 1 (relevant): hits unlike each other, chosen
-    from the best `depth`."""
+    """How to search. `filter`: the filter language of search; `mode` None: hybrid for a text, vector for a vector;
+    `min_score`: by the score of the modes vector and keyword, by the cosine in hybrid; `mmr_lambda` from 0 (different)
+    to 1 (relevant): hits unlike each other, chosen from the best `depth`."""
 
     filter: Filter | None = None
-    mode: Mode = "vector"
+    mode: Mode | None = None
     min_score: float | None = None
     mmr_lambda: float | None = None
     depth: int | None = None
@@ -104,8 +104,9 @@ class OwlVectorStore(VectorStore):
     """A collection as LangChain's vector store. It embeds with its own model. One that clients write can be written
     here, too; one that is synced from a table is for reading, and a write raises WrongOrigin.
 
-    Every search takes, beside what LangChain names, the fields of `SearchWith` as keywords. Scores are cosines in mode
-    vector, and so are relevance scores, those below 0 as 0. The asynchronous methods work in threads.
+    Every search takes, beside what LangChain names, the fields of `SearchWith` as keywords. A search by text has the
+    mode hybrid; MMR, relevance scores and searches by vector have the mode vector, whose scores are cosines. Relevance
+    scores are those cosines, those below 0 as 0. The asynchronous methods work in threads.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -199,13 +200,15 @@ class OwlVectorStore(VectorStore):
     def max_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        how = SearchWith(mmr_lambda=lambda_mult, depth=fetch_k, **kwargs)
+        options: dict[str, Any] = {"mode": "vector", "depth": fetch_k} | kwargs
+        how = SearchWith(mmr_lambda=lambda_mult, **options)
         return [document for document, _ in self._search(query, k, how)]
 
     def max_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        how = SearchWith(mmr_lambda=lambda_mult, depth=fetch_k, **kwargs)
+        options: dict[str, Any] = {"depth": fetch_k} | kwargs
+        how = SearchWith(mmr_lambda=lambda_mult, **options)
         return [document for document, _ in self._search(embedding, k, how)]
 
     def _search(self, query: str | Sequence[float], k: int, how: SearchWith) -> list[tuple[Document, float]]:
@@ -214,14 +217,12 @@ class OwlVectorStore(VectorStore):
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        _check_relevant(kwargs)
-        return super()._similarity_search_with_relevance_scores(query, k, **kwargs)
+        return super()._similarity_search_with_relevance_scores(query, k, **_relevant(kwargs))
 
     async def _asimilarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        _check_relevant(kwargs)
-        return await super()._asimilarity_search_with_relevance_scores(query, k, **kwargs)
+        return await super()._asimilarity_search_with_relevance_scores(query, k, **_relevant(kwargs))
 
     def _select_relevance_score_fn(self) -> Any:
         return lambda cosine: min(1.0, max(0.0, cosine))
@@ -256,12 +257,14 @@ class OwlRetriever(BaseRetriever):
         return await run_in_executor(None, ask)
 
 
-def _check_relevant(options: Mapping[str, Any]) -> None:
-    if options.get("mode", "vector") != "vector":
+def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a search for relevance scores, in mode vector. Raises ValueError for another mode."""
+    if (mode := options.get("mode", "vector")) != "vector":
         raise ValueError(
-            f"scores of mode {options['mode']} say nothing about how relevant a hit is; filter by min_score, or "
+            f"scores of mode {mode} say nothing about how relevant a hit is; filter by min_score, or "
             "search in mode vector"
         )
+    return {**options, "mode": "vector"}
 
 
 def _listed(name: str, values: Iterable[str]) -> list[str]:

@@ -1,6 +1,16 @@
 """A typed client of owl-sap-connector's REST API, on httpx. Stands alone: imports nothing else of this project."""
 
-from owl_sap_client.client import AsyncClient, Client
+import sys
+
+try:
+    from owl_sap_client.client import AsyncClient, Client
+except ModuleNotFoundError as error:
+    if error.name != "httpx":
+        raise
+    raise ModuleNotFoundError(
+        f'owl_sap_client needs httpx, which is not installed: {sys.executable} -m pip install "httpx>=0.27"',
+        name=error.name,
+    ) from None
 from owl_sap_client.errors import (
     BadRequest,
     Conflict,

@@ -26,6 +26,7 @@ from owl_sap_client.results import Hit, Row, SearchResult
 Mode = Literal["vector", "keyword", "hybrid"]
 _MOST_ROWS = 100
 """Ids in one request for rows."""
+_VECTOR: Mapping[str, Any] = {"mode": "vector"}
 
 
 class _Most:
@@ -86,11 +87,12 @@ class OwlSapVectorStore(VectorStore):
     follow their table and refuse (Conflict).
 
     Searches take `filter` (docs/search.md), `mode` and `min_score` (in the mode hybrid a cosine too, not the score).
-    Scores are those of the service: in the mode vector cosines, higher is nearer.
+    A search by text has the mode hybrid; MMR, relevance scores and searches by vector have the mode vector. Scores are
+    those of the service: in the mode vector cosines, higher is nearer. `mode`: of searches by text.
     """
 
     def __init__(
-        self, client: Client, collection: str, async_client: AsyncClient | None = None, *, mode: Mode = "vector"
+        self, client: Client, collection: str, async_client: AsyncClient | None = None, *, mode: Mode = "hybrid"
     ) -> None:
         self._client = client
         self._async = async_client
@@ -202,33 +204,32 @@ class OwlSapVectorStore(VectorStore):
 
     def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **options: Any) -> list[Document]:
         """By numbers of the service's own model."""
-        wanted = self._options(k, {"mode": "vector", **options, "vector": embedding})
+        wanted = self._options(k, {**_VECTOR, **options, "vector": embedding})
         return _plain(_scored(self._client.search(self._collection, None, **wanted)))
 
     async def asimilarity_search_by_vector(self, embedding: list[float], k: int = 4, **options: Any) -> list[Document]:
-        wanted = self._options(k, {"mode": "vector", **options, "vector": embedding})
+        wanted = self._options(k, {**_VECTOR, **options, "vector": embedding})
         return _plain(_scored(await self._asked(None, wanted)))
 
     def max_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **options: Any
     ) -> list[Document]:
-        """`fetch_k` is not used: how many hits are chosen from the service decides by `k`."""
-        return self.similarity_search(query, k, mmr_lambda=lambda_mult, **options)
+        return self.similarity_search(query, k, **_spread(fetch_k, lambda_mult, options))
 
     async def amax_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **options: Any
     ) -> list[Document]:
-        return await self.asimilarity_search(query, k, mmr_lambda=lambda_mult, **options)
+        return await self.asimilarity_search(query, k, **_spread(fetch_k, lambda_mult, options))
 
     def max_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **options: Any
     ) -> list[Document]:
-        return self.similarity_search_by_vector(embedding, k, mmr_lambda=lambda_mult, **options)
+        return self.similarity_search_by_vector(embedding, k, **_spread(fetch_k, lambda_mult, options))
 
     async def amax_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **options: Any
     ) -> list[Document]:
-        return await self.asimilarity_search_by_vector(embedding, k, mmr_lambda=lambda_mult, **options)
+        return await self.asimilarity_search_by_vector(embedding, k, **_spread(fetch_k, lambda_mult, options))
 
     def _options(self, k: int, options: Mapping[str, Any]) -> operations.SearchOptions:
         wanted: operations.SearchOptions = {"k": k, "mode": self._mode, **options}  # type: ignore[typeddict-item]
@@ -242,20 +243,12 @@ class OwlSapVectorStore(VectorStore):
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **options: Any
     ) -> list[tuple[Document, float]]:
-        self._check_relevant(options)
-        return super()._similarity_search_with_relevance_scores(query, k, **options)
+        return super()._similarity_search_with_relevance_scores(query, k, **_relevant(options))
 
     async def _asimilarity_search_with_relevance_scores(
         self, query: str, k: int = 4, **options: Any
     ) -> list[tuple[Document, float]]:
-        self._check_relevant(options)
-        return await super()._asimilarity_search_with_relevance_scores(query, k, **options)
-
-    def _check_relevant(self, options: Mapping[str, Any]) -> None:
-        """Fused scores and those of words say nothing about how good a hit is."""
-        mode = options.get("mode", self._mode)
-        if mode != "vector":
-            raise ValueError(f"relevance scores need the mode vector, and this search has the mode {mode}")
+        return await super()._asimilarity_search_with_relevance_scores(query, k, **_relevant(options))
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return lambda cosine: min(1.0, max(0.0, cosine))
@@ -331,6 +324,20 @@ def _documents(
     texts = list(texts)
     told = zip(texts, metadatas or [{}] * len(texts), ids or [None] * len(texts), strict=True)
     return [{"id": id_, "text": text, "metadata": metadata or {}} for text, metadata, id_ in told]
+
+
+def _spread(fetch_k: int, lambda_mult: float, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a search by MMR."""
+    return {**_VECTOR, "depth": fetch_k, **options, "mmr_lambda": lambda_mult}
+
+
+def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a search for relevance scores. Raises ValueError for another mode, whose scores say nothing about
+    how good a hit is."""
+    wanted = {**_VECTOR, **options}
+    if wanted["mode"] != "vector":
+        raise ValueError(f"relevance scores need the mode vector, and this search has the mode {wanted['mode']}")
+    return wanted
 
 
 def _of_row(row: Row) -> Document:

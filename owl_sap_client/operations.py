@@ -81,10 +81,11 @@ def _given(**members: Any) -> dict[str, Any]:
 
 class SearchOptions(TypedDict, total=False):
     """`vector` or `like` instead of a query: near these numbers, or like the row of this id. `filter`:
-    `{"MTART": "FERT"}`, `{"WEIGHT": {"$gt": 10}}` (docs/search.md). `min_score`: hits below it are left out, by their
-    score in the modes vector and keyword, in hybrid by their cosine, which its score is not. `mmr_lambda`: hits that
-    differ from each other, from 1 (relevance alone) to 0. `passages`: so many matching chunks of each hit. `explain`:
-    how hits were found. `rerank`: whether by the service's reranker."""
+    `{"MTART": "FERT"}`, `{"WEIGHT": {"$gt": 10}}` (docs/search.md). `mode`: left out, it is
+    hybrid for a query and vector for the others. `min_score`: hits below it are left out, by their score in the modes
+    vector and keyword, in hybrid by their cosine, which its score is not. `mmr_lambda`: hits that differ from each
+    other, from 1 (relevance alone) to 0. `depth`: how many hits hybrid and MMR choose from. `passages`: so many
+    matching chunks of each hit. `explain`: how hits were found. `rerank`: whether by the service's reranker."""
 
     vector: Sequence[float] | None
     like: str | None
@@ -93,6 +94,7 @@ class SearchOptions(TypedDict, total=False):
     mode: Literal["vector", "keyword", "hybrid"] | None
     min_score: float | None
     mmr_lambda: float | None
+    depth: int | None
     passages: int | None
     explain: bool | None
     rerank: bool | None

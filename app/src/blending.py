@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from app.src.access.rows import seen
 from app.src.remembered import Bounds, Remembered, seen_of
 from connector.coverage import Coverage, content_words, coverage, parts_of
+from connector.errors import WordsNotSearchable
 from connector.model import CollectionStatus, Filter, Hit, IndexUse
 from connector.protocols import VectorStore
 from connector.ranking import Backdrop, blend, closeness, units
+from connector.stores.scan import single_threaded
 
 SAMPLED = 2_000
 """Rows whose vectors tell what a collection has in common."""
@@ -39,7 +41,8 @@ class Narrow:
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """`hits` best first. `cosines` by id, of the chunk shown, as far as they are known; `near` and `worded`: what each
-    ranking found, best first; `words` that were looked for; `keyed`: how many rows the numbers in keys added."""
+    ranking found, best first; `words` that were looked for; `keyed`: how many rows the numbers in keys added; `note`:
+    why words were not looked for."""
 
     hits: list[Hit]
     cosines: dict[str, float] = field(default_factory=dict)
@@ -47,6 +50,7 @@ class Ranked:
     worded: list[Hit] = field(default_factory=list)
     words: tuple[str, ...] = ()
     keyed: int = 0
+    note: str | None = None
 
 
 def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
@@ -85,28 +89,36 @@ class Blending:
         depth: int,
         narrow: Narrow,
     ) -> Ranked:
-        """`query`: the text and its vector. Raises as the store does."""
+        """`query`: the text and its vector. A store that cannot look for words gives the rows nearest in meaning, and a
+        note. Raises as the store does."""
         (text, vector), serving = query, stored.generation
         name, where, within = stored.collection, narrow.where, narrow.within
         words = content_words(text)
         near = store.search(name, vector, depth, where, serving, within)
-        worded = store.keyword(name, " ".join(words), depth, where, serving, within) if words else []
+        worded: list[Hit] = []
+        note: str | None = None
+        try:
+            worded = store.keyword(name, " ".join(words), depth, where, serving, within) if words else []
+        except WordsNotSearchable as error:
+            note = f"the hits were found by meaning alone: {error}"
         near, worded = seen(near, within), seen(worded, within)
         chosen = {(hit.id, hit.number): hit for hit in (*near, *worded)}
         ids = {hit.id for hit in chosen.values()}
         keyed = [hit for hit in self._keyed(store, stored, words, depth, narrow) if hit.id not in ids]
         candidates = [*chosen.values(), *keyed]
         if not candidates:
-            return Ranked([], words=words)
+            return Ranked([], words=words, note=note)
         vectors = units(store.vectors(name, candidates, serving))
-        close = closeness(vector, vectors, self._backdrop(store, stored, within))
+        backdrop = self._backdrop(store, stored, within)
+        with single_threaded():
+            close = closeness(vector, vectors, backdrop)
         share = Coverage(words)
         covered = [share.of(f"{hit.text} {hit.id}") for hit in candidates]
         hits = blend(candidates, close, covered)
         cosines = (vectors @ vector.astype(np.float64)).tolist()
         of_chunk = {(hit.id, hit.number): cosine for hit, cosine in zip(candidates, cosines, strict=True)}
         known = {hit.id: of_chunk[hit.id, hit.number] for hit in hits}
-        return Ranked(hits, known, near, worded, words, len(keyed))
+        return Ranked(hits, known, near, worded, words, len(keyed), note)
 
     def _keyed(
         self, store: VectorStore, stored: CollectionStatus, words: Sequence[str], count: int, narrow: Narrow
@@ -129,7 +141,8 @@ class Blending:
         def made() -> Backdrop | None:
             sample = store.sample(stored.collection, SAMPLED, stored.generation, within, texts=False).chosen
             vectors = units(store.vectors(stored.collection, seen(sample, within), stored.generation))
-            return Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
+            with single_threaded():
+                return Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
 
         # None is of few rows, and another process may be filling the collection.
         return self._backdrops.get(seen_of(stored, within), made, lasts=lambda backdrop: backdrop is not None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.src.parts import Parts
 from app.src.settings import EmbeddingSettings
 from connector.errors import ConfigurationError
+from connector.extras import install_command
 from connector.model import CollectionSpec
 
 if TYPE_CHECKING:
@@ -86,5 +87,5 @@ class Calibration:
         except ImportError as error:
             raise ConfigurationError(
                 f"calibration needs the package {error.name or 'torch'}, which cannot be imported: "
-                "pip install 'owl-sap-connector[engine,onnx]'"
+                f"{install_command('engine', 'onnx')}"
             ) from error

@@ -20,9 +20,9 @@ from typing import IO, Any
 from pydantic import SecretStr
 
 from app.src.access.principal import OPERATOR
-from app.src.searching import FoundHit, SearchOptions
+from app.src.searching import FoundHit
 from app.src.service import Service
-from app.src.settings import CollectionSettings, HanaSettings, SearchSettings, Settings, StateSettings, StoreSettings
+from app.src.settings import CollectionSettings, HanaSettings, Settings, StateSettings, StoreSettings
 from connector.errors import ConfigurationError, Unavailable
 
 QUERIES = Path(__file__).with_name("demo.toml")
@@ -82,7 +82,6 @@ class Demo:
         self._wanted = settings
         document = tomllib.loads(QUERIES.read_text(encoding="utf-8"))
         self._collections = tuple(CollectionSettings.model_validate(block) for block in document["collections"])
-        self._search = SearchSettings.model_validate(document["search"])
         self.queries = [_query(block) for block in document["queries"]]
 
     def __enter__(self) -> Demo:
@@ -91,7 +90,7 @@ class Demo:
             self._stand_in = StandIn(Path(self._folder.name))
             settings = demo_settings(self._wanted, self._stand_in.greeting, self._collections)
             state = StateSettings(path=Path(self._folder.name) / "state")
-            self.service = Service(settings.model_copy(update={"state": state, "search": self._search}))
+            self.service = Service(settings.model_copy(update={"state": state}))
         except BaseException:
             self._folder.cleanup()
             raise
@@ -115,8 +114,7 @@ class Demo:
 
     def ask(self, query: DemoQuery) -> Answer:
         start = time.perf_counter()
-        options = SearchOptions(rerank=False)  # what search alone finds, as fast as it does
-        hits = self.service.search(query.collection, query.text, TOP, None, options, principal=OPERATOR).hits
+        hits = self.service.search(query.collection, query.text, TOP, principal=OPERATOR).hits
         milliseconds = round((time.perf_counter() - start) * 1000, 1)
         ranks = [rank for rank, hit in enumerate(hits, 1) if tuple(hit.key.values()) in query.expect]
         return Answer(query, hits, ranks[0] if ranks else None, milliseconds)
@@ -129,7 +127,7 @@ def _query(block: Mapping[str, Any]) -> DemoQuery:
 def demo_settings(
     wanted: Settings, greeting: Mapping[str, Any], collections: tuple[CollectionSettings, ...]
 ) -> Settings:
-    """The demo's own database and collections; engine and REST as the operator configured them."""
+    """The demo's own database and collections; engine, search and REST as the operator configured them."""
     hana = HanaSettings(
         host=greeting["host"],
         port=greeting["port"],
@@ -142,6 +140,7 @@ def demo_settings(
         hana=hana,
         store=StoreSettings(kind="hana", schema=greeting["schema"]),
         embedding=wanted.embedding,
+        search=wanted.search,
         sync=wanted.sync.model_copy(update=_STEPS),
         api=wanted.api,
         collections=collections,

@@ -14,6 +14,7 @@ from app.src.embedder import EngineEmbedder as EngineEmbedder
 from app.src.metrics import Metrics
 from app.src.settings import HanaSettings, Settings
 from connector.errors import ConfigurationError, ConnectorError, UnknownTable
+from connector.extras import install_command
 from connector.model import ModelSource
 from connector.protocols import ScanCopy, Source, VectorScan, VectorStore
 
@@ -295,7 +296,7 @@ class Parts:
         except ImportError as error:
             raise ConfigurationError(
                 f'the model "{wanted.model}" needs the package {error.name or "torch"}, which cannot be imported: '
-                "pip install 'owl-sap-connector[engine]'"
+                f"{install_command('engine')}"
             ) from error
         self._loaded(engine)
         return engine

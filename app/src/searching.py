@@ -41,28 +41,31 @@ class SearchOptions:
     """How to search. `min_score`: hits below it are left out, by their score in the modes vector and keyword, by their
     cosine in hybrid, whose scores say nothing about how good a hit is. `mmr_lambda` from 0 to 1: choose hits that
     differ from each other (`connector.ranking.mmr`) among the best `depth`; None or 1: the best ones.
+    `mode` None: hybrid for a text, vector for a vector or a row.
     `passages`: so many chunks of each hit (1: its `text` is the best one). `explain`: say how the hits were found.
     `rerank`: whether the configured reranker puts them in order; None: where there is one and the query is a text.
 
     Raises ValueError for what is no mode and out of range.
     """
 
-    mode: Mode = "vector"
+    mode: Mode | None = None
     min_score: float | None = None
     mmr_lambda: float | None = None
     depth: int | None = None
-    """Hits of each ranking that fusion and MMR choose from; None: by DEEP and DEEPEST."""
+    """Hits of each ranking that hybrid and MMR choose from, at least `k`, at most DEEPEST; None: by DEEP."""
     passages: int = 1
     explain: bool = False
     rerank: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
+        if self.mode is not None and self.mode not in MODES:
             raise ValueError(f'there is no search mode "{self.mode}"; there are: {", ".join(MODES)}')
         if self.min_score is not None and not math.isfinite(self.min_score):
             raise ValueError("min_score must be a finite number")
         if self.mmr_lambda is not None and not 0 <= self.mmr_lambda <= 1:
             raise ValueError(f"mmr_lambda is {self.mmr_lambda:g}; it goes from 0 (different) to 1 (relevant)")
+        if self.depth is not None and self.depth < 1:
+            raise ValueError(f"depth is {self.depth}; it must be at least 1")
         if not 1 <= self.passages <= passages.MOST:
             raise ValueError(f"passages is {self.passages}; a hit has 1 to {passages.MOST}")
 
@@ -77,6 +80,11 @@ class Like:
 
 Asked = str | Sequence[float] | Like
 """What is looked for: a text, a vector, or what a row is like."""
+
+
+def mode_of(query: Asked, mode: Mode | None) -> Mode:
+    """`mode`, or the default: hybrid for a text, vector for a vector or a row."""
+    return mode or ("hybrid" if isinstance(query, str) else "vector")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +190,10 @@ class Searching:
         """Raises as `Service.search` does."""
         if isinstance(query, str) and not query.strip():
             raise ValueError("the search text is empty")
-        if not isinstance(query, str) and options.mode != "vector":
+        mode = mode_of(query, options.mode)
+        if not isinstance(query, str) and mode != "vector":
             given = "the id of a row" if isinstance(query, Like) else "a vector"
-            raise ValueError(f"mode {options.mode} looks for words: give a text as the query, not {given}")
+            raise ValueError(f"mode {mode} looks for words: give a text as the query, not {given}")
         reranks = self._reranks(query, options)
         if self.never_written(spec):
             if isinstance(query, Like):
@@ -193,11 +202,11 @@ class Searching:
         if isinstance(narrowed.within, Nothing):
             if isinstance(query, Like):
                 raise _no_row(spec.name)
-            notes = _notes(spec, narrowed.where, query, options.mode, True)  # a wrong filter is wrong for everybody
+            notes = _notes(spec, narrowed.where, query, mode, True)  # a wrong filter is wrong for everybody
             return Found([], {}, [narrowed.within.why, *notes], rows="none")
         if isinstance(query, Like):
             query = _stored(spec, query)
-        asked, wanted = query, replace(options, rerank=reranks)
+        asked, wanted = query, replace(options, mode=mode, rerank=reranks)
         return in_one_generation(
             self, spec.name, lambda stored: self._searched(spec, stored, asked, k, narrowed, wanted)
         )
@@ -226,12 +235,12 @@ class Searching:
         options: SearchOptions,
     ) -> Found:
         """Raises GenerationChanged when another than `stored` takes over."""
-        stages, vector = _Stages(), None
-        if options.mode != "keyword":
+        stages, vector, mode = _Stages(), None, mode_of(query, options.mode)
+        if mode != "keyword":
             with stages.timed("embed"):
                 vector = self._query_vector(query, stored, narrowed)
         spread = options.mmr_lambda is not None and options.mmr_lambda < 1
-        depth = max(k, min(options.depth or max(DEEP, 4 * k), DEEPEST)) if spread or options.mode == "hybrid" else k
+        depth = max(k, min(options.depth or max(DEEP, 4 * k), DEEPEST)) if spread or mode == "hybrid" else k
         if options.rerank:
             depth = max(depth, self._reranking.settings.rerank_depth)
         itself = query.id if isinstance(query, Like) else None
@@ -259,15 +268,15 @@ class Searching:
         if options.explain:
             index = self._parts.store.index_use(spec.name, depth, narrowed.where, stored.generation, narrowed.rows)
             explained = explanation(ranked, hits[:k], [hit.id for hit in found], index)
-            explained |= {"mode": options.mode, "stages": took, "candidates": candidates}
+            explained |= {"mode": mode, "stages": took, "candidates": candidates}
             explained["reranker"] = self._told(reranked, hits[:k], [hit.id for hit in found], options)
         return Found(
             found,
             took,
             [
-                *_notes(spec, narrowed.where, query, options.mode, bool(hits)),
-                *self._cut(query, stored, options.mode),
-                *([] if reranked.note is None else [reranked.note]),
+                *_notes(spec, narrowed.where, query, mode, bool(hits)),
+                *self._cut(query, stored, mode),
+                *(note for note in (ranked.note, reranked.note) if note is not None),
             ],
             rows="all" if narrowed.within is None else "some",
             explain=explained,

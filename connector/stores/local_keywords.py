@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.errors import ConfigurationError
+from connector.errors import WordsNotSearchable
 from connector.model import Hit
 from connector.stores import filter_sql, filters
 from connector.stores.local_records import Candidate, Records, best_documents
@@ -84,9 +84,9 @@ def _present(db: sqlite3.Connection) -> frozenset[str]:
     return frozenset(name for (name,) in db.execute("SELECT name FROM sqlite_master") if name in _OURS)
 
 
-def unsupported() -> ConfigurationError:
-    return ConfigurationError(
-        f"keyword and hybrid search need SQLite with FTS5, which this Python's SQLite {sqlite3.sqlite_version} lacks: "
+def unsupported() -> WordsNotSearchable:
+    return WordsNotSearchable(
+        f"keyword search needs SQLite with FTS5, which this Python's SQLite {sqlite3.sqlite_version} lacks: "
         "use another build of Python, or vector search, which works without"
     )
 

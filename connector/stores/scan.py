@@ -27,7 +27,7 @@ Scores = NDArray[np.float32]
 
 
 class _SingleThreadedBlas:
-    """Holds NumPy's BLAS at one thread while anybody scans: with more, concurrent searches fight for the cores
+    """Holds NumPy's BLAS at one thread while a search computes: with more, concurrent searches fight for the cores
     (measured with 4 readers: 552 searches/s with one BLAS thread, 66 with two). Counted, because the limit belongs to
     the whole process."""
 
@@ -56,7 +56,7 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-_single_threaded = _SingleThreadedBlas()
+single_threaded = _SingleThreadedBlas()
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks
@@ -193,7 +193,7 @@ class _NumpyView:
 
     def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
         scores = np.empty((len(queries), self._rows), dtype=np.float32)
-        with _single_threaded():
+        with single_threaded():
             start = 0
             for block in self._blocks:
                 part = scores[:, start : start + len(block)]
@@ -207,7 +207,7 @@ class _NumpyView:
         return [_Scored(row, self._error) for row in scores]
 
     def rank_rows(self, query: NDArray[np.float32], rows: Positions) -> Ranking:
-        with _single_threaded():
+        with single_threaded():
             scores = take(self._blocks, rows) @ query if len(rows) else np.empty(0, np.float32)
         return _Scored(scores, self._error, rows)
 

@@ -23,6 +23,7 @@ from mcp.shared.exceptions import MCPError
 
 from app.src.service import Service
 from connector.errors import ConfigurationError
+from connector.extras import install_command
 from tests.agents.conftest import HOSTILE, Ground, said, serving_with
 from tests.api.conftest import serving, settings_in
 from tests.surface.conftest import environment
@@ -544,7 +545,7 @@ def test_without_the_package_the_start_says_what_to_install(ground: Ground, monk
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp", None)
     desk = Desk(ground.service)
-    with pytest.raises(ConfigurationError, match=r"pip install 'owl-sap-connector\[mcp\]'"):
+    with pytest.raises(ConfigurationError, match=re.escape(install_command("mcp"))):
         agents.offered(desk)
     desk.close()
 

@@ -107,8 +107,8 @@ def test_asking_for_what_cannot_be(synced: httpx.Client) -> None:
 
 
 def test_hits_below_the_least_score_never_get_there(synced: httpx.Client, reranker: Recording) -> None:
-    best = ask(synced, query=TEXT, rerank=False)["hits"][0]
-    answer = ask(synced, query=TEXT, min_score=best["score"] - 1e-6)
+    best = ask(synced, query=TEXT, mode="vector", rerank=False)["hits"][0]
+    answer = ask(synced, query=TEXT, mode="vector", min_score=best["score"] - 1e-6)
     assert [seen for _, seen in reranker.calls] == [[best["text"]]]
     assert texts(answer) == [best["text"]]
 

@@ -593,7 +593,7 @@ def test_the_audit_log_tells_who_asked_for_what(synced: Service, tmp_path: Path)
         "why": None,
         "status": 200,
         "filter": {"$and": [{"MTART": "$eq"}, {"?": "$gt"}]},
-        "mode": "vector",
+        "mode": "hybrid",
         "k": 3,
         "hits": 0,
         "rows": "some",

@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from app.src import blending
 from app.src.access.principal import OPERATOR, Principal, Scope
 from app.src.remembered import Bounds, Remembered
 from app.src.searching import MODES, SearchOptions, _notes
@@ -18,6 +20,7 @@ from app.src.service import Service
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
+from connector.ranking import FEWEST_ROWS, Backdrop
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"
@@ -65,7 +68,7 @@ def test_keyword(client: httpx.Client, synced: Service) -> None:
 @pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_hybrid_is_the_blend_of_both(client: httpx.Client, synced: Service) -> None:
     text = "the hydraulic pumps and seal"  # three words that count
-    cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query=text, k=50)["hits"]}
+    cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query=text, mode="vector", k=50)["hits"]}
     answer = ask(client, query=text, mode="hybrid", k=50)
     assert set(keys(answer)) == set(cosines), "here the candidates are all rows"
     for hit in answer["hits"]:
@@ -212,7 +215,7 @@ def test_min_score_is_the_score_in_vector_and_keyword_mode(client: httpx.Client,
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_min_score_is_the_cosine_in_hybrid_mode(client: httpx.Client, synced: Service) -> None:
-    cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query="pump seal", k=50)["hits"]}
+    cosines = {hit["key"]["MATNR"]: hit["score"] for hit in ask(client, query="pump seal", mode="vector", k=50)["hits"]}
     for least in sorted(cosines.values()):
         kept = keys(ask(client, query="pump seal", mode="hybrid", k=50, min_score=least - 1e-6))
         assert set(kept) == {key for key, cosine in cosines.items() if cosine >= least - 1e-6}
@@ -223,10 +226,11 @@ def test_min_score_looks_up_the_cosine_of_what_words_alone_found(
 ) -> None:
     monkeypatch.setattr("app.src.searching.DEEP", 1)
     monkeypatch.setattr("app.src.searching.DEEPEST", 1)
-    near = synced.search("materials", "pump seal", 50, principal=OPERATOR).hits
+    near = synced.search("materials", "pump seal", 50, None, SearchOptions("vector"), principal=OPERATOR).hits
     cosine = {hit.id: hit.score for hit in near}
     words = synced.search("materials", "rubber office", 1, None, SearchOptions("keyword"), principal=OPERATOR).hits
-    first = synced.search("materials", "rubber office", 1, principal=OPERATOR).hits[0]
+    by_meaning = SearchOptions("vector")
+    first = synced.search("materials", "rubber office", 1, None, by_meaning, principal=OPERATOR).hits[0]
     assert {hit.id for hit in words} <= set(cosine)
     for least in (-1.0, 0.99):
         found = synced.search(
@@ -273,7 +277,7 @@ def test_mmr_keeps_scores_and_filters(client: httpx.Client, synced: Service) -> 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_mmr_takes_the_vector_given(client: httpx.Client, synced: Service) -> None:
     vector = synced.embed(["pump seal"])[0].astype(np.float64).tolist()
-    by_text = ask(client, query="pump seal", k=4, mmr_lambda=0.4)
+    by_text = ask(client, query="pump seal", mode="vector", k=4, mmr_lambda=0.4)
     assert keys(ask(client, vector=vector, k=4, mmr_lambda=0.4)) == keys(by_text)
 
 
@@ -473,3 +477,68 @@ def test_a_date_without_dashes_is_noted(where: Filter | None, noted: bool, found
     spec = CollectionSpec(name="a", source=TableRef("S", "T"), template="{X}", metadata=("ERDAT", "MATNR"))
     notes = _notes(spec, where, "pump", "vector", found)
     assert any(note.startswith("SAP's dates are stored as 2026-0") for note in notes) == noted
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_a_text_is_searched_by_hybrid_and_a_vector_or_a_row_by_vector(client: httpx.Client, synced: Service) -> None:
+    text = ask(client, query="the hydraulic pumps and seal", explain=True)
+    assert text["explain"]["mode"] == "hybrid"
+    assert text["hits"] == ask(client, query="the hydraulic pumps and seal", mode="hybrid")["hits"]
+    vector = [float(number) for number in synced.embed(["pump"])[0]]
+    assert ask(client, vector=vector, explain=True)["explain"]["mode"] == "vector"
+    assert ask(client, like=text["hits"][0]["id"], explain=True)["explain"]["mode"] == "vector"
+    assert client.post(SEARCH, json={"vector": vector, "mode": "hybrid"}).status_code == 422
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_where_words_cannot_be_looked_for_a_text_is_still_found_by_meaning(
+    client: httpx.Client, synced: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synced.parts.store, "_has_keywords", False)  # as where SQLite has no FTS5
+    for body in ({}, {"mode": "hybrid"}):
+        answer = ask(client, query="pump seal", **body)
+        assert keys(answer)[0] == "5"
+        (note,) = answer["notes"]
+        assert "found by meaning alone" in note
+        assert "FTS5" in note
+    refused = client.post(SEARCH, json={"query": "pump seal", "mode": "keyword"})
+    assert refused.status_code >= 400
+    assert "FTS5" in refused.text
+
+
+def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of BLAS wait for each other: on a busy machine up to a second in every search."""
+    source.rows_by_key |= {
+        str(number): {"MATNR": str(number), "MAKTX": f"pump {number}", "MTART": "ROH"} for number in range(FEWEST_ROWS)
+    }
+    service.sync("materials")
+    threads: dict[str, set[int]] = {}
+    backdrop_of, close = Backdrop.of, blending.closeness
+
+    def noted(name: str) -> None:
+        used = [each for each in threadpool_info() if each["user_api"] == "blas" and "numpy" in each["filepath"]]
+        threads[name] = {each["num_threads"] for each in used}
+
+    def of(vectors: Any) -> Any:
+        noted("backdrop")
+        return backdrop_of(vectors)
+
+    def closeness(*arguments: Any) -> Any:
+        noted("closeness")
+        return close(*arguments)
+
+    monkeypatch.setattr(Backdrop, "of", of)
+    monkeypatch.setattr(blending, "closeness", closeness)
+    with threadpool_limits(2, user_api="blas"):
+        service.search("materials", "pump", principal=OPERATOR)
+    assert threads == {"backdrop": {1}, "closeness": {1}}
+
+
+@pytest.mark.covers("POST /v1/collections/{name}/search")
+def test_depth_is_how_many_hits_mmr_chooses_from(client: httpx.Client, synced: Service) -> None:
+    best = keys(ask(client, query="pump seal", mode="vector", k=2))
+    spread = {"query": "pump seal", "mode": "vector", "k": 2, "mmr_lambda": 0.0}
+    assert set(keys(ask(client, **spread, depth=2))) == set(best), "there are only two to choose from"
+    assert set(keys(ask(client, **spread, depth=1))) == set(best), "at least k"
+    assert set(keys(ask(client, **spread))) != set(best)
+    assert client.post(SEARCH, json=spread | {"depth": 0}).status_code == 422

@@ -30,6 +30,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "mode": "hybrid",
         "min_score": 0.5,
         "mmr_lambda": 0.5,
+        "depth": 60,
         "passages": 2,
         "explain": True,
         "rerank": False,

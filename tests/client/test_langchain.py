@@ -17,6 +17,7 @@ from langchain_tests.integration_tests import (
 )
 
 import owl_sap_client
+from app.src.langchain import Owl
 from owl_sap_client import AsyncClient, Client
 from owl_sap_client.langchain import OwlSapEmbeddings, OwlSapRetriever, OwlSapVectorStore
 from tests.client.conftest import Served
@@ -131,7 +132,7 @@ def test_too_long_is_refused_or_cut(shared: Client, served: Served) -> None:
 
 def test_a_collection_of_rows_is_searched(shared: Client, served: Served) -> None:
     store = OwlSapVectorStore(shared, "materials")
-    ((best, score),) = store.similarity_search_with_score("hydraulic oil pump", k=1)
+    ((best, score),) = store.similarity_search_with_score("hydraulic oil pump", k=1, mode="vector")
     assert (best.page_content, best.metadata) == ("hydraulic oil pump", {"MTART": "ROH"})
     assert 0.9 < score <= 1.0001
     assert store.similarity_search("hydraulic oil pump", k=1, filter={"MTART": "FERT"}) != [best]
@@ -144,18 +145,17 @@ def test_a_collection_of_rows_is_searched(shared: Client, served: Served) -> Non
     assert 0.9 < relevance <= 1
     both_ways = OwlSapVectorStore(shared, "materials", mode="hybrid")
     with pytest.raises(ValueError, match="hybrid"):
-        both_ways.similarity_search_with_relevance_scores("oil")
-    with pytest.raises(ValueError, match="hybrid"):
         store.similarity_search_with_relevance_scores("oil", mode="hybrid")
     with pytest.raises(ValueError, match="keyword"):
         asyncio.run(store.asimilarity_search_with_relevance_scores("oil", mode="keyword"))
-    assert both_ways.similarity_search_with_relevance_scores("hydraulic oil pump", k=1, mode="vector")[0][0] == best
+    assert both_ways.similarity_search_with_relevance_scores("hydraulic oil pump", k=1)[0][0] == best
     (found,) = store.as_retriever(search_kwargs={"k": 1}).invoke("hydraulic oil pump")
     assert found == best
 
     async def later(async_client: AsyncClient | None) -> None:
         same = OwlSapVectorStore(shared, "materials", async_client)
-        assert await same.asimilarity_search_with_score("hydraulic oil pump", k=1) == [(best, score)]
+        vector_only = {"k": 1, "mode": "vector"}
+        assert await same.asimilarity_search_with_score("hydraulic oil pump", **vector_only) == [(best, score)]
         assert await same.asimilarity_search_by_vector(vector, k=1) == [best]
         assert await same.amax_marginal_relevance_search("hydraulic oil pump", k=1) == [best]
         assert await same.amax_marginal_relevance_search_by_vector(vector, k=1) == [best]
@@ -166,6 +166,41 @@ def test_a_collection_of_rows_is_searched(shared: Client, served: Served) -> Non
             await later(client)
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize("fetch_k", [1, 3, 4, 50, 5000])
+def test_mmr_chooses_from_fetch_k_hits_as_it_does_in_the_process(shared: Client, served: Served, fetch_k: int) -> None:
+    remote = OwlSapVectorStore(shared, "materials")
+    owl = Owl(service=served.service)  # not closed: the service serves on
+    here = owl.vector_store("materials")
+    vector = here.embeddings.embed_query("hydraulic oil pump")
+
+    def chosen(store: VectorStore) -> list[list[str | None]]:
+        wanted: dict[str, Any] = {"k": 3, "fetch_k": fetch_k, "lambda_mult": 0.0}
+        by_text = store.max_marginal_relevance_search("hydraulic oil pump", **wanted)
+        by_vector = store.max_marginal_relevance_search_by_vector(vector, **wanted)
+        return [[document.id for document in found] for found in (by_text, by_vector)]
+
+    assert chosen(remote) == chosen(here)
+    best = [document.id for document in remote.similarity_search_by_vector(vector, k=3)]
+    assert (set(chosen(remote)[0]) == set(best)) is (fetch_k <= 3)
+
+
+def test_texts_are_searched_by_hybrid_and_the_other_ways_by_vector(shared: Client, served: Served) -> None:
+    remote = OwlSapVectorStore(shared, "materials")
+    owl = Owl(service=served.service)  # not closed: the service serves on
+    text = "hydraulic oil for the pump"
+    vector = owl.embeddings().embed_query(text)
+    for store in (remote, owl.vector_store("materials")):
+        both = store.similarity_search_with_score(text, k=3, mode="hybrid")
+        near = store.similarity_search_with_score(text, k=3, mode="vector")
+        assert [score for _, score in both] != [score for _, score in near], "modes that can be told apart"
+        assert store.similarity_search_with_score(text, k=3) == both
+        assert store.similarity_search_by_vector(vector, k=3) == [found for found, _ in near]
+        relevant = store.similarity_search_with_relevance_scores(text, k=3)
+        assert relevant == [(found, pytest.approx(min(1, max(0, score)))) for found, score in near]
+        spread = store.max_marginal_relevance_search(text, k=3)
+        assert spread == store.max_marginal_relevance_search(text, k=3, mode="vector")
 
 
 def test_the_retriever_tells_key_and_score(shared: Client, served: Served) -> None:

@@ -39,8 +39,11 @@ def test_search_by_text_vector_words_and_filter(client: Client) -> None:
     assert (best.key, best.text, best.metadata) == ({"MATNR": "3"}, "hydraulic oil pump", {"MTART": "ROH"})
     assert best.score > second.score
     assert set(found.took_ms) >= {"embed", "store"}
+    assert client.search("materials", "hydraulic oil pump", k=2, mode="hybrid").hits == found.hits
     (vector,) = client.embed(["hydraulic oil pump"])
-    assert client.search("materials", vector=vector, k=2).hits == found.hits
+    near = client.search("materials", "hydraulic oil pump", k=2, mode="vector").hits
+    assert near != found.hits
+    assert client.search("materials", vector=vector, k=2).hits == near
     (only,) = client.search("materials", "oil", mode="keyword").hits
     assert only.id == best.id
     kept = client.search("materials", "oil", filter={"MTART": {"$ne": "ROH"}}, mmr_lambda=0.5, mode="hybrid").hits
@@ -195,7 +198,9 @@ def test_a_member_that_there_is_not_is_named_with_its_like(client: Client, serve
 def test_the_asynchronous_client_does_the_same(served: Served) -> None:
     async def all_of_it() -> None:
         async with AsyncClient(served.url, retries=NEVER) as client:
-            found, vectors = await asyncio.gather(client.search("materials", "oil pump"), client.embed(["oil pump"]))
+            found, vectors = await asyncio.gather(
+                client.search("materials", "oil pump", mode="vector"), client.embed(["oil pump"])
+            )
             assert (await client.search("materials", vector=vectors[0])).hits == found.hits
             job = await client.sync("materials")
             seen = [event async for event in client.events(job)]

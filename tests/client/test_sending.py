@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import pickle
 import ssl
+import subprocess
+import sys
 import time
+import tomllib
 from array import array
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
@@ -21,6 +24,7 @@ from owl_sap_client import AsyncClient, Client, Retries
 from owl_sap_client.errors import KINDS
 from owl_sap_client.results import Job, decode
 
+ROOT = Path(__file__).parents[2]
 URL = "http://service.test"
 SECRET = "owl_sk_canary-77"
 PROBLEM = {"title": "x", "status": 503, "detail": "HANA is away", "code": "OWL-3001", "request_id": "r1"}
@@ -453,3 +457,14 @@ def test_waiting_for_a_job_outlives_a_restart(slept: list[float]) -> None:
     assert asyncio.run(wait()).over
     with pytest.raises(owl_sap_client.NotReached):
         Script(*[away] * 11).client().wait("j1")
+
+
+def test_without_httpx_the_import_says_what_to_install() -> None:
+    """In a process of its own, where httpx cannot be imported."""
+    blocked = "import sys; sys.modules['httpx'] = None; import owl_sap_client"
+    ended = subprocess.run([sys.executable, "-c", blocked], cwd=ROOT, capture_output=True, text=True, check=False)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (wanted,) = extras["client"]
+    last = ended.stderr.splitlines()[-1]
+    assert "owl_sap_client needs httpx" in last
+    assert f'{sys.executable} -m pip install "{wanted}"' in last

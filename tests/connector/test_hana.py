@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from connector.errors import (
     RowRejected,
     TransactionRolledBack,
 )
+from connector.extras import install_command
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, quote
 from connector.retry import ONCE, RetryPolicy
 
@@ -228,7 +230,7 @@ def test_a_pem_text_is_no_file(trust_store):
 def test_without_the_driver_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "hdbcli", None)
     monkeypatch.setitem(__import__("sys").modules, "hdbcli.dbapi", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'owl-sap-connector\[hana\]'"):
+    with pytest.raises(ConfigurationError, match=re.escape(install_command("hana"))):
         hana.load_driver()
 
 

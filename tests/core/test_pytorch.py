@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, WeightsMismatch
+from app.src.core.backends.compute_thread import on_compute_thread
 from app.src.core.backends.folder import sha256_of
 from app.src.core.backends.packed import PackedEncoder
 from app.src.core.backends.pytorch import TorchBackend, TorchOptions, memory_errors_mapped
@@ -80,6 +81,30 @@ def test_vectors_do_not_depend_on_company(minilm: EmbeddingEngine) -> None:
     texts = mixed_lengths()[:20]
     together = minilm.embed(texts)
     assert cosines(together, np.concatenate([minilm.embed([text]) for text in texts])).min() >= 0.999999
+
+
+def test_one_thread_computes_a_search_text_and_all_compute_a_batch(
+    minilm: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    seen: list[int] = []
+    forward = PackedEncoder.__call__
+
+    def counted(self: PackedEncoder, batch: Sequence[Any]) -> Any:
+        seen.append(torch.get_num_threads())
+        return forward(self, batch)
+
+    monkeypatch.setattr(PackedEncoder, "__call__", counted)
+    before = on_compute_thread(torch.get_num_threads)
+    on_compute_thread(lambda: torch.set_num_threads(2))
+    try:
+        minilm.embed(["comfortable seat for someone with back pain"])
+        minilm.embed(["pump " * 200])
+        assert seen == [1, 2]
+        assert on_compute_thread(torch.get_num_threads) == 2
+    finally:
+        on_compute_thread(lambda: torch.set_num_threads(before))
 
 
 def test_out_of_memory_gives_the_same_vectors(minilm: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch) -> None:

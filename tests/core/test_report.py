@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from app.src.core.measuring.sampling import Conditions, Range
 from app.src.core.measuring.shapes import ModelProducts, groups_of
 from app.src.core.measuring.sustained import Point, Sustained
 from app.src.core.measuring.tables import as_text, show
+from connector.extras import install_command
 
 CPU = DeviceProfile.cpu("Test CPU")
 T4 = DeviceProfile.of_card("Tesla T4")
@@ -455,5 +457,5 @@ def test_files_that_cannot_be_drawn_into(tmp_path: Path, name: str, message: str
 
 def test_without_matplotlib_the_fix_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _name: None)  # type: ignore[attr-defined]
-    with pytest.raises(plots.NotDrawable, match=r"pip install 'owl-sap-connector\[benchmark\]'"):
+    with pytest.raises(plots.NotDrawable, match=re.escape(install_command("benchmark"))):
         plots.check_drawable(tmp_path / "report.png")

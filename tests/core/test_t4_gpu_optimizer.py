@@ -18,6 +18,7 @@ from app.src.core import t4_gpu_optimizer as optimizer
 from app.src.core.device import PRECISIONS
 from app.src.core.measuring import plots
 from app.src.core.t4_gpu_optimizer import Plan
+from connector.extras import install_command
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "app.src.core.t4_gpu_optimizer"
@@ -209,7 +210,7 @@ def test_a_drawing_without_matplotlib_is_refused_at_once(
     with pytest.raises(SystemExit) as caught:
         optimizer.main(["--plot", str(tmp_path / "report.png")])
     assert caught.value.code == 2
-    assert "pip install 'owl-sap-connector[benchmark]'" in capsys.readouterr().err
+    assert install_command("benchmark") in capsys.readouterr().err
 
 
 def test_the_report_is_drawn_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import typer
 from typer.main import get_command
 
 from app.src.cli import app
+from app.src.cli.showing import NEXT
 from app.src.settings.sources import own_variables
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 
@@ -95,7 +97,7 @@ def test_every_verb_is_documented() -> None:
 
 
 def test_readme_is_short_and_filled_in() -> None:
-    assert len(README.splitlines()) < 200
+    assert len(README.splitlines()) < 150
     assert "to be filled in" not in README
 
 
@@ -104,3 +106,17 @@ def test_readme_shows_the_demos_queries() -> None:
     shown = README.split("<!-- demo output: begin -->")[1].split("<!-- demo output: end -->")[0]
     assert len(queries) == 8
     assert [query for query in queries if query not in shown] == []
+    assert shown.rstrip().removesuffix("```").rstrip().endswith(NEXT)
+
+
+def test_nothing_is_installed_from_an_index_that_has_it_not() -> None:
+    """Documentation and messages name the clone; `connector.extras` alone knows when there is another way."""
+    pages = [*FILES, *(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "benchmarks").glob("*.py")]
+    code = [path for folder in ("app", "connector", "owl_sap_client") for path in (ROOT / folder).rglob("*.py")]
+    wrong = re.compile(r"pip install [^`\n]*owl-sap-connector\[")
+    assert [name_of(path) for path in (*pages, *code) if wrong.search(text_of(path))] == []
+
+
+def test_the_extra_of_the_notebooks_opens_them() -> None:
+    extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    assert any(re.match(r"jupyterlab\b", wanted) for wanted in extras["notebooks"])

@@ -59,7 +59,7 @@ def ids(documents: Sequence[Document]) -> list[str | None]:
 def test_scores_are_cosines_and_relevance_scores_are_never_below_zero(store: OwlVectorStore) -> None:
     query = np.array(store.embeddings.embed_query("oil pump"))
     vectors = np.array(store.embeddings.embed_documents(TEXTS))
-    found = store.similarity_search_with_score("oil pump", k=4)
+    found = store.similarity_search_with_score("oil pump", k=4, mode="vector")
     assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
     expected = dict(zip(IDS, (vectors @ query).tolist(), strict=True))
     assert {document.id: score for document, score in found} == pytest.approx(expected, abs=1e-5)
@@ -72,7 +72,7 @@ def test_scores_are_cosines_and_relevance_scores_are_never_below_zero(store: Owl
 
 def test_a_search_by_vector_finds_what_one_by_its_text_does(store: OwlVectorStore) -> None:
     vector = store.embeddings.embed_query("oil pump")
-    assert store.similarity_search_by_vector(vector, k=3) == store.similarity_search("oil pump", k=3)
+    assert store.similarity_search_by_vector(vector, k=3) == store.similarity_search("oil pump", k=3, mode="vector")
 
 
 def test_modes_and_filters(store: OwlVectorStore) -> None:

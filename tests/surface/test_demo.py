@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from app.src import demo
+from app.src.api.examples import BASE
 from app.src.cli.interrupts import interruptible
 from app.src.cli.showing import _Shown
 from app.src.demo import Answer, Demo, DemoQuery, StandIn, demo_settings
@@ -102,6 +105,10 @@ def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
         assert "/console/main.js" in httpx.get(f"{url}/", timeout=30).text
         hits = httpx.post(f"{url}/v1/collections/materials/search", json=body, timeout=30).json()["hits"]
         assert len(hits) == 3
+        found = first_of_the_clients_page(url)
+        assert "Ergonomic swivel chair" in found.hits[0].text
+        assert found.hits[0].key["MATNR"] in {"000000000000100194", "000000000000100195", "000000000000100196"}
+        assert "rerank" not in found.took_ms, "late interaction takes seconds"
         process.terminate()
         assert process.wait(60) == 0
     finally:
@@ -109,6 +116,15 @@ def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
         process.communicate()
     assert list(tmp_path.glob("owl-sap-demo-*")) == []
     assert time.monotonic() - before < 240
+
+
+def first_of_the_clients_page(url: str) -> Any:
+    """What the first example of docs/client.md finds in the demo."""
+    page = (ROOT / "docs/client.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)[0].replace(BASE, url), names)
+    names["client"].close()
+    return names["found"]
 
 
 def test_ctrl_c_begins_no_other_collection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,8 @@ def test_every_mode_and_option(search: Search) -> None:
     assert both[0]["key"]["MATNR"] in {hit["key"]["MATNR"] for hit in words[:3]}, "three sizes of one chair"
     assert all(hit["score"] <= 1.5 for hit in both)
 
+    assert search("swivel chair", "-k", "5", *english).json == both, "the default for a text"
+    english = [*english, "--mode", "vector"]
     near = search("swivel chair", "-k", "5", *english).json
     least = near[1]["score"]
     kept = search("swivel chair", "-k", "5", "--min-score", str(least), *english).json

@@ -20,6 +20,7 @@ from app.src.api.desk import Desk, Json
 from app.src.api.direct import content_of, once_more
 from app.src.api.errors import ACCEPTED, BAD_REQUEST, FORBIDDEN, OK, NotFound, Refused, problem
 from connector.errors import ConfigurationError
+from connector.extras import install_command
 
 if TYPE_CHECKING:
     from app.src.mcp.http import Streamable
@@ -76,7 +77,7 @@ def offered(desk: Desk) -> Streamable | None:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
             raise
         raise ConfigurationError(
-            "mcp.http is on, and the package mcp is not installed: pip install 'owl-sap-connector[mcp]'"
+            f"mcp.http is on, and the package mcp is not installed: {install_command('mcp')}"
         ) from None
     return Streamable(desk.service, Caller(desk))
 

@@ -28,7 +28,7 @@ from app.src.api.desk import Desk, Json
 from app.src.api.direct import direct
 from app.src.api.errors import OK, PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
 from app.src.metrics import CONTENT_TYPE
-from app.src.searching import Found
+from app.src.searching import Found, mode_of
 from app.src.service import Service
 from connector.model import Vectors
 
@@ -101,10 +101,11 @@ def _add_search(routes: APIRouter, desk: Desk) -> None:
     @direct(routes, "/v1/collections/{name}/search", response_model=schemas.SearchResponse)
     async def search(request: Request, name: str, body: schemas.SearchRequest) -> Response:
         """The nearest rows, best first, one hit per source row: in meaning, in words, or in both; or those like a
-        row."""
+        row. Without `mode` a query is searched by hybrid, a vector or a row by vector."""
         _check_search(desk, body)
         if AUDITED in request.scope:
-            tell(request.scope, filter=service.rights.filter_shape(name, body.filter), mode=body.mode, k=body.k)
+            shape, mode = service.rights.filter_shape(name, body.filter), mode_of(body.asked, body.mode)
+            tell(request.scope, filter=shape, mode=mode, k=body.k)
         if body.query is not None and body.mode != "keyword":
             service.check_room(name, body.query)  # before a thread is waited for
         found = await desk.run(partial(_search, service, name, body, asker(request)), request)

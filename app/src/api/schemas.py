@@ -135,9 +135,10 @@ class SearchRequest(Body):
     )
     k: int = Field(default=10, ge=1)
     filter: dict[str, Any] | None = Field(default=None, examples=[{"MTART": "FERT"}])
-    mode: Mode = Field(
-        default="vector",
-        description="vector: nearest in meaning; keyword: rows that hold the words (needs no model); hybrid: both",
+    mode: Mode | None = Field(
+        default=None,
+        description="vector: nearest in meaning; keyword: rows that hold the words (needs no model); hybrid: both; "
+        "null: hybrid for a query, vector for a vector or like",
     )
     min_score: float | None = Field(
         default=None,
@@ -149,6 +150,12 @@ class SearchRequest(Body):
         le=1,
         description="choose hits that differ from each other (maximal marginal relevance): 1 is relevance alone, 0 "
         "difference alone",
+    )
+    depth: int | None = Field(
+        default=None,
+        ge=1,
+        description="how many hits of each ranking hybrid and MMR choose from, at least k and at most 4,000; null: "
+        "four times k, at least 50",
     )
     passages: int = Field(
         default=1, ge=1, le=MOST_PASSAGES, description="so many matching passages of each hit; 1: its text is the best"
@@ -176,6 +183,7 @@ class SearchRequest(Body):
             self.mode,
             self.min_score,
             self.mmr_lambda,
+            self.depth,
             passages=self.passages,
             explain=self.explain,
             rerank=self.rerank,

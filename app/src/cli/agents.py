@@ -12,6 +12,7 @@ from app.src.cli.application import app, loaded_for, opened, verb
 from app.src.cli.exits import OK, UsageFault
 from app.src.cli.interrupts import leave_behind_what_hangs, orderly
 from app.src.settings import no_collections
+from connector.extras import install_command
 
 if TYPE_CHECKING:
     from app.src.service import Service
@@ -58,5 +59,5 @@ def _serving() -> Callable[[Service], None]:
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
             raise
-        raise UsageFault("the package mcp is not installed: pip install 'owl-sap-connector[mcp]'") from None
+        raise UsageFault(f"the package mcp is not installed: {install_command('mcp')}") from None
     return serve

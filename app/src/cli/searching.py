@@ -31,8 +31,9 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
     filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
     mode: Annotated[
-        str, typer.Option(help=f"{_MODES}. Hybrid finds most; the console and agents begin with it.")
-    ] = "vector",
+        str | None,
+        typer.Option(help=f"{_MODES}. Default: hybrid for TEXT, vector for --like.", show_default=False),
+    ] = None,
     min_score: Annotated[
         float | None, typer.Option(help="Leave out hits below it; in mode hybrid it is a cosine, not the score shown.")
     ] = None,
@@ -121,11 +122,11 @@ def rows(
     output.table(name, shown, ("key", "text", "metadata", "chunks"), records=records)
 
 
-def _options(mode: str, min_score: float | None, mmr_lambda: float | None, passages: int, explain: bool) -> Any:
+def _options(mode: str | None, min_score: float | None, mmr_lambda: float | None, passages: int, explain: bool) -> Any:
     from app.src.searching import MODES, SearchOptions
 
     chosen = next((known for known in MODES if known == mode), None)
-    if chosen is None:
+    if mode is not None and chosen is None:
         raise UsageFault(f"--mode {mode}: there is {_MODES}")
     try:
         return SearchOptions(chosen, min_score, mmr_lambda, passages=passages, explain=explain)

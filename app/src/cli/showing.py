@@ -17,6 +17,10 @@ from app.src.settings import Settings
 _SYNC_COLUMNS = ("collection", "read", "upserted", "empty", "quarantined", "tokens", "seconds", "rows_per_second")
 _VERIFY_COLUMNS = ("collection", "rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "ok")
 
+NEXT = """\
+Next, the same with the console in your browser:  ./scripts/demo --serve
+Next, your own tables:                            . .venv/bin/activate && owl-sap init"""
+
 
 def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
     """Everything in order; exit code 1 when a search missed or a collection does not verify."""
@@ -38,6 +42,8 @@ def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
             output.write_json(shown.document)
         if serve:
             _serve(demo, settings, json)
+        elif not json:
+            output.say(NEXT)
     return OK if shown.good else FAILED
 
 

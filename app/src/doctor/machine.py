@@ -18,6 +18,7 @@ from app.src.core.cards import Capability
 from app.src.core.nvml import GpuSnapshot, GpuState, driver_too_old, snapshot_within, summary
 from app.src.doctor.report import Fault
 from app.src.settings import ApiSettings, EmbeddingSettings, proxy_variables
+from connector.extras import install_command
 
 MINIMUM_FREE = 1 << 30
 _PATIENCE = 2.0
@@ -41,7 +42,7 @@ def _installed(package: str) -> str | None:
 def hdbcli() -> str:
     version = _installed("hdbcli")
     if version is None:
-        raise Fault("SAP's driver hdbcli is not installed", "pip install 'owl-sap-connector[hana]' (SAP's licence)")
+        raise Fault("SAP's driver hdbcli is not installed", f"{install_command('hana')} (SAP's licence)")
     return f"hdbcli {version}"
 
 
@@ -58,7 +59,7 @@ def torch(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str
     if build is None and embedding.hashing:
         return f"not installed; {embedding.model} needs none"
     if build is None:
-        raise Fault("torch is not installed", "pip install 'owl-sap-connector[engine]'")
+        raise Fault("torch is not installed", install_command("engine"))
     if build.cuda is None:
         return f"torch {build.version}, a build for the CPU"
     found = found or look()

@@ -25,6 +25,7 @@ from app.src.training.pairs import Pairs, read_file, read_rows
 from app.src.training.split import Split, split
 from app.src.training.work import Work
 from connector.errors import ConfigurationError
+from connector.extras import install_command
 from connector.model import CollectionSpec, ModelSource
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def check_packages() -> None:
 
     if missing := missing_packages():
         raise ConfigurationError(
-            f"training needs {' and '.join(missing)}, which cannot be imported: pip install 'owl-sap-connector[train]'"
+            f"training needs {' and '.join(missing)}, which cannot be imported: {install_command('train')}"
         )
 
 
@@ -156,7 +157,7 @@ def _profile(device: str) -> DeviceProfile:
         raise DeviceUnavailable(str(error)) from error
     except ImportError as error:
         raise ConfigurationError(
-            f"training needs {error.name or 'torch'}, which cannot be imported: pip install 'owl-sap-connector[train]'"
+            f"training needs {error.name or 'torch'}, which cannot be imported: {install_command('train')}"
         ) from error
 
 

@@ -3,6 +3,7 @@ order, odd texts, the packaged model; and what has no graph is refused in a sent
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from app.src.core.backends.packed import PackedEncoder, Place
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.onnx_export import graph
 from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph, feeds, linear_name
+from connector.extras import install_command
 from tests.core.conftest import MINILM
 from tests.core.test_architectures import MODELS, least_cosine, save, sequences
 from tests.core.test_pytorch import ODD
@@ -170,7 +172,7 @@ def test_a_tensor_that_is_missing(saved: Callable[[str], Path], monkeypatch: pyt
 
 def test_without_the_extra(minilm_read: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(DeviceUnavailable, match=r"pip install 'owl-sap-connector\[onnx\]'"):
+    with pytest.raises(DeviceUnavailable, match=re.escape(install_command("onnx"))):
         build_graph(minilm_read)
     onnx_export.needs("json", "sys")
 

@@ -34,6 +34,7 @@ from app.src.core.onnx_export.serving import GraphOptions
 from app.src.core.onnx_export.sites import Found, Site
 from app.src.core.t4_config import T4GPUConfig
 from app.src.settings import Settings
+from connector.extras import install_command
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -225,7 +226,7 @@ def test_without_the_extra_the_engine_says_so(
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with _engine(folder, options) as engine:
         assert engine.path == "packed"
-        assert "pip install 'owl-sap-connector[onnx]'" in engine.path_reason
+        assert install_command("onnx") in engine.path_reason
 
 
 class Failing:

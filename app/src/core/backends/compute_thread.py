@@ -12,8 +12,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 TRIM_EVERY = 64
@@ -42,6 +43,20 @@ def on_compute_thread(work: Callable[[], Result]) -> Result:
         return done.result()
     finally:
         del done  # an error would keep itself, and all that was computed, by way of this frame
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes without its other threads. It waits for them after every operation, and on a busy machine that
+    takes a turn of the scheduler each time."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def give_back() -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
+from .compute_thread import one_thread
 from .linears import Affine, Linear, prepacked
 
 Work = Callable[[], object]
@@ -35,21 +35,9 @@ def bf16_gain() -> float:
     global _known
     with _lock:
         if _known is None:
-            with _one_thread():
+            with one_thread():  # the ratio of one is that of all: they do the same instructions
                 _known = _measured()
         return _known
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Several threads wait for each other, so that a busy machine slows every product alike. The ratio of one is that
-    of all: they do the same instructions."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _measured() -> float:

@@ -11,6 +11,7 @@ import torch
 from ..device import DeviceProfile
 from . import DeviceUnavailable, ModelUnsupported, TokenIds, calibration
 from .architectures import refusal
+from .compute_thread import one_thread
 from .folder import Folder
 from .int8 import MISSING, Int8Linears, Observing, probe_products
 from .packed import PackedEncoder, Place
@@ -79,13 +80,8 @@ def int8_gain(products: Callable[[], Pair | None] = probe_products) -> float:
     pair = products()
     if pair is None:
         return 0.0
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            return gain(*pair)
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), torch.inference_mode():
+        return gain(*pair)
 
 
 def batches(tokens: Sequence[TokenIds]) -> list[list[TokenIds]]:

@@ -8,6 +8,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from connector.extras import install_command
+
 from ..device import PRECISIONS
 from .report import Report
 from .shapes import SQUARE
@@ -25,7 +27,7 @@ def check_drawable(file: Path) -> None:
         raise NotDrawable(f"--plot {file}: the name must end in {' or '.join(SUFFIXES)}")
     check_writable("--plot", file)
     if importlib.util.find_spec("matplotlib") is None:
-        raise NotDrawable("--plot needs matplotlib: pip install 'owl-sap-connector[benchmark]'")
+        raise NotDrawable(f"--plot needs matplotlib: {install_command('benchmark')}")
 
 
 def check_writable(flag: str, file: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from connector.extras import install_command
+
 from ..backends import DeviceUnavailable
 
 
@@ -13,5 +15,5 @@ def needs(*libraries: str) -> None:
     for name in libraries:
         if find_spec(name) is None:
             raise DeviceUnavailable(
-                f"ONNX graphs need the library {name}, which is not installed: pip install 'owl-sap-connector[onnx]'"
+                f"ONNX graphs need the library {name}, which is not installed: {install_command('onnx')}"
             )

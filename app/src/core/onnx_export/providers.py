@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from connector.extras import install_command
+
 from ..device import DeviceProfile, Precision
 from ..memory import MOST_TOKENS
 
@@ -23,7 +25,6 @@ INPUTS = ("input_ids", "attention_mask")
 
 TENSORRT_MAJOR = 10
 """onnxruntime-gpu 1.31 links libnvinfer.so.10. microsoft/onnxruntime#32278."""
-INSTALL = "pip install 'owl-sap-connector[tensorrt]' --extra-index-url https://pypi.nvidia.com"
 DRIVER_FLOOR = 580
 """onnxruntime-gpu 1.31 is built with CUDA 13. NVIDIA, CUDA Compatibility: 13.x needs driver 580."""
 LEAST_CAPABILITY = (7, 5)
@@ -188,10 +189,14 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def _install_tensorrt() -> str:
+    return install_command("tensorrt", index="https://pypi.nvidia.com")
+
+
 def refusal_of_onnxruntime(installed: Installed) -> str | None:
     """Why no graph can be computed at all."""
     if installed.onnxruntime is None:
-        return "ONNX Runtime is not installed: pip install 'owl-sap-connector[onnx]'"
+        return f"ONNX Runtime is not installed: {install_command('onnx')}"
     return None
 
 
@@ -201,8 +206,8 @@ def refusal_of_cuda(installed: Installed, profile: DeviceProfile) -> str | None:
         return missing
     if CUDA not in installed.available:
         return (
-            f"onnxruntime {installed.onnxruntime} is the build for CPUs: uninstall it, then {INSTALL} (both packages"
-            " bring the same module, so that only one may be there)"
+            f"onnxruntime {installed.onnxruntime} is the build for CPUs: uninstall it, then {_install_tensorrt()}"
+            " (both packages bring the same module, so that only one may be there)"
         )
     if profile.capability is not None and profile.capability < LEAST_CAPABILITY:
         has, wanted = (".".join(map(str, each)) for each in (profile.capability, LEAST_CAPABILITY))
@@ -215,9 +220,9 @@ def refusal_of_tensorrt(installed: Installed, profile: DeviceProfile) -> str | N
     if (missing := refusal_of_cuda(installed, profile)) is not None:
         return missing
     if TENSORRT not in installed.available:
-        return f"onnxruntime {installed.onnxruntime} was built without TensorRT: {INSTALL}"
+        return f"onnxruntime {installed.onnxruntime} was built without TensorRT: {_install_tensorrt()}"
     if installed.tensorrt is None:
-        return f"TensorRT is not installed: {INSTALL}"
+        return f"TensorRT is not installed: {_install_tensorrt()}"
     major = _major(installed.tensorrt)
     if major != TENSORRT_MAJOR:
         return (

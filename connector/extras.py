@@ -1,0 +1,41 @@
+"""How to install a missing extra, by how this package was installed. Knows nothing else."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+DISTRIBUTION = "owl-sap-connector"
+
+
+def install_command(*extras: str, index: str | None = None) -> str:
+    """Return the pip command that adds `extras` to this installation; `index`: a second package index that it needs.
+    Installed from a clone: with the folder in which to run it."""
+    option = "" if index is None else f" --extra-index-url {index}"
+    wanted = f"[{','.join(extras)}]"
+    clone, editable = _clone()
+    if clone is None:
+        return f'pip install "{DISTRIBUTION}{wanted}"{option}'
+    return f'pip install {"-e " if editable else ""}".{wanted}"{option} in the folder {clone}'
+
+
+def _clone() -> tuple[Path | None, bool]:
+    """The folder that this package was installed from, and whether it is used in place; no folder for a wheel or an
+    index, whose installation needs none."""
+    try:
+        told = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return _with_project(Path(__file__).parents[1]), True
+    origin: dict[str, Any] = json.loads(told or "{}")
+    directory = origin.get("dir_info")
+    if directory is None:
+        return None, False
+    return _with_project(Path(unquote(urlparse(origin["url"]).path))), directory.get("editable", False)
+
+
+def _with_project(folder: Path) -> Path | None:
+    """`folder`, if it still holds the project."""
+    return folder if (folder / "pyproject.toml").is_file() else None
