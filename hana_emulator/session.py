@@ -29,7 +29,7 @@ from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
 from hana_emulator.protocol.options import Option, option_part, parse_options
 from hana_emulator.protocol.output import ResultSet
 from hana_emulator.protocol.packet import Part, Reply, Request
-from hana_emulator.seam import FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
+from hana_emulator.seam import UNKNOWN, FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
 
 VERSION = "4.00.000.00.1700000000 (stand-in)"
 _FORMAT_OPTIONS = (23, 12)
@@ -75,7 +75,8 @@ class _Prepared:
 class _PendingExecution:
     """An EXECUTE whose LOB parameters are still arriving; it runs when the last piece is in.
 
-    `batch`: hdbcli adds up the counts of a batch's replies, but takes a single row's count from the last reply.
+    `batch`: hdbcli adds up the counts of a batch's replies, but takes a single row's count from the last reply. node-hdb
+    never says that it is a batch and strings the counts of all replies together, but for a single -1.
     """
 
     prepared: _Prepared
@@ -280,8 +281,8 @@ class Session:
         return Reply(ReplyCode.CONNECT, (Part(PartKind.AUTHENTICATION, proof), self._connect_options()))
 
     def _connect_options(self) -> Part:
-        """Few on purpose: the client's own must not be echoed. 49 without flags refuses compression: node-hdb takes its
-        own flags for agreed when the option is missing."""
+        """Few on purpose: the client's own must not be echoed. 49 (compression) and 53 (features) without flags refuse
+        both: node-hdb takes its own flags for agreed when the options are missing."""
         options: dict[int, Option] = {
             1: self.id,
             11: self._host.name,
@@ -289,6 +290,7 @@ class Session:
             44: VERSION,
             45: self._host.name,
             49: 0,
+            53: 0,
         }
         return option_part(PartKind.CONNECTOPTIONS, options)
 
@@ -461,9 +463,9 @@ class Session:
                     locators.append(self._lobs.new_locator())
                     self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
         execution.open_lobs = len(locators)
-        guess = replies.rows_affected([1] * len(execution.rows))  # hdbcli wants a number before it can be known
         function = execution.prepared.statement.function
-        return Reply(function, (guess, lobs.write_reply(locators), replies.transaction_flags()))
+        counts = replies.rows_affected(_expected_counts(execution))
+        return Reply(function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
 
     def _write_lobs(self, part: Part) -> Reply:
         finished = []
@@ -490,7 +492,8 @@ class Session:
         if statement.columns:
             raise not_supported("a query with a LOB parameter longer than one packet")
         parts = self._run(statement, execution.rows, execution.autocommit, describe=False).parts
-        return tuple(part for part in parts if not (execution.batch and part.kind == PartKind.ROWSAFFECTED))
+        counts = () if execution.batch else replies.counts_of_last_row(parts)
+        return (*counts, *(part for part in parts if part.kind != PartKind.ROWSAFFECTED))
 
     # --- transactions
 
@@ -509,6 +512,14 @@ class Session:
     def _rollback_now(self) -> Reply:
         self._sql.rollback()
         return Reply(ReplyCode.ROLLBACK, (replies.transaction_flags(TransactionFlag.ROLLED_BACK),))
+
+
+def _expected_counts(execution: _PendingExecution) -> list[int]:
+    """What clients want to hear before it can be known."""
+    rows = len(execution.rows)
+    if execution.batch:
+        return [1] * rows
+    return [1] * (rows - 1) or [UNKNOWN]
 
 
 def _user_name(text: str) -> str:

@@ -17,6 +17,7 @@ _LEVEL_ERROR = 1
 _SQL_STATES = {301: b"23000", 287: b"23000", 131: b"40001", 133: b"40001", 10: b"28000", 257: b"42000"}
 _GENERAL_STATE = b"HY000"
 _ALIGNMENT = 8
+_COUNT_SIZE = 4
 FIRST_PAGE = 32
 """Rows in the reply that opens a result set, as HANA sends them."""
 NEXT_PAGE = 32_767
@@ -25,6 +26,15 @@ NEXT_PAGE = 32_767
 
 def rows_affected(counts: Sequence[int]) -> Part:
     return Part(PartKind.ROWSAFFECTED, struct.pack(f"<{len(counts)}i", *counts), len(counts))
+
+
+def counts_of_last_row(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return the ROWSAFFECTED part of `parts`, if there is one, without the counts of all rows but the last."""
+    return tuple(
+        Part(part.kind, part.data[-_COUNT_SIZE:], min(part.count, 1))
+        for part in parts
+        if part.kind == PartKind.ROWSAFFECTED
+    )
 
 
 def transaction_flags(*flags: TransactionFlag) -> Part:

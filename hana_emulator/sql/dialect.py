@@ -165,17 +165,18 @@ def _is_number_behind(colon: Token, token: Token) -> bool:
 
 
 def is_parameter(token: Token) -> bool:
-    """`?` or `:1`. One statement has parameters of one kind; those of the same number are one parameter."""
+    """`?` or `:1`."""
     return token.token_type is TokenType.PLACEHOLDER
 
 
-def parameter_count(tokens: list[Token]) -> int:
-    """Raises HanaError 257 where both kinds of parameters are mixed."""
+def parameter_numbers(tokens: list[Token]) -> set[int]:
+    """The k-th `?` has number k, `:n` has n: the same number twice is one parameter, and numbers may be left out.
+
+    Source: go-hdb, `driver/driver_test.go`, "positional args" and "mixed args".
+    """
     found = [token.text for token in tokens if is_parameter(token)]
-    numbered = [int(text[1:]) for text in found if text != "?"]
-    if numbered and len(numbered) != len(found):
-        raise syntax_error("parameters are either all ? or all numbered")
-    return max(numbered, default=len(found))
+    numbered = {int(text[1:]) for text in found if text != "?"}
+    return numbered | set(range(1, found.count("?") + 1))
 
 
 def numbered_parameter(token: Token, number: int) -> str:
@@ -188,7 +189,7 @@ def number_parameters(sql: str, found: list[Token]) -> str:
     pieces, position, number = [], 0, 0
     for token in found:
         if is_parameter(token):
-            number += 1
+            number += token.text == "?"
             pieces += [sql[position : token.start], numbered_parameter(token, number)]
             position = token.end + 1
     return "".join([*pieces, sql[position : _end_without_hint(sql, found)]])

@@ -134,7 +134,7 @@ class _Preparation:
 
     @property
     def parameter_count(self) -> int:
-        return dialect.parameter_count(self.tokens)
+        return max(dialect.parameter_numbers(self.tokens), default=0)
 
     def run(self) -> Prepared:
         limits.check_parameters(self.parameter_count)
@@ -182,7 +182,7 @@ class _Preparation:
         return self._prepared(plan.function, plan, BoundQuery("", ()))
 
     def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:
-        if self.binding.parameters.keys() != set(range(1, self.parameter_count + 1)):
+        if self.binding.parameters.keys() != dialect.parameter_numbers(self.tokens):
             raise syntax_error("a parameter stands where none is allowed")
         return Prepared(
             self.sql,
@@ -214,7 +214,7 @@ class _Preparation:
             raise syntax_error("UPSERT needs a table and values")
         tree = None
         if condition:
-            known = dialect.parameter_count(kept)
+            known = sum(token.text == "?" for token in kept if dialect.is_parameter(token))
             tree = dialect.parse_condition(_numbered(self.sql, condition, condition[0].start, known))
         return writes.bind_upsert(self.binding, node, tree, by_key)
 
@@ -240,7 +240,7 @@ def _numbered(sql: str, tokens: list[Token], start: int, known: int) -> str:
     pieces, position = [], start
     for token in tokens:
         if dialect.is_parameter(token):
-            known += 1
+            known += token.text == "?"
             pieces += [sql[position : token.start], dialect.numbered_parameter(token, known)]
             position = token.end + 1
     return "".join([*pieces, sql[position : tokens[-1].end + 1]])

@@ -272,11 +272,11 @@ def test_results_have_the_data_format_of_the_client(
         assert result.startswith(bytes.fromhex("d087 00 01 97 3b 90e2")) == (codes[0] == 16)
 
 
-def test_compression_is_refused_in_so_many_words(database: ScriptedDatabase) -> None:
+def test_compression_and_features_are_refused_in_so_many_words(database: ScriptedDatabase) -> None:
     """node-hdb takes its own flags (0x300) for agreed when the reply does not name the option."""
     with served(database) as client:
         answer = client.login(options=(42, 1, struct.pack("<bbi", 49, 3, 0x300)))
-        assert struct.pack("<bbi", 49, 3, 0) in answer.part(42)
+        assert struct.pack("<bbi", 49, 3, 0) + struct.pack("<bbi", 53, 3, 0) in answer.part(42)
 
 
 def test_autocommit_is_a_property_of_the_request(client: WireClient, database: ScriptedDatabase) -> None:
@@ -450,7 +450,7 @@ def test_a_long_lob_is_written_in_pieces_then_executed(client: WireClient, datab
     calls = database.connections[0].calls
     statement_id, _ = client.prepare("INSERT")
     answer = client.ask(13, (10, 1, statement_id), (32, 1, lob_row(b"abc\xc3", options=2)), commit=1)
-    assert answer.part(12) == struct.pack("<i", 1)
+    assert answer.part(12) == struct.pack("<i", -1)
     locator = answer.part(30)
     assert len(locator) == 8
     answer = client.ask(17, write(locator, b"\xa4de", last=False), commit=1)
@@ -463,10 +463,12 @@ def test_a_long_lob_is_written_in_pieces_then_executed(client: WireClient, datab
 
 
 def test_finished_rows_before_an_open_lob_run_together_with_it(client: WireClient, database: ScriptedDatabase) -> None:
+    """node-hdb strings the counts of both replies together: each row must be counted once."""
     statement_id, _ = client.prepare("INSERT")
     rows = lob_row(b"one", options=6) + lob_row(b"tw", options=2)
-    locator = client.ask(13, (10, 1, statement_id), (32, 2, rows)).part(30)
-    client.ask(17, write(locator, b"o", last=True))
+    first = client.ask(13, (10, 1, statement_id), (32, 2, rows))
+    last = client.ask(17, write(first.part(30), b"o", last=True))
+    assert first.part(12) + last.part(12) == struct.pack("<2i", 1, 1)
     assert database.connections[0].calls[-1][2] == [(1, "one"), (1, "two")]
 
 

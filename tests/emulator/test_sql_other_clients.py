@@ -119,11 +119,20 @@ def test_a_number_in_columns_of_two_types_is_converted_for_each(sql: Sql) -> Non
     assert sql.code("INSERT INTO T VALUES (:1, :1, :1)", 123456) == 274
 
 
+def test_both_kinds_of_parameters_go_together_and_numbers_may_be_left_out(sql: Sql) -> None:
+    sql.run("CREATE TABLE T (I INTEGER, J INTEGER)")
+    sql.run("INSERT INTO T VALUES (1, 2)")
+    query = "SELECT COUNT(*) FROM T WHERE I = ? AND J = :3"
+    assert [one.type.name for one in sql.prepare(query).parameters] == ["INTEGER", "NVARCHAR", "INTEGER"]
+    assert sql.rows(query, 1, "not used", 2) == [(1,)]
+    assert sql.rows("SELECT COUNT(*) FROM T WHERE I = :1 AND J = ?", 2) == [(0,)]
+    assert sql.run("UPSERT T (I, J) VALUES (:2, ?) WHERE I = ?", 7, 1) == 1
+    assert sql.rows("SELECT I, J FROM T") == [(1, 7)]
+
+
 @pytest.mark.parametrize(
     ("statement", "code"),
     [
-        ("SELECT ? FROM DUMMY WHERE DUMMY = :1", 257),
-        ("SELECT DUMMY FROM DUMMY WHERE DUMMY = :2", 257),
         ("SELECT DUMMY FROM DUMMY WHERE DUMMY = :0", 257),
         ("SELECT DUMMY FROM DUMMY WHERE DUMMY = : 1", 257),
         ("SELECT DUMMY FROM DUMMY WHERE DUMMY = :999999", 2048),
