@@ -75,8 +75,8 @@ class _Prepared:
 class _PendingExecution:
     """An EXECUTE whose LOB parameters are still arriving; it runs when the last piece is in.
 
-    `batch`: hdbcli adds up the counts of a batch's replies, but takes a single row's count from the last reply. node-hdb
-    never says that it is a batch and strings the counts of all replies together, but for a single -1.
+    `batch`: hdbcli adds up the counts of a batch's replies, but takes a single row's count from the last reply.
+    node-hdb never says that it is a batch and strings the counts of all replies together, but for a single -1.
     """
 
     prepared: _Prepared

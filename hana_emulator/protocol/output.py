@@ -11,8 +11,8 @@ from hana_emulator import cesu8
 from hana_emulator.errors import HanaError
 from hana_emulator.protocol import decimals, temporal
 from hana_emulator.protocol.codes import DataFormat, FirstFormatCode, LobOption
-from hana_emulator.protocol.lobs import INLINE, LobStore, LobValue
 from hana_emulator.protocol.decimals import FIXED_SIZES
+from hana_emulator.protocol.lobs import INLINE, LobStore, LobValue
 from hana_emulator.protocol.metadata import wire_code
 from hana_emulator.seam import StorageRow
 from hana_emulator.types import LOBS, Column, HanaType, TypeCode

@@ -3,6 +3,7 @@ delete that cannot delete says so."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from connector.errors import WrongOrigin
 from connector.langchain import OwlVectorStore
 from tests.emulator.process import Emulator
 from tests.langchain.conftest import Open
-
 
 ON_HANA = pytest.mark.parametrize("open_owl", ["hana"], indirect=True)
 """Others write tables of HANA only."""
@@ -40,13 +40,13 @@ def ours(open_owl: Open) -> OwlVectorStore:
 
 
 @pytest.fixture
-def theirs(ours: OwlVectorStore, request: pytest.FixtureRequest) -> HanaDB:
+def theirs(ours: OwlVectorStore, request: pytest.FixtureRequest) -> Iterator[HanaDB]:
     emulator: Emulator = request.getfixturevalue("emulator")
     connection: Any = emulator.connect(currentSchema=request.getfixturevalue("hana_schema"), autocommit=True)
-    request.addfinalizer(connection.close)
     store = HanaDB(connection=connection, embedding=Same(ours), table_name="OWL_NOTES_G1")
     store.add_texts(["garden hose of rubber"], [{"n": 2}])
-    return store
+    yield store
+    connection.close()
 
 
 def foreign_id(store: OwlVectorStore) -> str:
