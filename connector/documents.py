@@ -23,7 +23,7 @@ from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, 
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
 from connector.protocols import Embedder, VectorStore
 from connector.schema import WRITTEN
-from connector.stores.records import FOREIGN, metadata_text
+from connector.stores.records import FOREIGN, AskedIds, metadata_text
 
 DEEPEST = 100
 """Levels of a document's metadata."""
@@ -70,6 +70,18 @@ def given_id(stored: str) -> str:
 def stored_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
     """The ids in the store of those that people are shown; what cannot be the id of a document is left out."""
     return [stored_id(id_) for id_ in shown if _may_be_id(id_)] if spec.written_by_clients else list(shown)
+
+
+def readable_ids(spec: CollectionSpec, shown: Sequence[str]) -> list[str]:
+    """Return what the store may call the rows that people are shown by these ids, each id's candidates in order: a
+    client's document may have the id of a row that others wrote, and then means that document."""
+    if not spec.written_by_clients:
+        return list(shown)
+    return [stored for id_ in shown for stored in (*stored_ids(spec, [id_]), *_foreign_ids([id_]))]
+
+
+def _foreign_ids(shown: Sequence[str]) -> list[str]:
+    return [f"{FOREIGN}{number}" for number in AskedIds.of(shown).foreign]
 
 
 def shown_id(spec: CollectionSpec, stored: str) -> str:
@@ -200,7 +212,7 @@ class Documents:
 
 def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: Turn) -> int:
     """Delete the documents of these ids that are there, in one transaction; how many there were. Raises LeaseLost as
-    `Documents.put`, WrongOrigin."""
+    `Documents.put`, and WrongOrigin, having deleted nothing, for the id of a row that others wrote."""
     status = store.status(spec.name)
     known = [stored_id(id_) for id_ in dict.fromkeys(ids) if _may_be_id(id_)]
     if status is None or not known:
@@ -208,6 +220,7 @@ def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: T
     _check_origin(spec, status.checkpoint)
     with turn.taken(store, spec.name) as lease:
         there = list(dict.fromkeys(chunk.id for chunk in store.stored_of(spec.name, known)))
+        _check_writer(spec, store, [id_ for id_ in _foreign_ids(ids) if stored_id(id_) not in there])
         if there:
             store.apply(lease, ChangeSet(deleted=there))
     return len(there)
@@ -218,6 +231,15 @@ def _check_origin(spec: CollectionSpec, checkpoint: Checkpoint) -> None:
         raise WrongOrigin(
             f'"{spec.name}" holds rows of {checkpoint.source}, from when it was synced from that table: give the '
             "documents a collection of another name"
+        )
+
+
+def _check_writer(spec: CollectionSpec, store: VectorStore, foreign: Sequence[str]) -> None:
+    found = store.texts_of(spec.name, foreign) if foreign else []
+    if found:
+        raise WrongOrigin(
+            f'"{spec.name}": the row {found[0].id} was written by another program, not through this service; nothing '
+            "was deleted. Delete that row with the program that wrote it"
         )
 
 

@@ -144,7 +144,8 @@ class OwlVectorStore(VectorStore):
         return [id_ for part in parts for id_ in self.collection.put(part)]
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Those that are not there do not matter. Raises ValueError without `ids`: nothing deletes everything."""
+        """Those that are not there do not matter. Raises ValueError without `ids`, because nothing deletes everything,
+        and WrongOrigin for a row that another program wrote: the rows of its batch then stay."""
         if ids is None or kwargs:
             raise ValueError("delete takes the ids of documents, and nothing else: it never deletes all there is")
         listed = _listed("ids", ids)

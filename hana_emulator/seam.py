@@ -38,6 +38,8 @@ class Statement:
     columns: tuple[Column, ...] = ()
 
 
+UNKNOWN = -1
+"""Stands for the count of affected rows of an input row that has not arrived whole."""
 FAILED = -3
 """Stands for the count of affected rows of an input row that failed."""
 

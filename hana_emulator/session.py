@@ -16,15 +16,24 @@ from hana_emulator.errors import HanaError, authentication_failed, not_supported
 from hana_emulator.faults import COMMIT, CONNECT, FETCH, ROLLBACK, Action, Fault, FaultList, FaultRefused
 from hana_emulator.line import Line
 from hana_emulator.protocol import authentication, clientinfo, lobs, metadata, packet, replies
-from hana_emulator.protocol.codes import MessageType, PartAttribute, PartKind, ProtocolError, ReplyCode, TransactionFlag
+from hana_emulator.protocol.codes import (
+    DataFormat,
+    MessageType,
+    PartAttribute,
+    PartKind,
+    ProtocolError,
+    ReplyCode,
+    TransactionFlag,
+)
 from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
-from hana_emulator.protocol.options import Option, option_part
+from hana_emulator.protocol.options import Option, option_part, parse_options
 from hana_emulator.protocol.output import ResultSet
 from hana_emulator.protocol.packet import Part, Reply, Request
-from hana_emulator.seam import FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
+from hana_emulator.seam import UNKNOWN, FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
 
 VERSION = "4.00.000.00.1700000000 (stand-in)"
-DATA_FORMAT = 10
+_FORMAT_OPTIONS = (23, 12)
+"""Connect options with the client's data format; the first one that it sends counts."""
 _ID = struct.Struct("<q")
 _SIZE = struct.Struct("<i")
 _SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSION\s+'(\d{1,18})'[\s;]*", re.IGNORECASE)
@@ -67,6 +76,7 @@ class _PendingExecution:
     """An EXECUTE whose LOB parameters are still arriving; it runs when the last piece is in.
 
     `batch`: hdbcli adds up the counts of a batch's replies, but takes a single row's count from the last reply.
+    node-hdb never says that it is a batch and strings the counts of all replies together, but for a single -1.
     """
 
     prepared: _Prepared
@@ -98,6 +108,7 @@ class Session:
         self._lobs = lobs.LobStore()
         self._open_lobs: dict[bytes, _OpenLob] = {}
         self._last_id = 0
+        self._data_format: int = DataFormat.LATEST
         self._ended = False
         self._pace: Fault | None = None
         """How slowly the next reply is to be sent."""
@@ -264,18 +275,22 @@ class Session:
         database.admit(user, proven=proof is not None)
         if proof is None:
             raise authentication_failed()
+        self._data_format = _data_format(request.find(PartKind.CONNECTOPTIONS))
         self._connection = database.connect(user)
         self.id = self._connection.connection_id
         return Reply(ReplyCode.CONNECT, (Part(PartKind.AUTHENTICATION, proof), self._connect_options()))
 
     def _connect_options(self) -> Part:
-        """Few on purpose: the client's own must not be echoed, and 49 (compression) never returned."""
+        """Few on purpose: the client's own must not be echoed. 49 (compression) and 53 (features) without flags refuse
+        both: node-hdb takes its own flags for agreed when the options are missing."""
         options: dict[int, Option] = {
             1: self.id,
             11: self._host.name,
-            23: DATA_FORMAT,
+            23: self._data_format,
             44: VERSION,
             45: self._host.name,
+            49: 0,
+            53: 0,
         }
         return option_part(PartKind.CONNECTOPTIONS, options)
 
@@ -340,11 +355,10 @@ class Session:
         statement = self._statement_of(_command(request))
         statement_id = self._new_id()
         self._statements[statement_id] = _Prepared(statement, ParameterDecoder(statement.parameters))
-        parts = [Part(PartKind.STATEMENTID, statement_id)]
-        if statement.parameters:
-            parts.append(metadata.parameter_metadata(statement.parameters))
+        described = metadata.parameter_metadata(statement.parameters, self._data_format)  # node-hdb needs an empty one
+        parts = [Part(PartKind.STATEMENTID, statement_id), described]
         if statement.columns:
-            parts.append(metadata.result_metadata(statement.columns))
+            parts.append(metadata.result_metadata(statement.columns, self._data_format))
         return Reply(statement.function, tuple(parts))
 
     def _execute(self, request: Request) -> Reply:
@@ -395,14 +409,14 @@ class Session:
 
     def _result(self, statement: Statement, outcome: Outcome, *, describe: bool) -> Reply:
         columns = statement.columns if outcome.columns is None else outcome.columns
-        results = ResultSet(outcome.rows or iter(()), columns, self._lobs)
+        results = ResultSet(outcome.rows or iter(()), columns, self._lobs, self._data_format)
         result_id = self._new_id()
         page = replies.result_page(results, replies.FIRST_PAGE, first=True)
         if not results.exhausted:
             self._results[result_id] = results
         parts = [Part(PartKind.RESULTSETID, result_id), page]
         if describe:
-            parts.insert(0, metadata.result_metadata(columns))
+            parts.insert(0, metadata.result_metadata(columns, self._data_format))
         return Reply(statement.function, tuple(parts))
 
     def _fetch(self, request: Request) -> Reply:
@@ -414,7 +428,7 @@ class Session:
         if results is None:
             raise HanaError(2, "general error: result set is unknown or closed")
         size = request.find(PartKind.FETCHSIZE)
-        wanted = replies.FIRST_PAGE if size is None or len(size.data) < _SIZE.size else _SIZE.unpack_from(size.data)[0]
+        wanted = replies.NEXT_PAGE if size is None or len(size.data) < _SIZE.size else _SIZE.unpack_from(size.data)[0]
         page = replies.result_page(results, max(1, wanted), first=False)
         if results.exhausted:
             del self._results[result_id]
@@ -449,9 +463,9 @@ class Session:
                     locators.append(self._lobs.new_locator())
                     self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
         execution.open_lobs = len(locators)
-        guess = replies.rows_affected([1] * len(execution.rows))  # hdbcli wants a number before it can be known
         function = execution.prepared.statement.function
-        return Reply(function, (guess, lobs.write_reply(locators), replies.transaction_flags()))
+        counts = replies.rows_affected(_expected_counts(execution))
+        return Reply(function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
 
     def _write_lobs(self, part: Part) -> Reply:
         finished = []
@@ -478,7 +492,8 @@ class Session:
         if statement.columns:
             raise not_supported("a query with a LOB parameter longer than one packet")
         parts = self._run(statement, execution.rows, execution.autocommit, describe=False).parts
-        return tuple(part for part in parts if not (execution.batch and part.kind == PartKind.ROWSAFFECTED))
+        counts = () if execution.batch else replies.counts_of_last_row(parts)
+        return (*counts, *(part for part in parts if part.kind != PartKind.ROWSAFFECTED))
 
     # --- transactions
 
@@ -499,9 +514,24 @@ class Session:
         return Reply(ReplyCode.ROLLBACK, (replies.transaction_flags(TransactionFlag.ROLLED_BACK),))
 
 
+def _expected_counts(execution: _PendingExecution) -> list[int]:
+    """What clients want to hear before it can be known."""
+    rows = len(execution.rows)
+    if execution.batch:
+        return [1] * rows
+    return [1] * (rows - 1) or [UNKNOWN]
+
+
 def _user_name(text: str) -> str:
     """hdbcli sends the name as typed; as any identifier it is upper-cased unless quoted."""
     return text[1:-1].replace('""', '"') if len(text) > 2 and text[0] == text[-1] == '"' else text.upper()
+
+
+def _data_format(connect_options: Part | None) -> int:
+    """Return the client's data format. A client that names none gets the latest."""
+    options = {} if connect_options is None else parse_options(connect_options)
+    named = (options.get(key) for key in _FORMAT_OPTIONS)
+    return min(next((value for value in named if isinstance(value, int)), DataFormat.LATEST), DataFormat.LATEST)
 
 
 def _command(request: Request) -> str:

@@ -141,9 +141,9 @@ class Browsing:
         if len(ids) > MOST_IDS:
             raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
 
-        from connector.documents import stored_ids
+        from connector.documents import readable_ids
 
-        wanted = list(dict.fromkeys(stored_ids(spec, ids)))
+        wanted = list(dict.fromkeys(readable_ids(spec, ids)))
 
         def read(stored: CollectionStatus) -> list[ReadRow]:
             if isinstance(within, Nothing):
@@ -151,10 +151,11 @@ class Browsing:
             found = self._texts_of(stored, wanted, within)
             columns = self._serving.key_columns(spec, stored) if found else ()
             overlapping = spec.chunk.overlap > 0
-            return [
-                _row(spec, list(chunks), columns, overlapping=overlapping)
-                for _, chunks in groupby(found, key=lambda text: text.id)
-            ]
+            rows: dict[str, ReadRow] = {}
+            for _, chunks in groupby(found, key=lambda text: text.id):
+                row = _row(spec, list(chunks), columns, overlapping=overlapping)
+                rows.setdefault(row.id, row)
+            return list(rows.values())
 
         return [] if self._serving.never_written(spec) else in_one_generation(self._serving, spec.name, read)
 

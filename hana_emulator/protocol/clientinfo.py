@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from hana_emulator import cesu8
 from hana_emulator.protocol.codes import ProtocolError
@@ -12,23 +13,29 @@ _WIDE_LENGTHS = {246: struct.Struct("<H"), 247: struct.Struct("<I")}
 
 
 def parse(part: Part) -> dict[str, str]:
-    """Name and value of each pair. Raises ProtocolError where the part ends early."""
-    position = 0
+    """Return the value of each name. Raises ProtocolError where the part ends early or has texts left over.
 
-    def text() -> str:
-        nonlocal position
-        length = part.data[position]
+    hdbcli and go-hdb count the pairs in the part, node-hdb counts the texts.
+    """
+    try:
+        texts = list(_texts(part.data))
+    except (IndexError, struct.error, UnicodeDecodeError):
+        raise ProtocolError("client information is broken") from None
+    if len(texts) % 2 or len(texts) not in (part.count, 2 * part.count):
+        raise ProtocolError(f"client information counts {part.count} entries and holds {len(texts)} texts")
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _texts(data: bytes) -> Iterator[str]:
+    position = 0
+    while position < len(data):
+        length = data[position]
         position += 1
         if wide := _WIDE_LENGTHS.get(length):
-            (length,) = wide.unpack_from(part.data, position)
+            (length,) = wide.unpack_from(data, position)
             position += wide.size
-        raw = part.data[position : position + length]
+        raw = data[position : position + length]
         if len(raw) < length:
             raise IndexError
         position += length
-        return cesu8.decode(raw)
-
-    try:
-        return {text(): text() for _ in range(part.count)}
-    except (IndexError, struct.error, UnicodeDecodeError):
-        raise ProtocolError("client information is broken") from None
+        yield cesu8.decode(raw)

@@ -29,6 +29,26 @@ class MessageType(IntEnum):
     DBCONNECTINFO = 82
 
 
+class DataFormat(IntEnum):
+    """Data-format versions from which on a client knows newer types; it names its version in the connect options.
+
+    Source: go-hdb, `driver/internal/protocol/dfv.go` and `driver/internal/types/types.go`.
+    """
+
+    DATES = 3
+    BOOLEAN = 7
+    FIXED = 8
+    LATEST = 10
+
+
+class FirstFormatCode(IntEnum):
+    """Type codes of dates and times below `DataFormat.DATES`."""
+
+    DATE = 14
+    TIME = 15
+    TIMESTAMP = 16
+
+
 class ReplyCode(IntEnum):
     """Function codes of replies that belong to no SQL statement (those of statements are `seam.FunctionCode`)."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from decimal import ROUND_DOWN, Context, Decimal, InvalidOperation
 
 from hana_emulator.errors import HanaError, invalid_number
-from hana_emulator.types import HanaType
+from hana_emulator.types import HanaType, TypeCode
 
 NULL_DECIMAL = bytes(15) + b"\x70"
-LONGEST_MANTISSA = 34
-"""Decimal digits that surely fit the 113-bit mantissa; declared precisions above it travel as FIXED16."""
+FIXED_SIZES: dict[int, int] = {TypeCode.FIXED8: 8, TypeCode.FIXED12: 12, TypeCode.FIXED16: 16}
+"""Bytes of the scaled integers."""
 
 FLOATING_SCALE = 32_767
 """The wire's scale of a DECIMAL declared without one: each value keeps its own."""

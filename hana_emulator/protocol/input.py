@@ -14,7 +14,7 @@ from typing import Any
 from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, invalid_number
 from hana_emulator.protocol import decimals, temporal
-from hana_emulator.protocol.codes import LobOption, ProtocolError
+from hana_emulator.protocol.codes import FirstFormatCode, LobOption, ProtocolError
 from hana_emulator.protocol.lobs import LobInput
 from hana_emulator.seam import Storage
 from hana_emulator.types import (
@@ -90,8 +90,18 @@ def _read_temporal(form: str, null: int, text: Callable[[int], str]) -> Reader:
     return read
 
 
-def _read_boolean(data: bytes, position: int) -> tuple[int, int]:
-    return int(data[position] != 0), position + 1
+def _read_first_format(size: int, text: Callable[[bytes, int], str | None]) -> Reader:
+    return lambda data, position: (text(data, position), position + size)
+
+
+_BOOLEANS = {0: 0, 1: None, 2: 1}
+"""Source: node-hdb, `Writer.js`, and go-hdb, `typecode.go`; hdbcli sends 0 and 2, and NULL by its type byte."""
+
+
+def _read_boolean(data: bytes, position: int) -> tuple[int | None, int]:
+    if data[position] not in _BOOLEANS:
+        raise ProtocolError(f"BOOLEAN parameter of value {data[position]}; 0, 1 (NULL) or 2 expected")
+    return _BOOLEANS[data[position]], position + 1
 
 
 def _read_decimal(data: bytes, position: int) -> tuple[Decimal | None, int]:
@@ -134,11 +144,13 @@ _READERS: dict[int, Reader] = {
     TypeCode.TIME: _read_temporal("<i", temporal.NULL_TIME, temporal.time_text),
     TypeCode.SECONDDATE: _read_temporal("<q", temporal.NULL_SECONDDATE, temporal.seconddate_text),
     TypeCode.TIMESTAMP: _read_temporal("<q", temporal.NULL_TIMESTAMP, temporal.timestamp_text),
+    FirstFormatCode.DATE: _read_first_format(temporal.FIRST_FORMAT_SIZE, temporal.first_format_date_text),
+    FirstFormatCode.TIME: _read_first_format(temporal.FIRST_FORMAT_SIZE, temporal.first_format_time_text),
+    FirstFormatCode.TIMESTAMP: _read_first_format(2 * temporal.FIRST_FORMAT_SIZE, temporal.first_format_timestamp_text),
     **dict.fromkeys(_TEXT_CODES, _read_text),
     **dict.fromkeys(_BINARY_CODES, _read_binary),
     **{code: _read_lob(code) for code in LOBS},
 }
-_FIXED_SIZES = {TypeCode.FIXED8: 8, TypeCode.FIXED12: 12, TypeCode.FIXED16: 16}
 
 
 def _to_integer(value: Any) -> int:
@@ -208,7 +220,7 @@ def _between_temporals(type_: HanaType) -> Converter:
     def convert(value: Any) -> str:
         text = _to_temporal(value).replace("T", " ")
         if type_.code is TypeCode.TIME:
-            return text[-8:] if len(text) <= 10 else text[11:19]
+            return text[11:19] if text[4:5] == "-" else text[:8]
         if type_.code is TypeCode.TIMESTAMP:
             whole = text if len(text) > 10 else f"{text} 00:00:00"
             return f"{whole[:19]}.{whole[20:27].ljust(7, '0')}"
@@ -243,7 +255,7 @@ def _converter(type_: HanaType) -> tuple[frozenset[int], Converter]:
 
 def _decoder(type_: HanaType) -> Reader:
     direct, convert = _converter(type_)
-    fixed: dict[int, Reader] = {code: _read_fixed(size, type_.scale) for code, size in _FIXED_SIZES.items()}
+    fixed: dict[int, Reader] = {code: _read_fixed(size, type_.scale) for code, size in decimals.FIXED_SIZES.items()}
     readers = _READERS | fixed
     straight = {code: reader for code, reader in readers.items() if code in direct}
 
@@ -272,9 +284,14 @@ class ParameterDecoder:
         self._decoders = [_decoder(type_) for type_ in self._types]
 
     def rows(self, data: bytes, count: int) -> list[ParameterRow]:
-        """`count` rows in order. Raises ProtocolError for missing or left-over bytes, HanaError for bad values."""
-        if not self._decoders and count != 1:
-            raise ProtocolError(f"{count} parameter rows for a statement without parameters")
+        """Return `count` rows in order. Raises ProtocolError for missing or left-over bytes, HanaError for bad values.
+
+        A statement without parameters runs once, whether the part counts no row or one.
+        """
+        if not self._decoders:
+            if count not in (0, 1):
+                raise ProtocolError(f"{count} parameter rows for a statement without parameters")
+            count = 1
         rows: list[ParameterRow] = []
         position = 0
         try:

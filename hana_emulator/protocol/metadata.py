@@ -6,8 +6,8 @@ import struct
 from collections.abc import Sequence
 
 from hana_emulator import cesu8
-from hana_emulator.protocol.codes import PartKind
-from hana_emulator.protocol.decimals import FLOATING_SCALE, LONGEST_MANTISSA, fixed_scale
+from hana_emulator.protocol.codes import DataFormat, FirstFormatCode, PartKind
+from hana_emulator.protocol.decimals import FLOATING_SCALE, fixed_scale
 from hana_emulator.protocol.packet import Part
 from hana_emulator.types import MAX_LENGTH, Column, HanaType, Parameter, TypeCode
 
@@ -21,15 +21,35 @@ _ON_THE_WIRE = {
     TypeCode.ALPHANUM: TypeCode.NVARCHAR,
     TypeCode.SHORTTEXT: TypeCode.NVARCHAR,
     TypeCode.TEXT: TypeCode.NCLOB,
+    TypeCode.CHAR: TypeCode.NCHAR,
+    TypeCode.VARCHAR: TypeCode.NVARCHAR,
+    TypeCode.CLOB: TypeCode.NCLOB,
 }
-"""Types whose own wire forms differ between protocol versions are announced as the plain type they hold."""
+"""Types whose own wire forms differ between protocol versions are announced as the plain type they hold.
+
+The last three are Unicode in HANA Cloud, and clients decode CESU-8 in the N types only. Source: go-hdb,
+`driver/internal/types/types.go`, "since hdb version 4: char equals nchar".
+"""
+_FIRST_FORMAT = {
+    TypeCode.DATE: FirstFormatCode.DATE,
+    TypeCode.TIME: FirstFormatCode.TIME,
+    TypeCode.SECONDDATE: FirstFormatCode.TIMESTAMP,
+    TypeCode.TIMESTAMP: FirstFormatCode.TIMESTAMP,
+}
+_FIXED = ((18, TypeCode.FIXED8), (28, TypeCode.FIXED12), (38, TypeCode.FIXED16))
+"""Greatest precision of each. Source: go-hdb, `driver/columntype_test.go`."""
 
 
-def wire_code(type_: HanaType) -> TypeCode:
-    """The type code that announces and encodes values of `type_`."""
-    if type_.code is TypeCode.DECIMAL and type_.length > LONGEST_MANTISSA and fixed_scale(type_) is not None:
-        return TypeCode.FIXED16
-    return _ON_THE_WIRE.get(type_.code, type_.code)
+def wire_code(type_: HanaType, data_format: int = DataFormat.LATEST) -> int:
+    """Return the type code that announces and encodes values of `type_` for a client of that data format."""
+    code = type_.code
+    if code is TypeCode.DECIMAL and data_format >= DataFormat.FIXED and fixed_scale(type_) is not None:
+        return next(fixed for precision, fixed in _FIXED if type_.length <= precision)
+    if code is TypeCode.BOOLEAN and data_format < DataFormat.BOOLEAN:
+        return TypeCode.TINYINT
+    if code in _FIRST_FORMAT and data_format < DataFormat.DATES:
+        return _FIRST_FORMAT[code]
+    return _ON_THE_WIRE.get(code, code)
 
 
 def _wire_scale(type_: HanaType) -> int:
@@ -62,12 +82,12 @@ class _NamePool:
         return b"".join(self._pieces)
 
 
-def result_metadata(columns: Sequence[Column]) -> Part:
+def result_metadata(columns: Sequence[Column], data_format: int = DataFormat.LATEST) -> Part:
     pool = _NamePool()
     entries = [
         _COLUMN.pack(
             _nullability(column.nullable),
-            wire_code(column.type),
+            wire_code(column.type, data_format),
             _wire_scale(column.type),
             min(column.type.length, MAX_LENGTH),
             pool.offset(column.table),
@@ -80,12 +100,12 @@ def result_metadata(columns: Sequence[Column]) -> Part:
     return Part(PartKind.RESULTSETMETADATA, b"".join(entries) + pool.data(), len(columns))
 
 
-def parameter_metadata(parameters: Sequence[Parameter]) -> Part:
+def parameter_metadata(parameters: Sequence[Parameter], data_format: int = DataFormat.LATEST) -> Part:
     pool = _NamePool()
     entries = [
         _PARAMETER.pack(
             _nullability(parameter.nullable),
-            wire_code(parameter.type),
+            wire_code(parameter.type, data_format),
             _MODE_IN,
             pool.offset(parameter.name),
             min(parameter.type.length, MAX_LENGTH),

@@ -10,7 +10,8 @@ from typing import Any
 from hana_emulator import cesu8
 from hana_emulator.errors import HanaError
 from hana_emulator.protocol import decimals, temporal
-from hana_emulator.protocol.codes import LobOption
+from hana_emulator.protocol.codes import DataFormat, FirstFormatCode, LobOption
+from hana_emulator.protocol.decimals import FIXED_SIZES
 from hana_emulator.protocol.lobs import INLINE, LobStore, LobValue
 from hana_emulator.protocol.metadata import wire_code
 from hana_emulator.seam import StorageRow
@@ -75,23 +76,28 @@ def _decimal(value: Any) -> bytes:
     return decimals.NULL_DECIMAL if value is None else decimals.encode(value)
 
 
-def _fixed16(scale: int) -> FieldEncoder:
+def _fixed(size: int, scale: int) -> FieldEncoder:
     def encode(value: Any) -> bytes:
         if value is None:
             return _NULL_FLAG
-        return b"\x01" + decimals.to_fixed(value, scale).to_bytes(16, "little", signed=True)
+        return b"\x01" + decimals.to_fixed(value, scale).to_bytes(size, "little", signed=True)
 
     return encode
 
 
-_LOB_KIND = {TypeCode.BLOB: 1, TypeCode.CLOB: 2, TypeCode.NCLOB: 3}
+def _first_format(pack: Callable[[str], bytes], size: int) -> FieldEncoder:
+    absent = bytes(size)
+    return lambda value: absent if value is None else pack(value)
+
+
+_LOB_KIND = {TypeCode.BLOB: 1, TypeCode.NCLOB: 3}
 _pack_lob = struct.Struct("<BB2xqq8si").pack
 _NO_LOCATOR = bytes(8)
 _WHOLE = LobOption.DATA | LobOption.LAST
 
 
-def _lob(code: TypeCode, store: LobStore) -> FieldEncoder:
-    kind = _LOB_KIND[code]
+def _lob(code: int, store: LobStore) -> FieldEncoder:
+    kind = _LOB_KIND[TypeCode(code)]
     null = bytes([kind, LobOption.NULL])
 
     def whole(units: int, data: bytes) -> bytes:
@@ -117,10 +123,10 @@ def _lob(code: TypeCode, store: LobStore) -> FieldEncoder:
         size = len(value)
         return whole(size, value) if size <= INLINE else partial(LobValue(value, False), size, size)
 
-    return binary if code is TypeCode.BLOB else characters
+    return binary if code == TypeCode.BLOB else characters
 
 
-_ENCODERS: dict[TypeCode, FieldEncoder] = {
+_ENCODERS: dict[int, FieldEncoder] = {
     TypeCode.TINYINT: _integer("<BB"),
     TypeCode.SMALLINT: _integer("<Bh"),
     TypeCode.INTEGER: _integer("<Bi"),
@@ -133,23 +139,26 @@ _ENCODERS: dict[TypeCode, FieldEncoder] = {
     TypeCode.TIME: _temporal("<i", temporal.NULL_TIME, temporal.time_number),
     TypeCode.SECONDDATE: _temporal("<q", temporal.NULL_SECONDDATE, temporal.seconddate_number),
     TypeCode.TIMESTAMP: _temporal("<q", temporal.NULL_TIMESTAMP, temporal.timestamp_number),
-    **dict.fromkeys((TypeCode.CHAR, TypeCode.VARCHAR, TypeCode.NCHAR, TypeCode.NVARCHAR, TypeCode.STRING), _text),
+    FirstFormatCode.DATE: _first_format(temporal.first_format_date, temporal.FIRST_FORMAT_SIZE),
+    FirstFormatCode.TIME: _first_format(temporal.first_format_time, temporal.FIRST_FORMAT_SIZE),
+    FirstFormatCode.TIMESTAMP: _first_format(temporal.first_format_timestamp, 2 * temporal.FIRST_FORMAT_SIZE),
+    **dict.fromkeys((TypeCode.NCHAR, TypeCode.NVARCHAR, TypeCode.STRING), _text),
     **dict.fromkeys((TypeCode.BINARY, TypeCode.VARBINARY, TypeCode.REAL_VECTOR, TypeCode.HALF_VECTOR), _binary),
 }
 
 
-def field_encoder(type_: HanaType, store: LobStore) -> FieldEncoder:
-    code = wire_code(type_)
+def field_encoder(type_: HanaType, store: LobStore, data_format: int = DataFormat.LATEST) -> FieldEncoder:
+    code = wire_code(type_, data_format)
     if code in LOBS:
         return _lob(code, store)
-    if code is TypeCode.FIXED16:
-        return _fixed16(type_.scale)
+    if code in FIXED_SIZES:
+        return _fixed(FIXED_SIZES[code], type_.scale)
     return _ENCODERS[code]
 
 
-def row_encoder(columns: Sequence[Column], store: LobStore) -> RowEncoder:
+def row_encoder(columns: Sequence[Column], store: LobStore, data_format: int = DataFormat.LATEST) -> RowEncoder:
     """Raises HanaError 2048 for a value that is not what its column was declared as: the SQL side typed it wrongly."""
-    encoders = [field_encoder(column.type, store) for column in columns]
+    encoders = [field_encoder(column.type, store, data_format) for column in columns]
 
     def encode(row: StorageRow) -> bytes:
         try:
@@ -174,9 +183,15 @@ def _mistyped(columns: Sequence[Column], encoders: Sequence[FieldEncoder], row: 
 class ResultSet:
     """An open cursor: encodes the next page of rows on demand."""
 
-    def __init__(self, rows: Iterator[StorageRow], columns: Sequence[Column], store: LobStore) -> None:
+    def __init__(
+        self,
+        rows: Iterator[StorageRow],
+        columns: Sequence[Column],
+        store: LobStore,
+        data_format: int = DataFormat.LATEST,
+    ) -> None:
         self._rows = rows
-        self._encode = row_encoder(columns, store)
+        self._encode = row_encoder(columns, store, data_format)
         self._store = store
         self._waiting: tuple[StorageRow, ...] = ()
         self.exhausted = False

@@ -17,11 +17,24 @@ _LEVEL_ERROR = 1
 _SQL_STATES = {301: b"23000", 287: b"23000", 131: b"40001", 133: b"40001", 10: b"28000", 257: b"42000"}
 _GENERAL_STATE = b"HY000"
 _ALIGNMENT = 8
-FIRST_PAGE = 32_767
+_COUNT_SIZE = 4
+FIRST_PAGE = 32
+"""Rows in the reply that opens a result set, as HANA sends them."""
+NEXT_PAGE = 32_767
+"""Rows in a reply to FETCHNEXT for a client that names no number."""
 
 
 def rows_affected(counts: Sequence[int]) -> Part:
     return Part(PartKind.ROWSAFFECTED, struct.pack(f"<{len(counts)}i", *counts), len(counts))
+
+
+def counts_of_last_row(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return the ROWSAFFECTED part of `parts`, if there is one, without the counts of all rows but the last."""
+    return tuple(
+        Part(part.kind, part.data[-_COUNT_SIZE:], min(part.count, 1))
+        for part in parts
+        if part.kind == PartKind.ROWSAFFECTED
+    )
 
 
 def transaction_flags(*flags: TransactionFlag) -> Part:
@@ -30,10 +43,21 @@ def transaction_flags(*flags: TransactionFlag) -> Part:
 
 def error_reply(error: HanaError) -> Reply:
     """After a rollback by the server (131, 133, 139, a full disk) the reply says so."""
-    parts = [Part(PartKind.ERROR, _entry(error))]
+    parts = [Part(PartKind.ERROR, _entries([error]))]
     if error.rolls_back:
         parts.append(transaction_flags(TransactionFlag.ROLLED_BACK))
     return Reply(0, tuple(parts), error=True)
+
+
+def _entries(errors: Sequence[HanaError]) -> bytes:
+    """The data of an ERROR part. HANA ends a single error with one more byte and aligns several to eight bytes each.
+
+    Source: go-hdb, `driver/internal/protocol/error.go`, which waits for that byte.
+    """
+    entries = [_entry(error) for error in errors]
+    if len(entries) == 1:
+        return entries[0] + b"\0"
+    return b"".join(entry + bytes(-len(entry) % _ALIGNMENT) for entry in entries)
 
 
 def _entry(error: HanaError) -> bytes:
@@ -43,11 +67,9 @@ def _entry(error: HanaError) -> bytes:
 
 
 def batch_error_reply(errors: Sequence[HanaError], counts: Sequence[int], flags: Part) -> Reply:
-    """One error for each count of `seam.FAILED`, in the same order: so clients find the rows. Entries begin at
-    multiples of eight bytes."""
-    entries = [_entry(error) for error in errors]
-    data = b"".join(entry + bytes(-len(entry) % _ALIGNMENT) for entry in entries)
-    return Reply(0, (Part(PartKind.ERROR, data, len(entries)), rows_affected(counts), flags), error=True)
+    """One error for each count of `seam.FAILED`, in the same order: so clients find the rows."""
+    part = Part(PartKind.ERROR, _entries(errors), len(errors))
+    return Reply(0, (part, rows_affected(counts), flags), error=True)
 
 
 def result_page(results: ResultSet, max_rows: int, *, first: bool) -> Part:

@@ -6,7 +6,8 @@ days between a day's number and Python's (proleptic Gregorian) ordinal from then
 
 from __future__ import annotations
 
-from datetime import date
+import struct
+from datetime import date, time
 from functools import lru_cache
 
 NULL_DATE = 3_652_062
@@ -22,6 +23,12 @@ _BEFORE_MARCH = 306
 _DAY = 86_400
 _TICKS = 10_000_000
 """100 ns steps per second."""
+FIRST_FORMAT_SIZE = 4
+"""Bytes of a DATE and of a TIME of the first data format; a TIMESTAMP is both."""
+_FIRST_FORMAT_DATE = struct.Struct("<HBB")
+_FIRST_FORMAT_TIME = struct.Struct("<BBH")
+_YEAR_SET, _HOUR_SET = 0x8000, 0x80
+"""Flags of a value that is not NULL."""
 
 
 @lru_cache(maxsize=65_536)
@@ -89,6 +96,40 @@ def timestamp_number(text: str) -> int:
     """'YYYY-MM-DD HH:MM:SS[.fffffff]' -> LONGDATE."""
     fraction = int(text[20:27].ljust(7, "0")) if len(text) > 20 else 0
     return (seconddate_number(text[:19]) - 1) * _TICKS + fraction + 1
+
+
+def first_format_date(text: str) -> bytes:
+    """'YYYY-MM-DD' -> DATE of the first data format: year with a flag, month from 0, day."""
+    return _FIRST_FORMAT_DATE.pack(int(text[:4]) | _YEAR_SET, int(text[5:7]) - 1, int(text[8:10]))
+
+
+def first_format_time(text: str) -> bytes:
+    """'HH:MM:SS[.fffffff]' -> TIME of the first data format: hour with a flag, minute, milliseconds."""
+    milliseconds = int(text[6:8]) * 1000 + (int(text[9:12]) if len(text) > 8 else 0)
+    return _FIRST_FORMAT_TIME.pack(int(text[:2]) | _HOUR_SET, int(text[3:5]), milliseconds)
+
+
+def first_format_timestamp(text: str) -> bytes:
+    return first_format_date(text[:10]) + first_format_time(text[11:])
+
+
+def first_format_date_text(data: bytes, position: int) -> str | None:
+    """None for NULL, whose year lacks the flag."""
+    year, month, day = _FIRST_FORMAT_DATE.unpack_from(data, position)
+    return date(year & ~_YEAR_SET, month + 1, day).isoformat() if year & _YEAR_SET else None
+
+
+def first_format_time_text(data: bytes, position: int) -> str | None:
+    hour, minute, milliseconds = _FIRST_FORMAT_TIME.unpack_from(data, position)
+    if not hour & _HOUR_SET:
+        return None
+    clock = time(hour & ~_HOUR_SET, minute, milliseconds // 1000, milliseconds % 1000 * 1000)
+    return clock.isoformat("milliseconds" if clock.microsecond else "seconds")
+
+
+def first_format_timestamp_text(data: bytes, position: int) -> str | None:
+    day, clock = first_format_date_text(data, position), first_format_time_text(data, position + FIRST_FORMAT_SIZE)
+    return f"{day} {clock or '00:00:00'}" if day else None
 
 
 def timestamp_text(number: int) -> str:

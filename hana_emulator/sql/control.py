@@ -28,6 +28,7 @@ class Controlled(Protocol):
     def release(self, name: str) -> None: ...
     def lock(self, table: Name, *, nowait: bool) -> None: ...
     def set_isolation(self, level: str) -> None: ...
+    def set_read_only(self, read_only: bool) -> None: ...
     def set_lock_timeout(self, seconds: float) -> None: ...
     def cancel_session(self, connection_id: int) -> None: ...
     def reset_connect_attempts(self, user: str) -> None: ...
@@ -95,6 +96,13 @@ def _set_isolation(reader: TokenReader) -> Control:
     return lambda session: session.set_isolation(level)
 
 
+def _set_access_mode(reader: TokenReader) -> Control:
+    read_only = reader.take("ONLY")
+    if not read_only:
+        reader.expect("WRITE")
+    return lambda session: session.set_read_only(read_only)
+
+
 def _set_variable(reader: TokenReader) -> Control:
     name = reader.string()
     reader.expect("=")
@@ -136,6 +144,7 @@ _PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Control]] = {
     ("SET", "SCHEMA"): _set_schema,
     ("SET", "TRANSACTION", "ISOLATION", "LEVEL"): _set_isolation,
     ("SET", "TRANSACTION", "LOCK", "WAIT", "TIMEOUT"): _set_lock_timeout,
+    ("SET", "TRANSACTION", "READ"): _set_access_mode,
     ("SET",): _set_variable,
     ("UNSET",): _unset_variable,
     ("LOCK", "TABLE"): _lock_table,

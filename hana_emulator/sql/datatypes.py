@@ -65,6 +65,8 @@ _ALIASES = {
     "NUMERIC": "DECIMAL",
     "CHARACTER": "CHAR",
     "LONGDATE": "TIMESTAMP",
+    "DAYDATE": "DATE",
+    "SECONDTIME": "TIME",
     "DATETIME": "TIMESTAMP",
 }
 """DATETIME is what sqlalchemy-hana writes for its DateTime, and reads back with a fraction of seconds."""

@@ -24,6 +24,7 @@ _LONGEST_QUOTED = 40
 _STUMBLES = (TypeError, AttributeError, ValueError, LookupError)
 """What sqlglot's parser raises here and there at text that is no SQL."""
 PARAMETER_PREFIX = "P__"
+_PARAMETER_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 _CLOCK_TOKENS = {
     TokenType.CURRENT_DATE,
     TokenType.CURRENT_DATETIME,
@@ -115,12 +116,14 @@ def tokenize(sql: str, *, semicolons: bool = False) -> list[Token]:
         found = Hana.get_or_raise(Hana).tokenize(sql)
     except TokenError as error:
         raise syntax_error(f"cannot read the statement: {_unreadable(str(error))}") from None
-    return [
-        part
-        for token in found
-        if semicolons or token.token_type is not TokenType.SEMICOLON
-        for part in _single_words(token, sql)
-    ]
+    return _with_numbered_parameters(
+        [
+            part
+            for token in found
+            if semicolons or token.token_type is not TokenType.SEMICOLON
+            for part in _single_words(token, sql)
+        ]
+    )
 
 
 def _unreadable(message: str) -> str:
@@ -141,8 +144,44 @@ def _single_words(token: Token, sql: str) -> list[Token]:
     ]
 
 
+def _with_numbered_parameters(found: list[Token]) -> list[Token]:
+    """`:1` as one token; sqlglot makes a colon and a number of it."""
+    tokens: list[Token] = []
+    for token in found:
+        before = tokens[-1] if tokens else None
+        if before is not None and before.token_type is TokenType.COLON and _is_number_behind(before, token):
+            tokens[-1] = Token(TokenType.PLACEHOLDER, f":{token.text}", token.line, token.col, before.start, token.end)
+        else:
+            tokens.append(token)
+    return tokens
+
+
+def _is_number_behind(colon: Token, token: Token) -> bool:
+    return (
+        token.token_type is TokenType.NUMBER
+        and token.start == colon.end + 1
+        and _PARAMETER_NUMBER.fullmatch(token.text) is not None
+    )
+
+
 def is_parameter(token: Token) -> bool:
+    """`?` or `:1`."""
     return token.token_type is TokenType.PLACEHOLDER
+
+
+def parameter_numbers(tokens: list[Token]) -> set[int]:
+    """The k-th `?` has number k, `:n` has n: the same number twice is one parameter, and numbers may be left out.
+
+    Source: go-hdb, `driver/driver_test.go`, "positional args" and "mixed args".
+    """
+    found = [token.text for token in tokens if is_parameter(token)]
+    numbered = {int(text[1:]) for text in found if text != "?"}
+    return numbered | set(range(1, found.count("?") + 1))
+
+
+def numbered_parameter(token: Token, number: int) -> str:
+    """The parameter as sqlglot is to read it: its own number, or `number` for a `?`."""
+    return f":{PARAMETER_PREFIX}{token.text[1:] or number} "
 
 
 def number_parameters(sql: str, found: list[Token]) -> str:
@@ -150,8 +189,8 @@ def number_parameters(sql: str, found: list[Token]) -> str:
     pieces, position, number = [], 0, 0
     for token in found:
         if is_parameter(token):
-            number += 1
-            pieces += [sql[position : token.start], f":{PARAMETER_PREFIX}{number} "]
+            number += token.text == "?"
+            pieces += [sql[position : token.start], numbered_parameter(token, number)]
             position = token.end + 1
     return "".join([*pieces, sql[position : _end_without_hint(sql, found)]])
 

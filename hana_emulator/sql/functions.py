@@ -6,6 +6,7 @@ functions, so the last HanaError is kept in `Context.error` for the caller to ra
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -76,6 +77,8 @@ def _define_sessions() -> None:
 
 
 _define_sessions()
+SESSION_VARIABLES = "owl_session_variables"
+"""SQLite function: the session's variables as a JSON object."""
 
 
 # ------------------------------------------------------------------------------------------------------- registration
@@ -89,6 +92,7 @@ def register(connection: sqlite3.Connection, context: Context) -> None:
     for name, read in _SESSION.items():
         connection.create_function(name, 0, _guarded(_reading(read, context), context))
     connection.create_function("hana_session_context", 1, context.session_variables.get)
+    connection.create_function(SESSION_VARIABLES, 0, lambda: json.dumps(context.session_variables))
 
 
 def _reading(read: Callable[[Context], Any], context: Context) -> Callable[[], Any]:

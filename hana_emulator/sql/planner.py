@@ -60,6 +60,8 @@ def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
     tokens = dialect.tokenize(sql)
     if not tokens:
         raise syntax_error("the statement is empty")
+    if _is_call(tokens):
+        raise HanaError(7, "feature not supported: CALL is not supported; the emulator has no procedures")
     reader = TokenReader(sql, tokens)
     control = parse_control(reader)
     if control is not None:
@@ -77,6 +79,14 @@ def prepare(sql: str, catalog: Catalog, schema: str) -> Prepared:
     if reader.take("EXPLAIN", "PLAN"):
         return _explained(sql, reader, catalog, schema)
     return _Preparation(sql, tokens, Binding(catalog, schema, queries.bind_query)).run()
+
+
+def _is_call(tokens: list[Token]) -> bool:
+    """Also in the escape that drivers write: { ? = CALL ... }."""
+    words = [token.text.upper() for token in tokens[:4]]
+    if words[:1] == ["{"]:
+        del words[0]
+    return words[:1] == ["CALL"] or words[:3] == ["?", "=", "CALL"]
 
 
 def _touched_by_definition(reader: TokenReader, catalog: Catalog, schema: str) -> frozenset[Touch]:
@@ -124,7 +134,7 @@ class _Preparation:
 
     @property
     def parameter_count(self) -> int:
-        return sum(map(dialect.is_parameter, self.tokens))
+        return max(dialect.parameter_numbers(self.tokens), default=0)
 
     def run(self) -> Prepared:
         limits.check_parameters(self.parameter_count)
@@ -172,7 +182,7 @@ class _Preparation:
         return self._prepared(plan.function, plan, BoundQuery("", ()))
 
     def _prepared(self, function: FunctionCode, plan: Plan, query: BoundQuery) -> Prepared:
-        if self.binding.parameters.keys() != set(range(1, self.parameter_count + 1)):
+        if self.binding.parameters.keys() != dialect.parameter_numbers(self.tokens):
             raise syntax_error("a parameter stands where none is allowed")
         return Prepared(
             self.sql,
@@ -204,7 +214,7 @@ class _Preparation:
             raise syntax_error("UPSERT needs a table and values")
         tree = None
         if condition:
-            known = sum(map(dialect.is_parameter, kept))
+            known = sum(token.text == "?" for token in kept if dialect.is_parameter(token))
             tree = dialect.parse_condition(_numbered(self.sql, condition, condition[0].start, known))
         return writes.bind_upsert(self.binding, node, tree, by_key)
 
@@ -230,8 +240,8 @@ def _numbered(sql: str, tokens: list[Token], start: int, known: int) -> str:
     pieces, position = [], start
     for token in tokens:
         if dialect.is_parameter(token):
-            known += 1
-            pieces += [sql[position : token.start], f":{dialect.PARAMETER_PREFIX}{known} "]
+            known += token.text == "?"
+            pieces += [sql[position : token.start], dialect.numbered_parameter(token, known)]
             position = token.end + 1
     return "".join([*pieces, sql[position : tokens[-1].end + 1]])
 

@@ -18,7 +18,7 @@ from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locking import ResultRow, RowLocks
 from hana_emulator.sql.locks import Blocked
 from hana_emulator.sql.names import quoted as quoted_name
-from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Prepared, QueryPlan
+from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Plan, Prepared, QueryPlan
 from hana_emulator.sql.reader import Name
 from hana_emulator.sql.transaction import Transaction
 from hana_emulator.sql.workbench import Workbench
@@ -62,6 +62,7 @@ class Session:
         self._spare: list[sqlite3.Connection] = []
         self._running = False
         self._autocommit = False
+        self._read_only = False
         self._closed = False
         self._filled_temporary = False
         """Whether a global temporary table may have rows of this session."""
@@ -84,6 +85,7 @@ class Session:
             prepared = self._current(statement)
             self._check_parameters(prepared, rows)
             plan = prepared.plan
+            self._check_access_mode(plan)
             match plan:
                 case QueryPlan():
                     outcome = self._query(plan, rows[0], autocommit=autocommit)
@@ -183,6 +185,14 @@ class Session:
             raise HanaError(2, "general error: a statement runs for at least one row of parameters")
         if any(len(row) != len(prepared.parameters) for row in rows):
             raise HanaError(2, f"general error: the statement takes {len(prepared.parameters)} parameters")
+
+    def _check_access_mode(self, plan: Plan | None) -> None:
+        """Raises HanaError 7, a code chosen for want of a source, for a statement that a READ ONLY transaction forbids.
+        Source of the rule: SAP HANA SQL reference, SET TRANSACTION: "only read operations with SELECT"."""
+        if self._read_only and (isinstance(plan, WritePlan | DefinitionPlan) or getattr(plan, "locks", None)):
+            raise HanaError(
+                7, "feature not supported: writing in a READ ONLY transaction; SET TRANSACTION READ WRITE first"
+            )
 
     def _run(self, step: Step, row: StorageRow) -> sqlite3.Cursor:
         return self._connection.execute(step.sql, row if len(row) == step.parameters else row[: step.parameters])
@@ -438,6 +448,10 @@ class Session:
         """From the next transaction on."""
         self._writer.repeatable = level != READ_COMMITTED
         self.context.isolation_level = level
+
+    def set_read_only(self, read_only: bool) -> None:
+        """Until the next SET TRANSACTION: the access mode outlives the transaction, as the isolation level does."""
+        self._read_only = read_only
 
     def set_lock_timeout(self, seconds: float) -> None:
         self._writer.lock_timeout = seconds

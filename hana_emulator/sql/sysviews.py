@@ -6,6 +6,7 @@ import sqlite3
 
 from hana_emulator.sql import accountviews, schema_views
 from hana_emulator.sql.datatypes import CATALOGUE_NAMES, FLOATING_SCALE, nvarchar
+from hana_emulator.sql.functions import SESSION_VARIABLES
 from hana_emulator.sql.names import quoted_table
 from hana_emulator.sql.system_view import FLAG as _FLAG
 from hana_emulator.sql.system_view import NAME as _NAME
@@ -205,6 +206,15 @@ _VIEWS: dict[str, SystemView] = {
         VERSION=(nvarchar(64), f"'{VERSION}'"),
         CLOUD_VERSION=(nvarchar(64), f"'{CLOUD_VERSION}'"),
         USAGE=(nvarchar(32), "'DEVELOPMENT'"),
+    ),
+    "M_SESSION_CONTEXT": _view(
+        f"FROM json_each({SESSION_VARIABLES}()) v",
+        HOST=(_NAME, "'localhost'"),
+        PORT=(INTEGER, "0"),
+        CONNECTION_ID=(INTEGER, "hana_current_connection()"),
+        KEY=(_NAME, "v.key"),
+        VALUE=(nvarchar(512), "v.value"),
+        SECTION=(nvarchar(32), "'USER'"),
     ),
     "M_SYSTEM_OVERVIEW": _view(
         "FROM (SELECT 'System' AS section, 'Version' AS name, '" + VERSION + "' AS value"

@@ -9,7 +9,7 @@ from hana_emulator.errors import HanaError, not_supported
 from hana_emulator.sql.catalog import Constraint, TableColumn
 from hana_emulator.sql.names import encode
 from hana_emulator.sql.reader import Name, TokenReader
-from hana_emulator.types import INTEGERS
+from hana_emulator.types import INTEGERS, LOBS
 
 _COLUMN_OPTIONS = frozenset(
     {"NOT", "NULL", "DEFAULT", "PRIMARY", "UNIQUE", "GENERATED", "COMMENT", "REFERENCES", "CHECK", "CONSTRAINT"}
@@ -116,6 +116,8 @@ def _column(reader: TokenReader, draft: TableDraft) -> TableColumn:
 
 
 def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn | None:
+    if column.type.code in LOBS and reader.take("MEMORY", "THRESHOLD"):
+        return _without_memory_threshold(reader, column)
     if reader.take("NOT", "NULL"):
         draft.nullability[column.name] = False
         return replace(column, nullable=False)
@@ -129,6 +131,13 @@ def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) 
     if reader.take("GENERATED"):
         return _identity(reader, column, draft)
     return _column_constraint(reader, column, draft)
+
+
+def _without_memory_threshold(reader: TokenReader, column: TableColumn) -> TableColumn:
+    """Read the bytes up to which HANA keeps the LOB in memory, or NULL; nothing here depends on them."""
+    if not reader.take("NULL") and reader.number() < 0:
+        raise HanaError(306, "invalid argument: MEMORY THRESHOLD takes a number of bytes, 0 or more, or NULL")
+    return column
 
 
 def _column_constraint(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn | None:

@@ -92,6 +92,9 @@ class _Target:
     def value(self, scope: Scope, node: exp.Expr, column: TableColumn) -> str:
         """The SQLite text that gives `column` the value of `node`."""
         number = dialect.parameter_number(node)
+        if number in self.converters:  # :1 twice; its value comes converted for the first column
+            known = self.binding.parameters[number].type
+            return stored(Bound(f"?{number}", known, parameter=number, constant=True), column)
         if number is not None:
             self.binding.parameter(number, column.type, column.name)
             self.converters[number] = converter(column.type, column.name)

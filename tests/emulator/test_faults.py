@@ -195,7 +195,7 @@ def test_cancel_ends_a_delay(admin: Any, client: Any) -> None:
 
 def test_a_slow_reply_comes_whole(admin: Any, client: Any) -> None:
     admin.cursor().executemany("INSERT INTO T VALUES (?)", [(number,) for number in range(50)])
-    inject(admin, match="FROM T", action="slow", bytes=64, seconds=0.02)
+    inject(admin, match="FROM T", action="slow", bytes=16, seconds=0.02)
     started = time.monotonic()
     cursor = client.cursor()
     cursor.execute("SELECT A FROM T ORDER BY A")

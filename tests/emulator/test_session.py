@@ -44,7 +44,7 @@ def database() -> ScriptedDatabase:
     database = ScriptedDatabase()
     database.add(Statement("DDL", FunctionCode.DDL), lambda *_: Outcome())
     database.add(INSERT, lambda _c, rows: Outcome([1] * len(rows)))
-    for count in (0, 3, 100_000):
+    for count in (0, 3, 32, 33, 100_000):
         database.add(Statement(f"SELECT {count}", FunctionCode.SELECT, (), (N,)), lambda *_, n=count: number_rows(n))
     return database
 
@@ -197,6 +197,88 @@ def test_prepare_describes_and_execute_runs(client: WireClient, database: Script
     assert client.ask(13, (10, 1, statement_id), (32, 1, rows[:6])).flags() == set()
 
 
+def test_prepare_describes_that_there_are_no_parameters(client: WireClient) -> None:
+    """node-hdb fails at a reply without the part."""
+    _, answer = client.prepare("DDL")
+    assert (answer.kinds(), answer.count(47), answer.part(47)) == ([10, 47], 0, b"")
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_statement_without_parameters_takes_a_part_of_no_rows(
+    client: WireClient, database: ScriptedDatabase, rows: int
+) -> None:
+    statement_id, _ = client.prepare("DDL")
+    assert client.ask(13, (10, 1, statement_id), (32, rows, b"")).function_code == 1
+    assert database.connections[0].calls[-1] == ("execute", "DDL", [()], False)
+
+
+def test_a_batch_of_no_rows_does_not_end_the_connection(client: WireClient) -> None:
+    statement_id, _ = client.prepare("INSERT")
+    assert client.ask(13, (10, 1, statement_id), (32, 0, b"")).part(12) == b""
+    assert client.execute("SELECT 3").count(5) == 3
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_client_information_counts_pairs_or_texts(client: WireClient, database: ScriptedDatabase, count: int) -> None:
+    """hdbcli and go-hdb count the pairs, node-hdb the texts."""
+    part = (57, count, b"\x01A\x03one\x01B\xf6\x03\x00two")
+    assert client.ask(2, part, (3, 1, b"SELECT 3")).count(5) == 3
+    assert database.connections[0].calls[1:3] == [("variable", "A", "one"), ("variable", "B", "two")]
+
+
+@pytest.mark.parametrize(
+    ("count", "data"), [(1, b"\x01A"), (3, b"\x01A\x01b"), (1, b"\x01A\x05b"), (1, b"\x01A\x01\xff")]
+)
+def test_broken_client_information_closes_with_a_clean_error(client: WireClient, count: int, data: bytes) -> None:
+    assert client.ask(2, (57, count, data), (3, 1, b"SELECT 3")).error()[0] == 1033
+
+
+def test_the_first_page_has_32_rows(client: WireClient) -> None:
+    answer = client.execute("SELECT 33")
+    assert (answer.count(5), answer.attributes(5)) == (32, 2 | 4)
+    answer = client.ask(71, (13, 1, answer.part(13)))
+    assert (answer.count(5), answer.attributes(5)) == (1, 1 | 16)
+    answer = client.execute("SELECT 32")
+    assert (answer.count(5), answer.attributes(5)) == (32, 1 | 4 | 16)
+
+
+# --- what the connect options agree on
+
+DATES = (Column("T", HanaType(TypeCode.TIMESTAMP)), Column("D", HanaType(TypeCode.DECIMAL, 15, 5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "answered", "codes"),
+    [
+        ([(23, 1)], 1, [16, 5]),
+        ([(12, 4)], 4, [61, 5]),
+        ([(12, 1), (23, 8)], 8, [61, 81]),
+        ([(23, 99)], 10, [61, 81]),
+        ([], 10, [61, 81]),
+    ],
+)
+def test_results_have_the_data_format_of_the_client(
+    database: ScriptedDatabase, options: list[tuple[int, int]], answered: int, codes: list[int]
+) -> None:
+    row = ("2000-01-01 23:59:58.0000000", "1.00000")
+    database.add(Statement("DATES", FunctionCode.SELECT, (), DATES), lambda *_: Outcome(rows=iter([row])))
+    data = b"".join(struct.pack("<bbi", key, 3, value) for key, value in options)
+    with served(database) as client:
+        answer = client.login(options=(42, len(options), data))
+        assert struct.pack("<bbi", 23, 3, answered) in answer.part(42)
+        described, result = client.execute("DATES").part(48), client.execute("DATES").part(5)
+        assert [described[1], described[25]] == codes
+        assert len(result) == {16: 8, 61: 8}[codes[0]] + {5: 16, 81: 9}[codes[1]]
+        assert result.startswith(bytes.fromhex("d087 00 01 97 3b 90e2")) == (codes[0] == 16)
+
+
+def test_compression_and_features_are_refused_in_so_many_words(database: ScriptedDatabase) -> None:
+    """node-hdb takes its own flags (0x300) for agreed when the reply does not name the option."""
+    with served(database) as client:
+        answer = client.login(options=(42, 1, struct.pack("<bbi", 49, 3, 0x300)))
+        assert struct.pack("<bbi", 49, 3, 0) + struct.pack("<bbi", 53, 3, 0) in answer.part(42)
+
+
 def test_autocommit_is_a_property_of_the_request(client: WireClient, database: ScriptedDatabase) -> None:
     statement_id, _ = client.prepare("INSERT")
     answer = client.ask(13, (10, 1, statement_id), (32, 1, bytes.fromhex("03 01000000 9a")), commit=1)
@@ -206,7 +288,7 @@ def test_autocommit_is_a_property_of_the_request(client: WireClient, database: S
 
 def test_prepared_query_sends_its_metadata_once(client: WireClient) -> None:
     statement_id, answer = client.prepare("SELECT 3")
-    assert answer.kinds() == [10, 48]
+    assert (answer.kinds(), answer.count(47), answer.part(47)) == ([10, 47, 48], 0, b"")
     answer = client.ask(13, (10, 1, statement_id))
     assert answer.kinds() == [13, 5]
     assert answer.count(5) == 3
@@ -238,7 +320,7 @@ def test_error_segment(client: WireClient) -> None:
     answer = client.execute("nonsense")
     assert answer.kind == 5
     text = b"sql syntax error: unscripted"
-    assert answer.part(6) == struct.pack("<iiib5s", 257, 3, len(text), 1, b"42000") + text
+    assert answer.part(6) == struct.pack("<iiib5s", 257, 3, len(text), 1, b"42000") + text + b"\0"
     assert client.execute("SELECT 3").count(5) == 3
 
 
@@ -368,7 +450,7 @@ def test_a_long_lob_is_written_in_pieces_then_executed(client: WireClient, datab
     calls = database.connections[0].calls
     statement_id, _ = client.prepare("INSERT")
     answer = client.ask(13, (10, 1, statement_id), (32, 1, lob_row(b"abc\xc3", options=2)), commit=1)
-    assert answer.part(12) == struct.pack("<i", 1)
+    assert answer.part(12) == struct.pack("<i", -1)
     locator = answer.part(30)
     assert len(locator) == 8
     answer = client.ask(17, write(locator, b"\xa4de", last=False), commit=1)
@@ -381,10 +463,12 @@ def test_a_long_lob_is_written_in_pieces_then_executed(client: WireClient, datab
 
 
 def test_finished_rows_before_an_open_lob_run_together_with_it(client: WireClient, database: ScriptedDatabase) -> None:
+    """node-hdb strings the counts of both replies together: each row must be counted once."""
     statement_id, _ = client.prepare("INSERT")
     rows = lob_row(b"one", options=6) + lob_row(b"tw", options=2)
-    locator = client.ask(13, (10, 1, statement_id), (32, 2, rows)).part(30)
-    client.ask(17, write(locator, b"o", last=True))
+    first = client.ask(13, (10, 1, statement_id), (32, 2, rows))
+    last = client.ask(17, write(first.part(30), b"o", last=True))
+    assert first.part(12) + last.part(12) == struct.pack("<2i", 1, 1)
     assert database.connections[0].calls[-1][2] == [(1, "one"), (1, "two")]
 
 

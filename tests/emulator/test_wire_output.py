@@ -36,11 +36,14 @@ GOLDEN: list[tuple[HanaType, Storage, str]] = [
     (HanaType(T.BOOLEAN), 0, "00"),
     (HanaType(T.BOOLEAN), 1, "02"),
     (HanaType(T.BOOLEAN), None, "01"),
-    (HanaType(T.DECIMAL, 10, 2), "1.23", "7b" + "00" * 13 + "3c30"),
-    (HanaType(T.DECIMAL, 10, 2), "-1.23", "7b" + "00" * 13 + "3cb0"),
-    (HanaType(T.DECIMAL, 10, 0), "0", "00" * 14 + "4030"),
-    (HanaType(T.DECIMAL, 10, 2), None, "00" * 15 + "70"),
-    (HanaType(T.DECIMAL, 34), "9" * 34, "ffffffff638e8d37c087adbe09ed4130"),
+    (HanaType(T.DECIMAL, 10, 2), "1.23", "01 7b" + "00" * 7),
+    (HanaType(T.DECIMAL, 18, 2), "-1.23", "01 85" + "ff" * 7),
+    (HanaType(T.DECIMAL, 19, 2), "1.23", "01 7b" + "00" * 11),
+    (HanaType(T.DECIMAL, 28, 2), "-1.23", "01 85" + "ff" * 11),
+    (HanaType(T.DECIMAL, 29, 2), "1.23", "01 7b" + "00" * 15),
+    (HanaType(T.DECIMAL, 18, 0), "9" * 18, "01 ffff63a7b3b6e00d"),
+    (HanaType(T.DECIMAL, 10, 2), None, "00"),
+    (HanaType(T.DECIMAL), "1.23", "7b" + "00" * 13 + "3c30"),
     (HanaType(T.DECIMAL, 38, 2), "-1.00", "01 9c" + "ff" * 15),
     (HanaType(T.DECIMAL, 38, 2), None, "00"),
     (HanaType(T.NVARCHAR, 9), "", "00"),
@@ -68,7 +71,7 @@ GOLDEN: list[tuple[HanaType, Storage, str]] = [
     (HanaType(T.TIMESTAMP), "2000-01-01 00:00:00.0000012", _i64(630_824_544_000_000_013)),
     (HanaType(T.TIMESTAMP), None, _i64(3_155_380_704_000_000_001)),
     (HanaType(T.NCLOB), None, "03 01"),
-    (HanaType(T.CLOB), None, "02 01"),
+    (HanaType(T.CLOB), None, "03 01"),
     (HanaType(T.BLOB), None, "01 01"),
     (HanaType(T.TEXT), None, "03 01"),
     (
@@ -76,7 +79,7 @@ GOLDEN: list[tuple[HanaType, Storage, str]] = [
         "ä😀",
         "03 06 0000 0300000000000000 0800000000000000 0000000000000000 08000000 c3a4 eda0bd edb880",
     ),
-    (HanaType(T.CLOB), "", "02 06 0000 0000000000000000 0000000000000000 0000000000000000 00000000"),
+    (HanaType(T.CLOB), "", "03 06 0000 0000000000000000 0000000000000000 0000000000000000 00000000"),
     (HanaType(T.BLOB), b"\x00\x01", "01 06 0000 0200000000000000 0200000000000000 0000000000000000 02000000 0001"),
 ]
 
@@ -122,6 +125,45 @@ def test_a_mistyped_value_names_the_column_and_not_the_value(type_: HanaType, va
     assert "secret" not in error.value.text
 
 
+BEFORE_FIXED: list[tuple[int, HanaType, Storage, str]] = [
+    (7, HanaType(T.DECIMAL, 10, 2), "1.23", "7b" + "00" * 13 + "3c30"),
+    (7, HanaType(T.DECIMAL, 10, 2), "-1.23", "7b" + "00" * 13 + "3cb0"),
+    (7, HanaType(T.DECIMAL, 10, 0), "0", "00" * 14 + "4030"),
+    (7, HanaType(T.DECIMAL, 10, 2), None, "00" * 15 + "70"),
+    (7, HanaType(T.DECIMAL, 34), "9" * 34, "ffffffff638e8d37c087adbe09ed4130"),
+    (7, HanaType(T.BOOLEAN), 1, "02"),
+    (6, HanaType(T.BOOLEAN), 1, "01 01"),
+    (6, HanaType(T.BOOLEAN), None, "00"),
+    (3, HanaType(T.DATE), "2000-01-01", "0a240b00"),
+    (1, HanaType(T.DATE), "2000-02-29", "d087 01 1d"),
+    (1, HanaType(T.DATE), None, "00000000"),
+    (1, HanaType(T.TIME), "23:59:58", "97 3b 90e2"),
+    (1, HanaType(T.TIME), None, "00000000"),
+    (1, HanaType(T.TIMESTAMP), "2000-01-01 23:59:58.1230000", "d087 00 01 97 3b 0be3"),
+    (1, HanaType(T.SECONDDATE), "2000-01-01 23:59:58", "d087 00 01 97 3b 90e2"),
+    (1, HanaType(T.TIMESTAMP), None, "0000000000000000"),
+]
+
+
+@pytest.mark.parametrize(("data_format", "type_", "value", "expected"), BEFORE_FIXED)
+def test_a_client_gets_the_types_of_its_data_format(
+    data_format: int, type_: HanaType, value: Storage, expected: str
+) -> None:
+    assert field_encoder(type_, LobStore(), data_format)(value) == bytes.fromhex(expected)
+
+
+@pytest.mark.parametrize(
+    ("data_format", "codes"), [(1, [16, 16, 14, 15, 1, 5]), (4, [61, 62, 63, 64, 1, 5]), (8, [61, 62, 63, 64, 28, 81])]
+)
+def test_metadata_announces_the_types_of_the_data_format(data_format: int, codes: list[int]) -> None:
+    names = (T.TIMESTAMP, T.SECONDDATE, T.DATE, T.TIME, T.BOOLEAN)
+    types = [*map(HanaType, names), HanaType(T.DECIMAL, 15, 5)]
+    columns = metadata.result_metadata([Column("", one) for one in types], data_format).data
+    parameters = metadata.parameter_metadata([Parameter(one) for one in types], data_format).data
+    assert [columns[24 * n + 1] for n in range(6)] == codes
+    assert [parameters[16 * n + 1] for n in range(6)] == codes
+
+
 def test_a_row_of_wrong_width_is_an_error() -> None:
     with pytest.raises(HanaError, match="2 values for 1 columns"):
         row_encoder([Column("A", HanaType(T.INTEGER))], LobStore())((1, 2))
@@ -138,7 +180,7 @@ def test_result_metadata_bytes() -> None:
     assert part.data == bytes.fromhex(
         "01 04 0000 1300 0000 00000000 02000000 04000000 04000000"
         "02 0b 0000 ff7f 0000 00000000 02000000 07000000 07000000"
-        "02 05 0200 0a00 0000 ffffffff ffffffff 09000000 09000000"
+        "02 51 0200 0a00 0000 ffffffff ffffffff 09000000 09000000"
         "01 54  01 53  02 4944  01 58  02 c384"
     )
 

@@ -159,6 +159,7 @@ class WireClient:
         user: str = USER,
         password: str = PASSWORD,
         methods: Sequence[bytes] = (b"SCRAMPBKDF2SHA256", b"SCRAMSHA256"),
+        options: tuple[int, int, bytes] = (42, 0, b""),
     ) -> Answer:
         """Handshake and login; leaves the server's proof to the caller, in the answer."""
         self.handshake()
@@ -172,7 +173,7 @@ class WireClient:
         salt, nonce, *rest = split_fields(inner)
         salted = proof.salted(salt, int.from_bytes(rest[0], "big") if rest else None)
         client_proof = fields(proof.client(salted, salt, nonce))
-        answer = self.ask(66, (33, 1, fields(user.encode(), method, client_proof)), (42, 0, b""))
+        answer = self.ask(66, (33, 1, fields(user.encode(), method, client_proof)), options)
         self.session_id = answer.session_id
         self.expected_server_proof = proof.server(salted, salt, nonce)
         return answer

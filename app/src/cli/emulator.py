@@ -37,6 +37,10 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
     ctx: typer.Context,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 0,
     data: Annotated[Path | None, typer.Option(help="Folder that keeps the data; default: none is kept.")] = None,
+    schema: Annotated[
+        str,
+        typer.Option(help="Schema the user owns and starts in. SQLAlchemy reflects the one of the user's name, OWL."),
+    ] = "SAPDEMO",
     sample: Annotated[bool, typer.Option("--sample", help="Load the SAP-like sample tables.")] = False,
     tls: Annotated[bool, typer.Option("--tls", help="Speak TLS; the first line names the PEM to trust.")] = False,
     tls_host: Annotated[str | None, typer.Option(help="TLS for another host name.", hidden=True)] = None,
@@ -52,7 +56,7 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
                 f"options of the prompt come after its name: owl-sap emulator {ctx.invoked_subcommand} ..."
             )
         return
-    command = [sys.executable, "-m", "hana_emulator", "--port", str(port)]
+    command = [sys.executable, "-m", "hana_emulator", "--port", str(port), "--schema", schema]
     command += ["--data", str(data)] if data is not None else []
     command += ["--sample"] if sample else []
     command += ["--tls"] if tls else []
