@@ -84,7 +84,7 @@ class Soak:
     slowness: float = 1.0
     """Elapsed time by CPU time of a thread that computes: what else the machine does."""
     _versions: dict[int, int] = field(default_factory=dict)
-    """What was committed, by number."""
+    """The newest version of every row that ever was, by number."""
     _seen: dict[int, int] = field(default_factory=dict)
     """The newest version that any search has returned, by number."""
     _over: threading.Event = field(default_factory=threading.Event)
@@ -185,13 +185,13 @@ class Soak:
 
     def _write_rows(self) -> None:
         """Rows with odd numbers change or go; others come, above all that were there at first."""
-        chance, next_number = random.Random(1), self.scene.rows + 1
+        chance, next_number = random.Random(1), self.scene.rows | 1
+        there = [number for number in self._versions if number % 2]
         connection = self.scene.emulator.connect(currentSchema=self.scene.schema)
         with closing(connection):
             cursor = connection.cursor()
             while not self._over.wait(WRITE_SECONDS):
-                odd = [number for number in self._versions if number % 2]
-                *changed, deleted = chance.sample(odd, CHANGED + 1)
+                *changed, deleted = chance.sample(there, CHANGED + 1)
                 for number in changed:
                     self._versions[number] += 1  # before the commit: a search may see it at once
                     text = text_of(number, self._versions[number])
@@ -200,8 +200,7 @@ class Soak:
                 cursor.execute('INSERT INTO "ROWS" VALUES (?, ?, ?)', (next_number, text_of(next_number), "G0"))
                 cursor.execute('DELETE FROM "ROWS" WHERE "K" = ?', (deleted,))
                 connection.commit()
-                del self._versions[deleted]
-                self._seen.pop(deleted, None)
+                there[there.index(deleted)] = next_number
                 next_number += 2
                 self.rows_written += CHANGED + 2
 

@@ -40,8 +40,11 @@ def scene(request: pytest.FixtureRequest, emulator: Emulator, hana_schema: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 240)
 @pytest.mark.covers("serve")
 def test_searches_beside_writes_stay_right_and_quick_and_memory_flat(scene: Scene) -> None:
     soak = Soak(scene, SECONDS, idle_seconds=10)
     soak.run()
     print(json.dumps({"store": scene.kind, "seconds": SECONDS, **soak.figures()}))
+    print([(s.rows, s.service >> 20, s.emulator >> 20) for s in soak.samples[:: max(1, len(soak.samples) // 40)]])
+    assert soak.wrong == []
