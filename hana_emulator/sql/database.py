@@ -69,7 +69,7 @@ _PRAGMAS = (
     "PRAGMA recursive_triggers = ON",  # a foreign key of a table to itself cascades as any other
     "PRAGMA case_sensitive_like = ON",
     "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -65536",
+    "PRAGMA cache_size = -8192",  # KiB, for each of the connections: a session has one or more
     "PRAGMA mmap_size = 268435456",
 )
 
