@@ -1,5 +1,5 @@
-"""Contents computed from the rows of a column, kept for all sessions. For another version of the table only the rows that
-changed are read.
+"""Contents computed from the rows of a column, kept for all sessions. For another version of the table only the rows
+that changed are read.
 
 A session gets what its own snapshot holds, whether that is newer or older than what is kept.
 """

@@ -66,7 +66,7 @@ def growth(samples: list[tuple[int, int]]) -> float:
     rows, resident = zip(*samples, strict=True)
     written = statistics.median(rows[-third:]) - statistics.median(rows[:third])
     more = statistics.median(resident[-third:]) - statistics.median(resident[:third])
-    return more / 2**20 / (written / 1000)
+    return float(more / 2**20 / (written / 1000))
 
 
 @dataclass
