@@ -26,7 +26,7 @@ ROWS = 3000
 P50_SECONDS = 0.1
 MOST_TIMES_IDLE = 4
 """The median search beside writes, by one without."""
-SERVICE_MB, EMULATOR_MB = (15, 5) if LONG else (40, 40)
+SERVICE_MB, EMULATOR_MB = (8, 5) if LONG else (40, 40)
 """Growth after warm-up for each 1,000 rows written. A short run is still warming up: the caches of search texts and of
 SQLite's pages fill."""
 
