@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from app.src.core.backends.compute_thread import give_back
 from app.src.jobs import Job, JobOptions, Jobs, Kind, Limits, Patience, Run, StateUnusable, Unaccountable
 from app.src.scheduling import Scheduler
 from app.src.settings import Settings
@@ -148,7 +149,12 @@ class Background:
 
     def _work(self, run: Run) -> Mapping[str, Any]:
         """Raises Unaccountable for a report that does not add up: such a job has not succeeded, whatever it says."""
-        result = self._works[run.job.kind](run)
+        try:
+            result = self._works[run.job.kind](run)
+        finally:
+            # A job's threads are new ones each time, so its memory comes from any of glibc's heaps, and each would keep
+            # the most that a job ever took from it.
+            give_back()
         total, fates = _SUMS.get(run.job.kind, ("", ()))
         if fates and not result.get("stopped"):
             accounted = sum(result[fate] for fate in fates)

@@ -128,6 +128,11 @@ class Relation:
         return self.temporary is not None and self.temporary.scope == GLOBAL
 
     @property
+    def hides_rowid(self) -> bool:
+        """Whether a column takes the name by which SQLite would give the rowid."""
+        return any(column.name == "_ROWID_" for column in self.columns)
+
+    @property
     def next_row_id(self) -> str:
         """The SQLite text that gives a new `"$rowid$"`; '' for what has none: views, row tables, temporary tables."""
         if self.store != "COLUMN" or self.is_view or self.temporary is not None:

@@ -198,6 +198,11 @@ def rows_above(connection: sqlite3.Connection, shape: Shape, rowid: int) -> Imag
     return {row[0]: row[1:] for row in connection.execute(sql, (rowid,))}
 
 
+def rowids_above(connection: sqlite3.Connection, shape: Shape, rowid: int) -> set[int]:
+    sql = f"SELECT {shape.rowid} FROM {shape.name} WHERE {shape.rowid} > ?"
+    return {found for (found,) in connection.execute(sql, (rowid,))}
+
+
 def image(connection: sqlite3.Connection, shape: Shape, changes: Changes) -> Image:
     """A transaction's rows as they are now; one that is missing has been deleted."""
     found = rows_at(connection, shape, changes.rowids)

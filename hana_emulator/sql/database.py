@@ -21,6 +21,7 @@ from hana_emulator.sql import (
     conversions,
     explain,
     failures,
+    fulltext,
     functions,
     limits,
     objects,
@@ -30,6 +31,7 @@ from hana_emulator.sql import (
     system_view,
     sysviews,
     temporary,
+    vectors,
 )
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql.catalog import Catalog
@@ -41,13 +43,15 @@ from hana_emulator.sql.changes import (
     install_triggers,
     read_shape,
 )
+from hana_emulator.sql.column_cache import ColumnCache
+from hana_emulator.sql.fulltext import WordIndex
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locks import LockTable
 from hana_emulator.sql.logins import LoginBook
 from hana_emulator.sql.planner import Prepared, prepare
 from hana_emulator.sql.row_ids import RowIds
+from hana_emulator.sql.row_versions import RowVersions
 from hana_emulator.sql.session import Session
-from hana_emulator.sql.vectors import VectorCache
 from hana_emulator.sql.workbench import Workbench
 from hana_emulator.sql.writer import Writer
 
@@ -65,7 +69,7 @@ _PRAGMAS = (
     "PRAGMA recursive_triggers = ON",  # a foreign key of a table to itself cascades as any other
     "PRAGMA case_sensitive_like = ON",
     "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -65536",
+    "PRAGMA cache_size = -8192",  # KiB, for each of the connections: a session has one or more
     "PRAGMA mmap_size = 268435456",
 )
 
@@ -93,7 +97,9 @@ class Database:
         """Held while a commit and the new versions it brings become visible together."""
         self.commits = 0
         """How many there have been; changes with `commit_lock` held."""
-        self.vectors = VectorCache()
+        self.versions = RowVersions()
+        self.vectors = ColumnCache(self.versions, vectors.Column.build, vectors.MOST_BYTES)
+        self.words = ColumnCache(self.versions, WordIndex.build, fulltext.MOST_BYTES)
         self.logins = LoginBook()
         self.monitors: dict[str, Callable[[], str]] = {"logins": self.logins.as_json, "faults": lambda: "[]"}
         """By name, what the views M_STAND_IN_... show: JSON arrays of objects. Others may put theirs in."""
@@ -106,8 +112,6 @@ class Database:
         self._user, self._schema = user.upper(), schema
         self._plans: OrderedDict[tuple[str, str, int, int], Prepared] = OrderedDict()
         self._plans_lock = threading.Lock()
-        self._versions: dict[str, int] = {}
-        self._epoch = 0
         self._shapes: dict[str, Shape] = {}
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count(200_001)
@@ -218,20 +222,14 @@ class Database:
                 self._plans.popitem(last=False)
         return found
 
-    def table_version(self, table: str) -> tuple[int, int]:
-        return self._epoch, self._versions.get(table, 0)
-
-    def touch(self, tables: Iterable[str]) -> None:
-        """These tables have other rows now. Call with `commit_lock`, right after COMMIT."""
-        for table in tables:
-            self._versions[table] = self._versions.get(table, 0) + 1
-
     def publish(self, catalog: Catalog, truncated: Iterable[int] = ()) -> None:
         """A new catalogue; rows may have changed with it. Call with `commit_lock`, right after COMMIT."""
         self.catalog = catalog
         for number in truncated:
             self.row_ids.restart(number)
-        self._epoch += 1
+        self.versions.begin_epoch()
+        self.vectors.clear()
+        self.words.clear()
         self._shapes.clear()
 
     def shape(self, connection: sqlite3.Connection, table: str) -> Shape:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql import aggregates, calls, clause_calls, coercion, datatypes, sequences
+from hana_emulator.sql import aggregates, calls, clause_calls, coercion, datatypes, fulltext, sequences
 from hana_emulator.sql.clauses import JsonCall, LikeRegexpr, Regexpr
 from hana_emulator.sql.dialect import HanaCast, Score, parameter_number
 from hana_emulator.sql.names import literal
@@ -100,6 +100,10 @@ def _predicate(sql: str, *parts: Bound) -> Bound:
 def _comparison(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     if isinstance(node.this, exp.Tuple) or isinstance(node.expression, exp.Tuple):
         raise syntax_error("row values compare with IN only")
+    if isinstance(node, exp.GT) and isinstance(node.this, Score) and node.expression == exp.Literal.number(0):
+        found = _holds(binding, scope, node.this)
+        if found is not None:
+            return found
     left, right = bind_pair(binding, scope, node.this, node.expression)
     return _predicate(f"({compare(_COMPARISONS[type(node)], left, right)})", left, right)
 
@@ -425,6 +429,23 @@ def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     columns = [bind(binding, scope, column) for column in node.expressions]
     scores = [f"ifnull(hana_score({term.sql}, {coercion.text_of(column).sql}), 0.0)" for column in columns]
     return Bound(scores[0] if len(scores) == 1 else f"max({', '.join(scores)})", DOUBLE)
+
+
+def _holds(binding: Binding, scope: Scope, node: Score) -> Bound | None:
+    """SCORE(...) > 0 by the words that are kept for a column of a stored table; None for any other."""
+    term, *columns = (bind(binding, scope, part, DEFAULT_PARAMETER) for part in (node.this, *node.expressions))
+    if len(columns) != 1 or not term.constant:
+        return None
+    (column,) = columns
+    for source in scope.sources:
+        if source.table and any(entry.read(source.alias) == column.sql for entry in source.columns):
+            if coercion.text_of(column).sql != column.sql:
+                return None
+            binding.word_indexes.add(source.table)
+            name = column.sql.removeprefix(f"{source.alias}.")
+            rowids = f"{fulltext.HOLDERS_FUNCTION}({literal(source.table)}, {literal(name)}, {term.sql})"
+            return Bound(f"({source.alias}._rowid_ IN (SELECT value FROM json_each({rowids})))", BOOLEAN)
+    return None
 
 
 def _json(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:

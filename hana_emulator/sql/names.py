@@ -35,7 +35,12 @@ def quoted(name: str) -> str:
 
 def quoted_table(schema: str, table: str) -> str:
     """A table name ready to stand in SQLite text; a leading '~' keeps clear of SQLite's reserved 'sqlite_' names."""
-    return '"' + table_key(schema, table).replace('"', '""') + '"'
+    return quoted_key(table_key(schema, table))
+
+
+def quoted_key(key: str) -> str:
+    """`table_key` ready to stand in SQLite text."""
+    return '"' + key.replace('"', '""') + '"'
 
 
 def quoted_index(schema: str, index: str) -> str:

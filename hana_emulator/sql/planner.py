@@ -24,11 +24,13 @@ from hana_emulator.sql.writes import Step, WritePlan, step
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """A SELECT; with `search`, the vectorised way to the same rows. `locks`: FOR UPDATE, which adds columns."""
+    """A SELECT; with `search`, the vectorised way to the same rows. `locks`: FOR UPDATE, which adds columns.
+    `searched`: the tables of which the statement searches vectors or words."""
 
     step: Step
     search: search.SearchPlan | None = None
     locks: RowLocks | None = None
+    searched: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,10 @@ class _Preparation:
             plan = search.plan_search(self.binding, node, parts, self.parameter_count)
         else:
             query = queries.bind_query(self.binding, node, None)
-        return self._prepared(FunctionCode.SELECT, QueryPlan(step(query.sql), plan), query)
+        searched = self.binding.word_indexes | ({plan.key[0]} if plan is not None else set())
+        return self._prepared(
+            FunctionCode.SELECT, QueryPlan(step(query.sql), plan, searched=frozenset(searched)), query
+        )
 
     def _locking_query(self, node: exp.Expr, clause: LockClause) -> Prepared:
         if not isinstance(node, exp.Select):

@@ -300,7 +300,8 @@ def add_table(binding: Binding, scope: Scope, relation: Relation, alias: str = "
     if relation.next_row_id:
         row_id = SourceColumn(Column(row_ids.NAME, BIGINT, False, relation.name, relation.schema), row_ids.COLUMN)
     own = relation.sqlite_name if whole and binding.outer is not None else binding.alias()
-    source = Source(own, alias or relation.name, "" if alias else relation.schema, columns, row_id)
+    stored = "" if relation.is_shared_by_sessions or relation.hides_rowid else relation.table_key
+    source = Source(own, alias or relation.name, "" if alias else relation.schema, columns, row_id, stored)
     scope.sources.append(source)
     if relation.is_shared_by_sessions and not whole:
         return f"(SELECT * FROM {relation.sqlite_name} AS g WHERE {own_rows('g')}) AS {source.alias}"

@@ -63,6 +63,8 @@ class Source:
     columns: tuple[SourceColumn, ...]
     row_id: SourceColumn | None = None
     """The pseudo-column `"$rowid$"`, which `*` does not stand for."""
+    table: str = ""
+    """The key of the stored table whose rows it gives, each at most once and with its `_rowid_`."""
     qualified: bool = False
     """Whether its columns are found only with its name before them, as those of a trigger's rows are."""
 
@@ -85,7 +87,8 @@ class Source:
     def outer(self) -> Source:
         """The same with every column nullable: the optional side of an outer join."""
         columns = tuple(entry.optional() for entry in self.columns)
-        return replace(self, columns=columns, row_id=self.row_id.optional() if self.row_id is not None else None)
+        row_id = self.row_id.optional() if self.row_id is not None else None
+        return replace(self, columns=columns, row_id=row_id, table="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,8 @@ class Binding:
     parameters: dict[int, Parameter] = field(default_factory=dict)
     touches: set[Touch] = field(default_factory=set)
     """What the statement needs privileges for; a view is one thing, whatever it reads."""
+    word_indexes: set[str] = field(default_factory=set)
+    """Tables whose texts the statement searches by their words."""
     view_depth: int = 0
     outer: Scope | None = None
     """In the body of a trigger: the rows it is fired for. SQLite then wants the tables written without an alias."""

@@ -17,10 +17,10 @@ from sqlglot import exp
 from hana_emulator.seam import Storage
 from hana_emulator.sql import expressions
 from hana_emulator.sql.catalog import Relation
-from hana_emulator.sql.names import quoted
+from hana_emulator.sql.column_cache import Key
 from hana_emulator.sql.queries import SelectParts
 from hana_emulator.sql.scope import Binding, Bound
-from hana_emulator.sql.vectors import Key, Metric, VectorCache
+from hana_emulator.sql.vectors import Column, Metric
 from hana_emulator.sql.writes import Step, step
 from hana_emulator.types import VECTORS
 
@@ -39,7 +39,6 @@ class SearchPlan:
     metric: Metric
     descending: bool
     query: Step
-    load: str
     filter: Step | None
     final: str
     limit: str
@@ -70,13 +69,11 @@ def plan_search(binding: Binding, node: exp.Expr, parts: SelectParts, parameters
         return None
     alias = parts.scope.sources[0].alias
     assert column.column is not None
-    vector = quoted(column.column.name)
     return SearchPlan(
         key=(relation.table_key, column.column.name),
         metric=_METRICS[str(call.this).upper()],
         descending=descending,
         query=step(f"SELECT {constant.sql}"),
-        load=f"SELECT {_ROWID}, {vector} FROM {relation.sqlite_name}",
         filter=step(f"SELECT {alias}.{_ROWID} FROM {parts.source} WHERE {parts.where}") if parts.where else None,
         final=_final(parts, text, alias, parameters + 1),
         limit=parts.limit,
@@ -104,7 +101,7 @@ def _single_table(binding: Binding, node: exp.Expr, parts: SelectParts) -> Relat
     relation = binding.catalog.find(schema, expressions.identifier(table.this))
     if relation is None or relation.is_view or relation.is_shared_by_sessions:
         return None
-    if any(column.name == "_ROWID_" for column in relation.columns):
+    if relation.hides_rowid:
         return None
     return relation
 
@@ -154,18 +151,15 @@ class Ranking:
         return json.dumps(self.rowids)
 
 
-def rank(cache: VectorCache, plan: SearchPlan, version: object, run: Run, row: Sequence[Storage]) -> Ranking | None:
+def rank(plan: SearchPlan, vectors: Callable[[], Column], run: Run, row: Sequence[Storage]) -> Ranking | None:
     """Choose the best rows; ties at the last place are all kept, so that further sort keys decide. None when the query
     vector is NULL: then every score is NULL, which the scalar functions handle."""
     ((query,),) = run(plan.query.sql, row[: plan.query.parameters])
     if not isinstance(query, bytes):
         return None
 
-    def load() -> list[tuple[int, bytes | None]]:
-        return run(plan.load, ())  # type: ignore[return-value]
-
-    column = cache.column(plan.key, version, load)
-    rowids, scores = cache.scores(plan.key, version, load, query, plan.metric)
+    column = vectors()
+    rowids, scores = column.scores(query, plan.metric)
     nulls = column.nulls
     if plan.filter is not None:
         found = np.array(run(plan.filter.sql, row[: plan.filter.parameters]), dtype=np.int64).reshape(-1)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from hana_emulator.errors import HanaError, invalid_schema
 from hana_emulator.seam import FAILED, Outcome, Statement, Storage, StorageRow
 from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import failures, rights, search, temporary
+from hana_emulator.sql import failures, fulltext, rights, search, temporary
 from hana_emulator.sql.changes import install_triggers
 from hana_emulator.sql.control import READ_COMMITTED
+from hana_emulator.sql.fulltext import WordIndex
 from hana_emulator.sql.functions import Context
 from hana_emulator.sql.locking import ResultRow, RowLocks
 from hana_emulator.sql.locks import Blocked
 from hana_emulator.sql.names import quoted as quoted_name
+from hana_emulator.sql.names import quoted_key
 from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Plan, Prepared, QueryPlan
 from hana_emulator.sql.reader import Name
+from hana_emulator.sql.row_versions import Version
 from hana_emulator.sql.transaction import Transaction
+from hana_emulator.sql.vectors import Column
 from hana_emulator.sql.workbench import Workbench
 from hana_emulator.sql.writer import NO_PATIENCE, Writer
 from hana_emulator.sql.writes import Step, WritePlan
@@ -57,6 +63,8 @@ class Session:
         self.context = Context(user=user, schema=schema, connection_id=connection_id)
         self._database = database
         self._scores: dict[int, float] = {}
+        self._versions: dict[str, Version] = {}
+        """While a statement searches: by table, what its snapshot is, where that is a committed state."""
         self._writer = Writer(database)
         self._connection = self._open()
         self._spare: list[sqlite3.Connection] = []
@@ -70,6 +78,7 @@ class Session:
     def _open(self) -> sqlite3.Connection:
         connection = self._database.open_connection(self.context, self._writer)
         connection.create_function(search.SCORE_FUNCTION, 1, lambda rowid: self._scores.get(rowid))
+        connection.create_function(fulltext.HOLDERS_FUNCTION, 3, self._holders)
         return connection
 
     # ------------------------------------------------------------------------------------------------------ the seam
@@ -236,11 +245,9 @@ class Session:
         return True
 
     def _read(self, plan: QueryPlan, row: StorageRow) -> Outcome:
-        if plan.search is not None:
-            found = self._search(plan.search, row)
-            if found is not None:
-                return Outcome(rows=iter(found))
-        return Outcome(rows=self._rows(self._run(plan.step, row)))
+        with self._searching(plan.searched) if plan.searched else nullcontext():
+            found = self._search(plan.search, row) if plan.search is not None else None
+            return Outcome(rows=self._rows(self._run(plan.step, row)) if found is None else iter(found))
 
     def _rows(self, cursor: sqlite3.Cursor) -> Iterator[Sequence[Storage]]:
         """A short result, or any result inside a transaction, is read now. A long one stays open beside later
@@ -271,34 +278,59 @@ class Session:
                 self._spare.append(connection)
 
     def _search(self, plan: search.SearchPlan, row: StorageRow) -> list[tuple[Storage, ...]] | None:
-        table = plan.key[0]
-        transaction = self._writer.transaction
-        if self._writer.snapshot is not None or (transaction is not None and table in transaction.tables):
+        table, column = plan.key
+        version = self._versions.get(table)
+        if version is None:
             return None
-        with self._snapshot(table) as version:
-            ranking = search.rank(self._database.vectors, plan, version, self._fetch, row)
-            if ranking is None:
-                return None
-            self._scores = ranking.scores
-            return self._fetch(plan.final, (*row, ranking.as_json))
+
+        def vectors() -> Column:
+            return self._database.vectors.at(plan.key, version, partial(self._read_column, table, quoted_name(column)))
+
+        ranking = search.rank(plan, vectors, self._fetch, row)
+        if ranking is None:
+            return None
+        self._scores = ranking.scores
+        return self._fetch(plan.final, (*row, ranking.as_json))
+
+    def _holders(self, table: str, column: str, term: Storage) -> str:
+        """`fulltext.HOLDERS_FUNCTION`. Rows of its own that nobody else sees yet are read anew for each term."""
+        read, version = partial(self._read_column, table, column), self._versions.get(table)
+        index = (
+            WordIndex.build(read(None)) if version is None else self._database.words.at((table, column), version, read)
+        )
+        return json.dumps(index.holders(term))
+
+    def _read_column(self, table: str, column: str, rowids: AbstractSet[int] | None) -> Iterator[tuple[int, Any]]:
+        """See `column_cache.Read`."""
+        sql = f"SELECT _rowid_, {column} FROM {quoted_key(table)}"
+        if rowids is None:
+            return self._connection.execute(f"{sql} ORDER BY _rowid_")
+        return self._connection.execute(
+            f"{sql} WHERE _rowid_ IN (SELECT value FROM json_each(?))", (json.dumps(list(rowids)),)
+        )
 
     def _fetch(self, sql: str, row: StorageRow) -> list[tuple[Storage, ...]]:
         return self._connection.execute(sql, row).fetchall()
 
     @contextmanager
-    def _snapshot(self, table: str) -> Iterator[tuple[int, int]]:
-        """One state of the database for several statements, with the version of `table` in it."""
-        if self._writer.transaction is not None:
-            yield self._database.table_version(table)
+    def _searching(self, tables: AbstractSet[str]) -> Iterator[None]:
+        """One state of the database for several statements, and which version of each table that is: of none in an
+        older snapshot, and of none that the session's own transaction has changed."""
+        if self._writer.snapshot is not None:
+            yield
             return
+        transaction = self._writer.transaction
         try:
             with self._database.commit_lock:
-                version = self._database.table_version(table)
-                self._connection.execute("BEGIN")
-                self._connection.execute("SELECT 1 FROM owl_schemas LIMIT 1").fetchone()
-            yield version
+                known = tables - transaction.tables if transaction is not None else tables
+                self._versions = {table: self._database.versions.current(table) for table in known}
+                if transaction is None:
+                    self._connection.execute("BEGIN")
+                    self._connection.execute("SELECT 1 FROM owl_schemas LIMIT 1").fetchone()
+            yield
         finally:
-            if self._connection.in_transaction:
+            self._versions = {}
+            if transaction is None and self._connection.in_transaction:
                 self._connection.execute("COMMIT")
 
     # ---------------------------------------------------------------------------------------------------- writing

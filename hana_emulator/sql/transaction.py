@@ -73,6 +73,13 @@ class Transaction(Holder):
         """Tables whose rows it has changed."""
         return set(self._changes)
 
+    def written(self, table: str) -> set[int]:
+        """The rows that it has inserted, changed or deleted there, and perhaps some more."""
+        changes, shape = self._changes[table], self._shapes(table)
+        if changes.above is None:
+            return changes.rowids
+        return changes.rowids | rows.rowids_above(self.connection, shape, changes.above)
+
     @property
     def undone_by_sqlite(self) -> bool:
         return not self.is_parked and not self.connection.in_transaction

@@ -275,7 +275,7 @@ class Writer:
                 if transaction.lost is not None:
                     raise transaction.lost
                 if transaction.has_changes:
-                    self.commit_with(transaction, lambda: self._database.touch(transaction.tables))
+                    self.commit_with(transaction, lambda: self._publish(transaction))
                 else:
                     transaction.rollback()
                     self._end()
@@ -285,6 +285,10 @@ class Writer:
         except sqlite3.Error as error:
             self.rollback()
             raise failures.rolled_back(failures.translate(error, None)) from None
+
+    def _publish(self, transaction: Transaction) -> None:
+        for table in transaction.tables:
+            self._database.versions.advance(table, partial(transaction.written, table))
 
     def commit_with(self, transaction: Transaction, publish: Callable[[], None]) -> None:
         """COMMIT, and what must become visible in the same moment."""

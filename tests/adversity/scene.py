@@ -143,7 +143,7 @@ class Scene:
             cwd=self.folder,
             env=self.variables(port) | more.pop("env", {}),
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=more.pop("stderr", subprocess.PIPE),
             text=True,
             **more,
         )

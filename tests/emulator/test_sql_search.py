@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hana_emulator.sql import fulltext
 from hana_emulator.sql.database import Database
 from hana_emulator.sql.planner import Prepared, QueryPlan
 from tests.emulator.sql_session import Sql, vector
@@ -181,3 +182,137 @@ def test_contains_as_hanadb_asks_for_it(table: Sql) -> None:
         WHERE SCORE(TO_NVARCHAR(?) IN ("title" EXACT SEARCH MODE 'text')) > 0 order by SCORE DESC"""
     assert [row[0] for row in table.rows(text, "yellow pump")] == [7]
     assert table.rows(text, "yell") == []
+
+
+# ------------------------------------------------------------------------------------------------------ beside writes
+
+
+HOLDS = "SCORE(TO_NVARCHAR(?) IN (M EXACT SEARCH MODE 'text')) > 0"
+
+
+def holders(sql: Sql, term: str) -> list[int]:
+    """By the words that are kept; the same row by row, and in the opposite, must agree."""
+    found = sql.column(f"SELECT ID FROM T WHERE {HOLDS} ORDER BY ID", term)
+    scores = dict(sql.rows("SELECT ID, SCORE(TO_NVARCHAR(?) IN (M EXACT SEARCH MODE 'text')) FROM T", term))
+    assert found == sorted(number for number, score in scores.items() if score > 0)
+    assert sql.column(f"SELECT ID FROM T WHERE NOT ({HOLDS}) ORDER BY ID", term) == sorted(scores.keys() - set(found))
+    return found
+
+
+def test_a_search_after_a_write_reads_the_rows_that_changed(table: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = 0
+
+    def count(_: object, row: tuple[object, ...]) -> tuple[object, ...]:
+        nonlocal fetched
+        fetched += 1
+        return row
+
+    assert best(table, 3)
+    monkeypatch.setattr(table.session._connection, "row_factory", count)
+    best(table, 3)
+    without = fetched
+    for number in range(20):
+        table.run("UPDATE T SET V = ? WHERE ID = ?", vector(*range(8)), number + 1)
+        fetched = 0
+        best(table, 3)
+        assert fetched - without <= 1, "rows read beside those that every search reads"
+
+
+def test_a_text_search_after_a_write_splits_the_texts_that_changed(table: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = 0
+    words = fulltext.words
+
+    def count(text: str) -> list[str]:
+        nonlocal texts
+        texts += 1
+        return words(text)
+
+    asked = f"SELECT COUNT(*) FROM T WHERE {HOLDS} OR {HOLDS}"
+    monkeypatch.setattr(fulltext, "words", count)
+    assert table.value(asked, "n", "7") == ROWS
+    for number in range(20):
+        table.run("UPDATE T SET M = ? WHERE ID = ?", f"row {number} n", number + 1)
+        texts = 0
+        assert table.value(asked, "n", "7") == ROWS
+        assert texts <= 1, "texts beside the one that was written"
+
+
+def test_words_follow_every_write(table: Sql, other: Sql) -> None:
+    table.run("INSERT INTO T (ID, M) VALUES (9001, 'Red Pump, spare')")
+    table.run("INSERT INTO T (ID, M) VALUES (9000, NULL)")
+    assert holders(table, "red pump") == holders(other, "pump") == [9001]
+    assert holders(table, "red spare") == []
+    other.run("UPDATE T SET M = 'red spare' WHERE ID IN (7, 9001)")
+    assert (holders(table, "red spare"), holders(table, "pump")) == ([7, 9001], [])
+    table.run("DELETE FROM T WHERE ID = 7")
+    table.run("INSERT INTO T (ID, M) VALUES (7, 'red')")  # an identity of its own choice, among those that there were
+    assert (holders(other, "spare"), holders(other, "red")) == ([9001], [7, 9001])
+    other.run("UPSERT T (ID, M) VALUES (7, 'blue') WITH PRIMARY KEY")
+    assert (holders(table, "red"), holders(table, "blue")) == ([9001], [7])
+    table.run("TRUNCATE TABLE T")
+    assert holders(other, "red") == []
+
+
+def test_words_of_uncommitted_rows_are_found_by_their_writer_only(table: Sql, other: Sql) -> None:
+    assert holders(table, "pump") == []
+    table.autocommit = False
+    table.run("UPDATE T SET M = 'pump' WHERE ID = 3")
+    assert (holders(table, "pump"), holders(other, "pump")) == ([3], [])
+    table.run("SAVEPOINT A")
+    table.run("UPDATE T SET M = 'pump' WHERE ID = 4")
+    other.run("UPDATE T SET M = 'pump' WHERE ID = 5")  # parks the other one's transaction
+    assert (holders(table, "pump"), holders(other, "pump")) == ([3, 4, 5], [5])
+    table.run("ROLLBACK TO SAVEPOINT A")
+    table.session.commit()
+    assert holders(table, "pump") == holders(other, "pump") == [3, 5]
+
+
+def test_a_reader_in_an_older_snapshot_sees_its_own_rows(table: Sql, other: Sql) -> None:
+    table.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    table.autocommit = False
+    before = (best(table, 5), holders(table, "pump"))
+    other.run("UPDATE T SET V = ?, M = 'pump' WHERE ID = 5", QUERY)
+    assert (best(other), holders(other, "pump")) == ([5], [5])
+    assert (best(table, 5), holders(table, "pump")) == before
+    table.session.commit()
+    assert (best(table), holders(table, "pump")) == ([5], [5])
+
+
+def test_words_of_a_view_and_of_the_optional_side_of_a_join(table: Sql) -> None:
+    table.run("UPDATE T SET M = 'pump' WHERE ID IN (3, 4)")
+    table.run("CREATE VIEW W AS SELECT ID, M FROM T WHERE ID > 3")
+    assert table.column(f"SELECT ID FROM W WHERE {HOLDS}", "pump") == [4]
+    joined = "SELECT A.ID FROM T A LEFT JOIN T B ON B.ID = A.ID AND B.ID < 4 WHERE A.ID < 6 AND {} ORDER BY 1"
+    holds = HOLDS.replace("(M ", "(B.M ")
+    assert table.column(joined.format(holds), "pump") == [3]
+    assert table.column(joined.format(f"NOT ({holds})"), "pump") == [1, 2, 4, 5]
+    assert table.column(f"SELECT ID FROM T WHERE {HOLDS} FOR UPDATE", "pump") == [3, 4]
+    assert table.run(f"UPDATE T SET M = 'pipe' WHERE {HOLDS}", "pump") == 2
+    assert holders(table, "pipe") == [3, 4]
+
+
+def test_searches_of_several_sessions_beside_random_writes(table: Sql, other: Sql, database: Database) -> None:
+    """Transactions end one way or the other; searches by vectors and by words agree with row by row all the time."""
+    chance = np.random.default_rng(3)
+    third = Sql(database.connect(table.session.context.user))
+    third.run(f"SET SCHEMA {table.session.context.schema}")
+    text, columns = SEARCH.format(where="", more=", ID"), "(V, M) VALUES (?, ?)"
+    for step in range(150):
+        session = (table, other)[int(chance.integers(2))]
+        session.autocommit = bool(chance.integers(2)) and not session.session.in_transaction
+        number, row = int(chance.integers(1, ROWS)), (vector(*chance.normal(size=8)), f"word{step % 5} n")
+        match int(chance.integers(6)):
+            case 0 | 1:
+                session.run("UPDATE T SET V = ?, M = ? WHERE ID = ? AND MOD(ID, 2) = ?", *row, number, session is other)
+            case 2:
+                session.run(f"INSERT INTO T {columns}", *row)
+            case 3:
+                session.run("DELETE FROM T WHERE ID = ? AND MOD(ID, 2) = ?", number, session is other)
+            case 4:
+                session.session.commit()
+            case 5:
+                session.session.rollback()
+        for reader in (table, other, third):
+            assert [row[0] for row in reader.rows(text, 5, QUERY)] == [row[0] for row in scalar(reader, text, 5, QUERY)]
+            holders(reader, f"word{step % 5}")
+    third.session.close()

@@ -1,0 +1,70 @@
+"""Versions of tables, and which rows changed between two of them. Knows no SQL."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rowids = NDArray[np.int64]
+
+MOST_ROWS = 100_000
+"""Changed rows that are remembered for one table; 8 bytes each."""
+
+
+class Version(NamedTuple):
+    """A state of a table's rows. The catalogue's `epoch` changes with every definition, and takes all tables along."""
+
+    epoch: int
+    number: int
+
+
+class RowVersions:
+    """Thread-safe. Changes are remembered for tables whose version has been asked for since the last definition."""
+
+    def __init__(self, most_rows: int = MOST_ROWS) -> None:
+        self._most_rows = most_rows
+        self._epoch = 0
+        self._numbers: dict[str, int] = {}
+        self._changes: dict[str, deque[tuple[int, Rowids]]] = {}
+        """By table: the number that each commit led to, ascending and without a gap, with the rows it changed."""
+        self._lock = threading.Lock()
+
+    def current(self, table: str) -> Version:
+        """From now on the changes of `table` are remembered. Call with the database's `commit_lock`."""
+        with self._lock:
+            self._changes.setdefault(table, deque())
+            return Version(self._epoch, self._numbers.get(table, 0))
+
+    def advance(self, table: str, changed: Callable[[], Iterable[int]]) -> None:
+        """The table has other rows now; `changed` is called only if they are remembered. Call with `commit_lock`."""
+        with self._lock:
+            self._numbers[table] = number = self._numbers.get(table, 0) + 1
+            changes = self._changes.get(table)
+            if changes is None:
+                return
+            changes.append((number, np.fromiter(changed(), np.int64)))
+            while sum(len(rowids) for _, rowids in changes) > self._most_rows:
+                changes.popleft()
+
+    def begin_epoch(self) -> None:
+        """A definition: nothing that was computed before is good for any table. Call with `commit_lock`."""
+        with self._lock:
+            self._epoch += 1
+            self._changes.clear()
+
+    def between(self, table: str, one: Version, other: Version) -> set[int] | None:
+        """The rows that may differ between two versions, whichever is the newer; None when that is not known."""
+        older, newer = sorted((one, other))
+        with self._lock:
+            if older.epoch != newer.epoch or newer.epoch != self._epoch:
+                return None
+            changes = self._changes.get(table, ())
+            found = [rowids for number, rowids in changes if older.number < number <= newer.number]
+        if len(found) != newer.number - older.number:
+            return None
+        return set(np.concatenate(found).tolist()) if found else set()

@@ -1,0 +1,64 @@
+"""`serve` on its schedule, rows that change, four clients that search: answers, times and memory, for both stores.
+
+`OWL_SOAK_SECONDS` makes it longer; docs/reliability.md has the figures of 600.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.src.core.loading import EngineOptions, load_engine
+from app.src.parts import EngineEmbedder
+from tests.adversity.scene import Scene
+from tests.adversity.soak import Soak
+from tests.emulator.process import Emulator, running
+
+SECONDS = float(os.environ.get("OWL_SOAK_SECONDS", "75"))
+LONG = SECONDS >= 300
+IDLE_SECONDS = 10
+ROWS = 3000
+P50_SECONDS = 0.1
+MOST_TIMES_IDLE = 4
+"""The median search beside writes, by one without."""
+SERVICE_MB, EMULATOR_MB = (8, 5) if LONG else (40, 40)
+"""Growth after warm-up for each 1,000 rows written. A short run is still warming up: the caches of search texts and of
+SQLite's pages fill."""
+
+
+@pytest.fixture
+def emulator(tmp_path: Path) -> Iterator[Emulator]:
+    """One of its own: what it holds is measured."""
+    with running("--data", str(tmp_path / "hana")) as emulator:
+        yield emulator
+
+
+@pytest.fixture(params=["hana", "local"])
+def scene(request: pytest.FixtureRequest, emulator: Emulator, hana_schema: str, tmp_path: Path) -> Iterator[Scene]:
+    engine = load_engine(EngineOptions(model="hash:384"))
+    scene = Scene(emulator, hana_schema, request.param, tmp_path / "scene", EngineEmbedder(engine), rows=ROWS)
+    yield scene
+    scene.close()
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 240)
+@pytest.mark.covers("serve")
+def test_searches_beside_writes_stay_right_and_quick_and_memory_flat(scene: Scene) -> None:
+    soak = Soak(scene, SECONDS, IDLE_SECONDS)
+    soak.run()
+    figures = soak.figures()
+    print(json.dumps({"store": scene.kind, "seconds": SECONDS, **figures}))
+    assert soak.wrong == []
+    assert len(soak.busy) > SECONDS, figures
+    p50, idle = statistics.median(soak.busy), statistics.median(soak.idle)
+    assert p50 <= P50_SECONDS * soak.slowness, figures
+    assert p50 <= MOST_TIMES_IDLE * idle, figures
+    assert figures["service_mb_per_1000"] <= SERVICE_MB, figures
+    assert figures["emulator_mb_per_1000"] <= EMULATOR_MB, figures
