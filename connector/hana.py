@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from connector.errors import (
     ConfigurationError,
+    ConnectFailed,
     ConnectionLost,
     ConnectionMisconfigured,
     ConnectorError,
@@ -27,6 +28,7 @@ from connector.errors import (
     RowRejected,
     Unavailable,
     UnknownColumn,
+    Unreachable,
     classify,
     make,
 )
@@ -244,7 +246,7 @@ class Session:
             mapped = RowRejected(f"{doing}: the driver cannot convert a value ({type(error).__name__}).")
         finally:
             self.last_used = time.monotonic()
-        if isinstance(mapped, ConnectionLost | Unavailable):
+        if isinstance(mapped, ConnectionLost | ConnectFailed | Unavailable):
             self.broken = True
         raise mapped from None
 
@@ -493,7 +495,7 @@ class _Login:
         except driver.Error as error:
             failure = _mapped(error, doing)
         if connection is None:
-            raise (failure or ConnectionLost(f"{doing}: the driver gave no connection")) from None
+            raise (failure or Unreachable(f"{doing}: the driver gave no connection")) from None
         session = Session(driver, connection, on_statement)
         try:
             self._prepare(session)

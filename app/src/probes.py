@@ -336,7 +336,7 @@ class Probes:
         except PermissionRefused as error:
             raise Fault(str(error), self._grant(spec)) from None
         except LogMissing as error:
-            raise Fault(str(error).replace("NAME", spec.name), f"owl-sap changes install {spec.name} --apply") from None
+            raise Fault(str(error), f"owl-sap changes install {spec.name} --apply") from None
         except UnknownTable as error:
             # HANA's catalogue hides what a user may not see.
             raise Fault(

@@ -77,7 +77,9 @@ def choose(wanted: Wanted, source: Source, checkpoint: Checkpoint) -> Choice:
         try:
             source.capture.check_log(wanted.query, log)
         except LogMissing as error:
-            raise LogMissing(str(error).replace("NAME", wanted.spec.name)) from None
+            collection = wanted.spec.name.partition("@")[0]
+            advice = f"see `owl-sap changes install {collection}`; the next run then compares everything"
+            raise LogMissing(f"{error}: {advice}") from None
         if not due:
             return Choice(LogFeed(source, wanted.query, log, wanted.page_rows, identity), "log")
     if changes.method == "rowid" or changes.hash == "server":
