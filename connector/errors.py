@@ -395,7 +395,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         PermissionRefused,
         "the user lacks a privilege",
-        "GRANT it, for example SELECT on the table or view",
+        "`owl-sap grants` prints the statements that these settings need",
         codes=frozenset({258}),
         quotes=True,
     ),

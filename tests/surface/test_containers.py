@@ -133,7 +133,7 @@ def test_a_missing_gpu_ends_the_start_with_one_line(cli: Cli) -> None:
     wanted = cli("start", "worker", USE_GPU="true", OWL_SAP_EMBEDDING__MODEL="hash:16")
     assert (wanted.code, wanted.out) == (1, "")
     (line,) = wanted.err.splitlines()
-    assert "a GPU is asked for, but the model hash:16 runs on CPUs only; to mend it: " in line
+    assert "a GPU is required, but the model hash:16 runs on CPUs only; fix: " in line
     silent = cli("health", "worker")
     assert (silent.code, "OWL_SAP_WORKER__HEARTBEAT" in silent.err) == (1, True)
 

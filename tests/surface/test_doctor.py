@@ -311,7 +311,7 @@ def test_kernels_where_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) 
     seen(monkeypatch, card("Tesla P4", compute_capability="6.1"), CPU)
     assert CU126 in machine.kernels(EmbeddingSettings()), "what would use the card"
     seen(monkeypatch, card(compute_capability=None), CUDA_13)
-    assert "does not tell" in machine.kernels(EmbeddingSettings())
+    assert "does not report" in machine.kernels(EmbeddingSettings())
     seen(monkeypatch, card(), TorchBuild("2.99", "15.1"))
     assert "not known" in machine.kernels(EmbeddingSettings())
     seen(monkeypatch, NONE, CUDA_13)
@@ -609,7 +609,7 @@ def test_a_model_on_the_cpu_where_a_gpu_is_expected(monkeypatch: pytest.MonkeyPa
     embedding = examined.settings.embedding.model_copy(update={"model": "own", "expect_gpu": True})
     examined._parts.settings = examined.settings.model_copy(update={"embedding": embedding})
     seen(monkeypatch, card(), CUDA_13)
-    with pytest.raises(Fault, match="a GPU is asked for, and hash:8 runs on the CPU: torch sees no CUDA") as caught:
+    with pytest.raises(Fault, match="a GPU is required, but hash:8 runs on the CPU: torch sees no CUDA") as caught:
         examined.probe_gpu_use()
     assert "CUDA_VISIBLE_DEVICES" in caught.value.fix
     assert "8 finite numbers" in examined.probe_model(), "what builds on the model is looked at all the same"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -278,6 +279,11 @@ def test_one_failure_does_not_stop_the_others(cli: Cli, tmp_path: Path, hana: di
         ("materials", True),
     ]
     assert run.json[1]["upserted"] > 500
+    run = cli("--output", "table", "sync", "--all", **hana)
+    assert "materials" in run.out
+    assert "broken" not in run.out, "a failed collection has no counts"
+    *_, last = run.err.splitlines()
+    assert re.match(r"owl-sap: broken: .*NOPE.*OWL-1005", last)
 
 
 SMALL = """

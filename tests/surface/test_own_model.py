@@ -162,7 +162,7 @@ def test_who_asks_for_a_gpu_is_told_by_a_model_of_its_own_too(
     try:
         service.sync("own")
         (line,) = caplog.messages
-        assert line.startswith("WARNING: a GPU is asked for")
+        assert line.startswith("WARNING: a GPU is required")
         service.sync("plain")
         assert caplog.messages == [line], "once"
     finally:

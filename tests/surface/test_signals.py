@@ -65,7 +65,7 @@ def test_a_sync_keeps_what_it_has_and_the_next_goes_on(scene: Scene, number: sig
         (report,) = json.loads(str(out))
         assert report["stopped"]
         assert 0 < report["upserted"] < ROWS
-        assert "go on with: owl-sap sync rows" in str(errors)
+        assert "continue with: owl-sap sync rows" in str(errors)
         assert float(str(seconds)) < 15
     done, again, _ = scene.cli("sync", NAME, "--json")
     (rest,) = json.loads(again)
