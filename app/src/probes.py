@@ -280,7 +280,7 @@ class Probes:
         if abs(ahead) - (answered - asked).total_seconds() / 2 > _CLOCKS_MAY_DIFFER:
             raise Fault(
                 f"HANA's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
-                "synchronise both with NTP (here: timedatectl set-ntp true); until then lag and times in logs are wrong",
+                "synchronise both with NTP (here: timedatectl set-ntp true); lag and logged times are wrong until then",
             )
         return f"HANA's clock and this machine's differ by {abs(ahead):.1f} s"
 

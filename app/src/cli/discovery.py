@@ -136,8 +136,9 @@ def _advice(plan: Mapping[str, Any]) -> list[str]:
     if plan["truncated"]:
         lines.append(f"{name}: {plan['truncated']:,} texts exceed the model's limit and would be truncated")
     elif to_embed:
-        long = f"{plan['chunked']:,} long texts are split into chunks, so no text is truncated"
-        lines.append(f"{name}: {long if plan['chunked'] else "no text exceeds the model's limit"}")
+        split = f"{plan['chunked']:,} long texts are split into chunks, so no text is truncated"
+        fits = "no text exceeds the model's limit"
+        lines.append(f"{name}: {split if plan['chunked'] else fits}")
     if plan["paused"] == "schema_changed":
         lines.append(
             f"{name}: a sync would pause: a column in use changed its type since the last sync. If this is expected: "
