@@ -64,8 +64,8 @@ def _tf32(profile: DeviceProfile, precision: Precision) -> str:
     if precision == "tf32":
         return "requested: fp32 products with inputs rounded to 10 bits, as in fp16"
     if precision == "fp32":
-        return "off, so that fp32 stays exact; precision tf32 switches it on"
-    return f"off: not used with {precision}, and rows computed again in fp32 stay exact"
+        return "off, so that fp32 is not rounded; precision tf32 switches it on"
+    return f"off: not used with {precision}, and rows computed again in fp32 are exact"
 
 
 def _of_card(profile: DeviceProfile) -> list[Setting]:

@@ -189,7 +189,7 @@ def _automatic_on_cpu(bf16_gain: Callable[[], float] | None) -> tuple[Precision,
         return "bf16", f"{gain:.1f}x faster than fp32 here (used from {BF16_PAYS}x)"
     if gain == 0:
         return "fp32", "this torch cannot compute bf16 on this CPU"
-    return "fp32", f"bf16 is only {gain:.1f}x as fast as fp32 here (used from {BF16_PAYS}x)"
+    return "fp32", f"bf16 is only {gain:.2f}x as fast as fp32 here (used from {BF16_PAYS}x)"
 
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
