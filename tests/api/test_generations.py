@@ -133,7 +133,7 @@ def test_the_switch_and_back(wide: Service, configured: Configured, source: Tabl
     assert states(wide) == {1: "retired", 2: "active"}
     with pytest.raises(GenerationRefused, match="is being built"):
         wide.switch(NAME)
-    with pytest.raises(GenerationRefused, match="serves already"):
+    with pytest.raises(GenerationRefused, match="already active"):
         wide.switch(NAME, 2)
     plain = wide.sync(NAME)
     assert not isinstance(plain, BuildReport)
@@ -256,7 +256,7 @@ def test_a_model_that_is_gone_does_not_hold_up_its_successor(
     report = wide.sync(NAME)
     assert isinstance(report, BuildReport)
     assert (report.serving, report.upserted) == (None, 5)
-    assert any("not brought up to date" in note and "/no/such/model" in note for note in report.notes)
+    assert any("was not updated" in note and "/no/such/model" in note for note in report.notes)
     wide.switch(NAME)
     assert first(wide, "copper wire") == "5"
 
@@ -365,7 +365,7 @@ def test_a_comparison_sees_rows_that_are_missing(wide: Service) -> None:
 def test_switching_by_itself(synced: Service, configured: Configured, source: TableSource) -> None:
     auto = configured("hash:128", switch="auto")
     report = auto.sync(NAME)
-    assert any("generation 2 serves now instead of 1" in note for note in report.notes), report.notes
+    assert any("generation 2 is active now instead of 1" in note for note in report.notes), report.notes
     assert states(auto) == {1: "retired", 2: "active"}
     assert not isinstance(auto.sync(NAME), BuildReport)
 

@@ -208,7 +208,7 @@ def test_without_a_reranker_nobody_can_ask_for_it(tmp_path: Path, source: TableS
     service = Service(settings_in(tmp_path), source=source)
     try:
         service.sync("materials")
-        with pytest.raises(ValueError, match="nothing is configured to rerank with"):
+        with pytest.raises(ValueError, match="no reranker is configured"):
             service.search("materials", TEXT, options=SearchOptions(rerank=True), principal=OPERATOR)
         explained = service.search("materials", TEXT, options=SearchOptions(explain=True), principal=OPERATOR).explain
         assert explained is not None

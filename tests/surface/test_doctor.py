@@ -432,7 +432,7 @@ def test_the_port_of_serve() -> None:
     free = closed_port()
     assert machine.port(ApiSettings(port=free)) == f"127.0.0.1:{free} is free"
     with web(b'{"status": "ok", "checks": {}}') as port:
-        assert "our own service" in machine.port(ApiSettings(port=port))
+        assert "an owl-sap service already runs" in machine.port(ApiSettings(port=port))
     for other in (b"", b"[]", b'{"status": 1}', b"3", b"<html>"):
         with web(other) as port, pytest.raises(Fault, match="another web server") as caught:
             machine.port(ApiSettings(port=port))

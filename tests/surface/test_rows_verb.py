@@ -46,7 +46,7 @@ def test_what_is_refused(make_scene: Callable[..., Scene]) -> None:
     name = scene.spec.name
     for arguments, words in (
         (("search", name, "--like", '["nobody"]'), "has no row with this id"),
-        (("search", name, "--like", "[1]", "--mode", "hybrid"), "looks for words"),
+        (("search", name, "--like", "[1]", "--mode", "hybrid"), "searches words"),
         (("rows", "nobody", "x"), 'no collection is named "nobody"'),
     ):
         assert words in run(scene, *arguments, code=2)[1]

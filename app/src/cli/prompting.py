@@ -81,8 +81,8 @@ class Screen:
         """One line for all statements without a result."""
         if affected and not self._json:
             rows = sum(affected)
-            statements = f"{len(affected)} statements " if len(affected) > 1 else ""
-            output.say(f"{statements}done, {rows} {'row' if rows == 1 else 'rows'} affected")
+            statements = f"{len(affected):,} statements " if len(affected) > 1 else ""
+            output.say(f"{statements}done, {rows:,} {'row' if rows == 1 else 'rows'} affected")
 
     def finish(self) -> None:
         if self._json:
