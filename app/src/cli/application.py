@@ -26,6 +26,7 @@ from connector import failpoints
 if TYPE_CHECKING:
     from app.src.service import Service
 
+# The panels of `owl-sap --help` with their verbs, in the order shown.
 PANELS = {
     "Start": ("init", "doctor", "sync", "search", "status", "tables", "introspect", "plan", "explain", "demo"),
     "Search": ("rows", "evaluate", "embed", "mcp"),
@@ -35,7 +36,6 @@ PANELS = {
     ),
     "Advanced": ("finetune", "calibrate", "benchmark", "emulator", "start", "health"),
 }
-"""The panels of `owl-sap --help` with their verbs, in the order shown."""
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
@@ -90,6 +90,7 @@ _OUTPUT_HELP = (
 )
 _DEBUG_HELP = "Show the traceback of an error."
 _GLOBAL_PANEL = "Global options"
+# The global options as every verb takes them too: `owl-sap doctor --output table`.
 _GLOBALS = {
     "given_config": Annotated[Path | None, typer.Option("--config", help=_CONFIG_HELP, rich_help_panel=_GLOBAL_PANEL)],
     "given_layout": Annotated[
@@ -97,7 +98,6 @@ _GLOBALS = {
     ],
     "given_debug": Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP, rich_help_panel=_GLOBAL_PANEL)],
 }
-"""The global options as every verb takes them too: `owl-sap doctor --output table`."""
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Name = Annotated[str, typer.Argument(help="Collection.", metavar="NAME")]
 

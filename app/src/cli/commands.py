@@ -100,8 +100,8 @@ class _SyncRun:
         self._interrupted = interrupted
         self._strict = strict
         self.reports: list[dict[str, Any]] = []
+        # By collection; printed after all reports, so that no table buries them.
         self.errors: list[tuple[str, Exception]] = []
-        """By collection, to be printed once all reports are."""
         self.code = OK
 
     def one(self, name: str) -> None:
