@@ -151,7 +151,7 @@ def test_the_switch_and_back(wide: Service, configured: Configured, source: Tabl
 
 
 def test_nothing_to_go_back_to(synced: Service) -> None:
-    with pytest.raises(GenerationRefused, match="go back"):
+    with pytest.raises(GenerationRefused, match="roll back"):
         synced.rollback(NAME)
     with pytest.raises(GenerationRefused, match="is being built"):
         synced.switch(NAME)
@@ -348,7 +348,7 @@ def test_two_are_compared_by_stored_texts_and_by_given_ones(wide: Service, sourc
     assert compared.same_first >= 5 / 7, "each stored text finds itself"
     assert wide.compare(NAME, 2, sample=2).queries == 2
     assert wide.compare(NAME, sample=0).overlap_at_10 is None
-    with pytest.raises(GenerationRefused, match="serves"):
+    with pytest.raises(GenerationRefused, match="is active"):
         wide.compare(NAME, 1)
 
 
@@ -471,9 +471,9 @@ def test_changing_refuses(client: Client, wide: Service, source: TableSource) ->
     problem(client.post("/v1/collections/nope/generations", json={"action": "switch"}), 404)
     assert "there are: 1" in refused(404, action="switch", number=7)
     assert "being built" in refused(409, action="switch")
-    assert "go back" in refused(409, action="rollback")
+    assert "roll back" in refused(409, action="rollback")
     assert "serves" in refused(409, action="drop", number=1)
-    assert "serves" in refused(409, action="compare", number=1)
+    assert "is active" in refused(409, action="compare", number=1)
     refused(422, action="drop")
     refused(422, action="build", number=2)
     refused(422, action="swap")

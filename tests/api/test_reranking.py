@@ -103,7 +103,7 @@ def test_what_is_no_text_is_not_reranked(synced: httpx.Client, reranker: Recordi
 def test_asking_for_what_cannot_be(synced: httpx.Client) -> None:
     response = synced.post(SEARCH, json={"vector": [1.0] * 64, "rerank": True})
     assert response.status_code == 422
-    assert "give a text" in response.text
+    assert "needs a text as the query" in response.text
 
 
 def test_hits_below_the_least_score_never_get_there(synced: httpx.Client, reranker: Recording) -> None:
