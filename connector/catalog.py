@@ -243,7 +243,10 @@ def _unknown(pool: HanaPool, ref: TableRef) -> str:
     if missing := _no_schema(pool, ref.schema):
         return f"{ref}: {missing}"
     known = [row[0] for names in (_TABLES, _VIEWS) for row in pool.read(names, (ref.schema,), doing=doing)]
-    hint = did_you_mean(ref.name, known) or " Does the user have SELECT on it?"
+    hint = (
+        did_you_mean(ref.name, known)
+        or " If it exists, the user lacks SELECT on it: `owl-sap grants` prints the GRANT."
+    )
     return f"{ref}: schema {ref.schema!r} has no table or view {ref.name!r} that this user can see.{hint}"
 
 

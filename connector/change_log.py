@@ -68,14 +68,13 @@ def installation(spec: CollectionSpec, table: Table) -> Installation:
 
 
 def log_gap(query: Query, log: TableRef, columns: set[str], triggers: Sequence[Sequence[Any]]) -> str:
-    """What is missing, with what to do; "" when nothing is. `columns` of the log; `triggers` of the table: name, event,
-    enabled, valid, definition."""
-    advice = "see `owl-sap changes install NAME`; the next run then compares everything"
+    """Return what is missing, "" when nothing is. `columns` of the log; `triggers` of the table: name, event, enabled,
+    valid, definition."""
     if not columns:
-        return f"the change log {log} of {query.table} does not exist or cannot be seen by this user: {advice}"
+        return f"the change log {log} of {query.table} does not exist or this user cannot see it"
     lacking = [name for name in (ID, *query.key) if name not in columns]
     if lacking:
-        return f"the change log {log} of {query.table} has no column {', '.join(lacking)}: drop it, then {advice}"
+        return f"the change log {log} of {query.table} has no column {', '.join(lacking)}; drop the log"
     at_work = [
         str(event)
         for _, event, enabled, valid, definition in triggers
@@ -84,8 +83,8 @@ def log_gap(query: Query, log: TableRef, columns: set[str], triggers: Sequence[S
     missing = [event for event in _EVENTS.values() if not any(event in events for events in at_work)]
     if missing:
         return (
-            f"no trigger at work on {query.table} writes {' and '.join(missing)} to the change log {log} (or this user "
-            f"cannot see it, for which CATALOG READ is needed): {advice}"
+            f"no active trigger on {query.table} writes {' and '.join(missing)} to the change log {log} (or this user "
+            "lacks CATALOG READ and cannot see it)"
         )
     return ""
 

@@ -127,8 +127,8 @@ class TextEmbedder:
             healthy = False
         if not healthy:
             raise TextsNotEmbeddable(
-                f"the model gives no finite vector to any of {count} texts, nor to a plain word: nothing is set aside. "
-                "Look at the device and the precision: owl-sap doctor",
+                f"the model gives no finite vector to any of {count} texts, nor to a plain word; no row goes to "
+                "quarantine. Check the device and the precision: owl-sap doctor",
                 indices=range(count),
             )
 

@@ -21,7 +21,9 @@ ConnectorError
 ├── DatabaseError               HANA or the store said no; carries `code`: exit 3
 │   ├── ConnectionLost          the session is gone, its transaction too                       (retryable)
 │   ├── Unavailable             down for maintenance or starting: wait minutes                 (retryable)
-│   ├── ConnectionMisconfigured certificate, HTTP endpoint, missing key store entry
+│   ├── ConnectFailed           no connection could be made
+│   │   ├── Unreachable         unknown host, closed port, no answer: settings, network or HANA (retryable)
+│   │   └── ConnectionMisconfigured certificate, HTTP endpoint, missing key store entry
 │   ├── LoginRefused            10 and its kin; tried exactly once, because HANA locks users
 │   ├── PermissionRefused       258
 │   ├── TransactionRolledBack   131, 133, 138 ...: run the whole transaction again             (retryable)
@@ -127,7 +129,17 @@ class Unavailable(DatabaseError):
     retryable = True
 
 
-class ConnectionMisconfigured(DatabaseError):
+class ConnectFailed(DatabaseError):
+    pass
+
+
+class Unreachable(ConnectFailed):
+    """Retryable: a server that restarts refuses connections, too."""
+
+    retryable = True
+
+
+class ConnectionMisconfigured(ConnectFailed):
     pass
 
 
@@ -264,7 +276,7 @@ RULES: tuple[Rule, ...] = (
         codes=frozenset({0}),
         texts=("not a valid unicode string", "too large to be represented", "invalid parameter ["),
     ),
-    # A connect that failed: configuration, then weather.
+    # A failed connect: first what only a change of the settings can help, then what may pass.
     Rule(
         ConnectionMisconfigured,
         "the server's certificate carries another name than `host`",
@@ -313,7 +325,7 @@ RULES: tuple[Rule, ...] = (
         quotes=True,
     ),
     Rule(
-        ConnectionLost,
+        Unreachable,
         "the host name cannot be resolved",
         "check `host`, then the name server",
         codes=_CONNECT,
@@ -321,7 +333,7 @@ RULES: tuple[Rule, ...] = (
         quotes=True,
     ),
     Rule(
-        ConnectionLost,
+        Unreachable,
         "the connection was refused: nothing listens there",
         "check `host` and `port`, and that the instance is running",
         codes=_CONNECT,
@@ -329,7 +341,7 @@ RULES: tuple[Rule, ...] = (
         quotes=True,
     ),
     Rule(
-        ConnectionLost,
+        Unreachable,
         "no answer within `connect_timeout`",
         "check `host`, `port`, firewall and allow-list; raise `connect_timeout` on a slow network",
         codes=_CONNECT,
@@ -337,9 +349,10 @@ RULES: tuple[Rule, ...] = (
         quotes=True,
     ),
     Rule(
-        ConnectionLost,
+        Unreachable,
         "the server could not be reached",
-        "check `host` and `port`, and `encrypt` where the server hangs up at once",
+        "check `host` and `port`; where the server closes the connection at once, check `encrypt` and that the port "
+        "speaks TLS",
         codes=_CONNECT,
         quotes=True,
     ),
@@ -387,7 +400,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         PermissionRefused,
         "the user lacks a privilege",
-        "GRANT it, for example SELECT on the table or view",
+        "`owl-sap grants` prints the statements that these settings need",
         codes=frozenset({258}),
         quotes=True,
     ),

@@ -51,7 +51,7 @@ def chosen(collection: str, generations: Sequence[Generation], number: int | Non
         raise UnknownGeneration(f"{collection!r} was never synced and has no generations")
     newest = _newest(each for each in generations if each.state == "building")
     if newest is None:
-        raise GenerationRefused(f"no generation of {collection!r} is being built beside the one that serves")
+        raise GenerationRefused(f"no generation of {collection!r} is being built beside the active one")
     return newest
 
 

@@ -19,6 +19,7 @@ from connector import cancellation
 from connector.errors import (
     CANCELLED,
     ConfigurationError,
+    ConnectFailed,
     ConnectionLost,
     ConnectionMisconfigured,
     ConnectorError,
@@ -29,6 +30,7 @@ from connector.errors import (
     RowRejected,
     Unavailable,
     UnknownColumn,
+    Unreachable,
     classify,
     make,
 )
@@ -249,7 +251,7 @@ class Session:
             mapped = RowRejected(f"{doing}: the driver cannot convert a value ({type(error).__name__}).")
         finally:
             self.last_used = time.monotonic()
-        if isinstance(mapped, ConnectionLost | Unavailable):
+        if isinstance(mapped, ConnectionLost | ConnectFailed | Unavailable):
             self.broken = True
         raise mapped from None
 
@@ -518,7 +520,7 @@ class _Login:
         except driver.Error as error:
             failure = _mapped(error, doing)
         if connection is None:
-            raise (failure or ConnectionLost(f"{doing}: the driver gave no connection")) from None
+            raise (failure or Unreachable(f"{doing}: the driver gave no connection")) from None
         session = Session(driver, connection, on_statement)
         try:
             self._prepare(session)

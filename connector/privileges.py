@@ -7,10 +7,12 @@ Source: SAP HANA Security Guide, *System Privileges*, *Object Privileges*; SQL R
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from connector.change_log import log_of
+from connector.errors import PermissionRefused
 from connector.hana import HanaPool, quote
 from connector.model import CollectionSpec, TableRef
 
@@ -45,15 +47,29 @@ class Privilege:
         return f"GRANT {', '.join(self.names)} ON {self.place} TO {grantee}"
 
 
+@contextmanager
+def granted(pool: HanaPool, needed: Privilege) -> Iterator[None]:
+    """Name in the error of a missing privilege the GRANT that an administrator has to run."""
+    try:
+        yield
+    except PermissionRefused as error:
+        statement = needed.grant(named(pool.options.user) if pool.options.user else "USER")
+        raise PermissionRefused(f"{error} Ask an administrator to run: {statement}", code=error.code) from None
+
+
 def named(user: str) -> str:
     """A user or role as SQL takes it: a plain name is upper case in HANA, whatever it was typed as."""
     return quote(user.upper() if _PLAIN_NAME.fullmatch(user) else user)
 
 
+def selecting(table: TableRef, why: str = "") -> Privilege:
+    return Privilege(("SELECT",), table, why)
+
+
 def reading(spec: CollectionSpec) -> tuple[Privilege, ...]:
     """Of who syncs a collection, at its source."""
     name = spec.name.partition("@")[0]
-    found = [Privilege(("SELECT",), spec.source, f"{name}: reading rows")]
+    found = [selecting(spec.source, f"{name}: reading rows")]
     if spec.changes.method == "log":
         why = f"{name}: the log of changes (made by owl-sap changes install {name}), a queue that a sync empties"
         found.append(Privilege(("SELECT", "DELETE"), log_of(spec), why))

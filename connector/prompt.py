@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
-from connector.errors import ConnectionLost, ConnectorError, Unavailable, classify
+from connector.errors import ConnectFailed, ConnectionLost, ConnectorError, Unavailable, classify
 from connector.hana import ConnectionOptions, load_driver
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Prompt:
     """One connection, autocommit on, made at once. A lost one is made anew by the next statement."""
 
     def __init__(self, options: ConnectionOptions) -> None:
-        """Raises the errors of connecting: LoginRefused, ConnectionMisconfigured, ConnectionLost ..."""
+        """Raises the errors of connecting: LoginRefused, ConnectFailed ..."""
         self._options = options
         self._driver = load_driver()
         self._connection: Any = None
@@ -152,7 +152,7 @@ class Prompt:
         except self._driver.Error as error:
             code, text = _told(error)
             refused = StatementRefused(code, text, type(classify(code, text, doing="")))
-        if issubclass(refused.kind, ConnectionLost | Unavailable):
+        if issubclass(refused.kind, ConnectionLost | ConnectFailed | Unavailable):
             self.close()
         raise refused
 

@@ -1,4 +1,4 @@
-"""Rows that were set aside: which they are, trying them again, forgetting them. Reads exactly those rows and writes
+"""Rows in quarantine: list, retry and drop them. Reads exactly those rows and writes
 them the way sync does. Knows the protocols of `protocols.py` only.
 """
 

@@ -340,8 +340,8 @@ class Reconciler:
             released = sorted(self._quarantined)
         if self._left_alone:
             self._report.notes.append(
-                f"{self._left_alone} rows were left alone: they failed {self._options.max_attempts} times as they are. "
-                f"Mend them, or try them again with `owl-sap quarantine retry {self._lease.collection}`"
+                f"{self._left_alone} rows were skipped: they failed {self._options.max_attempts} times unchanged. "
+                f"Correct them in the source, or retry them with `owl-sap quarantine retry {self._lease.collection}`"
             )
         failpoints.reach("before_checkpoint")
         changes = ChangeSet(released=released, checkpoint=self._checkpoint(self._feed.mark()))

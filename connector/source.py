@@ -23,6 +23,7 @@ from connector.errors import (
 )
 from connector.hana import HanaPool, Rows, utc_now
 from connector.model import Key, KeyRange, Query, Row, Table, TableRef
+from connector.privileges import granted, selecting
 from connector.protocols import Capture
 from connector.statement import Statement, check_unique, with_bytes
 
@@ -126,7 +127,8 @@ class HanaSource:
 
     def _read(self, query: Query, sql: str, parameters: Sequence[Any], doing: str) -> Rows:
         try:
-            return with_bytes(self._pool.read(sql, parameters, doing=f"{doing} {query.table}"))
+            with granted(self._pool, selecting(query.table)):
+                return with_bytes(self._pool.read(sql, parameters, doing=f"{doing} {query.table}"))
         except ConnectorError as error:
             if query.where and isinstance(error, UnknownColumn):
                 raise UnknownColumn(f"{error} Is the name in `where`?") from None

@@ -165,8 +165,8 @@ def _earlier(spec: CollectionSpec, store: VectorStore) -> Checkpoint:
 def _check_types(spec: CollectionSpec, columns: dict[str, str], checkpoint: Checkpoint) -> None:
     if schema.was_synced(checkpoint, spec.source) and (changed := schema.retyped(columns, checkpoint)):
         raise _paused(
-            f"{spec.source} has changed: {'; '.join(changed)}. Nothing was read; look at `owl-sap plan "
-            f"{spec.name}`, then go on with --accept-schema"
+            f"{spec.source} has changed: {'; '.join(changed)}. Nothing was read; check `owl-sap plan "
+            f"{spec.name}`, then continue with --accept-schema"
         )
 
 
@@ -176,9 +176,9 @@ def _check_key(renderer: Renderer, checkpoint: Checkpoint, store: VectorStore, n
     if other and (status := store.status(name)) is not None and status.rows:
         name = name.partition("@")[0]  # of a generation that is being built
         raise _paused(
-            f"{other}, so that each of {status.rows} stored rows would be written anew and the one of before deleted. "
-            f"Nothing was read. If that is right: owl-sap sync {name} --full --max-deletes 1, or, with searches going "
-            f"on as they are meanwhile: owl-sap generations {name} --build, then --switch"
+            f"{other}: all {status.rows} stored rows would be written again under new ids and the old ones deleted. "
+            f"Nothing was read. If this is expected: owl-sap sync {name} --full --max-deletes 1, or, without a gap for "
+            f"searches: owl-sap generations {name} --build, then --switch"
         )
 
 

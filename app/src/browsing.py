@@ -174,6 +174,16 @@ class Browsing:
             found += read
         return found
 
+    def example_id(self, spec: CollectionSpec) -> str | None:
+        """Return the id of any stored row as people are shown it, None where there is none."""
+        from connector.documents import shown_id
+
+        def read(stored: CollectionStatus) -> str | None:
+            chosen = self._parts.store.sample(spec.name, 1, stored.generation, None).chosen
+            return shown_id(spec, chosen[0].id) if chosen else None
+
+        return in_one_generation(self._serving, spec.name, read)
+
     def fields(self, spec: CollectionSpec, within: Filter | Nothing | None) -> Fields:
         """Of a large collection REMEMBERED.seconds old at most: it takes a look at every row. Raises
         UnknownCollection."""

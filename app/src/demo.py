@@ -1,4 +1,4 @@
-"""The demonstration: a stand-in for HANA as a child process, with sample data, and the product at work on it through
+"""The demonstration: a HANA emulator as a child process, with sample data, and the product at work on it through
 the real driver. Prints nothing; the command line shows what the methods return.
 """
 
@@ -71,7 +71,7 @@ class Answer:
 
 
 class Demo:
-    """A context: the stand-in runs and the service is ready inside it; both are gone afterwards."""
+    """A context: the emulator runs and the service is ready inside it; both are gone afterwards."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.embedding.hashing:
@@ -134,7 +134,7 @@ def demo_settings(
         user=greeting["user"],
         password=SecretStr(greeting["password"]),
         schema=greeting["schema"],
-        encrypt=False,  # the stand-in speaks plain text, on loopback
+        encrypt=False,  # the emulator speaks plain text, on loopback
     )
     return Settings(
         hana=hana,
@@ -148,12 +148,12 @@ def demo_settings(
 
 
 class StandIn:
-    """The stand-in as a child process. `greeting`: host, port, user, password and schema, as its first line says."""
+    """The emulator as a child process. `greeting`: host, port, user, password and schema, as its first line says."""
 
     def __init__(self, folder: Path, *, sample: bool = True) -> None:
         command = [sys.executable, "-m", "hana_emulator", "--port", "0", "--data", str(folder / "data")]
         command += ["--sample"] if sample else []
-        self._log = (folder / "stand-in.log").open("wb")
+        self._log = (folder / "emulator.log").open("wb")
         # A session of its own: Ctrl-C in the terminal must end us first, and we end it.
         self._process = subprocess.Popen(
             [*command, "--parent-pid", str(os.getpid())],
@@ -176,7 +176,7 @@ class StandIn:
         try:
             greeting: dict[str, Any] = json.loads(line)
         except ValueError:
-            raise Unavailable(f"the stand-in did not start: {self._last_words()}") from None
+            raise Unavailable(f"the emulator did not start: {self._last_words()}") from None
         return greeting
 
     def _last_words(self) -> str:

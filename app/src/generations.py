@@ -215,12 +215,12 @@ class Generations:
         report.collection, report.generation, report.serving = spec.name, number, serving
         report.notes += notes
         if report.stopped or report.paused:
-            report.notes.append(f"generation {report.generation} is not complete; the next sync goes on with it")
+            report.notes.append(f"generation {report.generation} is not complete; the next sync continues it")
         elif self._settings_of(spec.name).switch == "auto":
             report.notes.append(self._switch_by_itself(spec, report.generation, working))
         else:
             report.notes.append(
-                f"generation {report.generation} is built and does not serve yet: owl-sap generations {spec.name} "
+                f"generation {report.generation} is built but not active yet: owl-sap generations {spec.name} "
                 "--compare, then --switch"
             )
         return report
@@ -230,7 +230,7 @@ class Generations:
         try:
             return self._run(self.maker(spec), working), []
         except self._hindrances(LeaseLost) as error:
-            return None, [f"what serves was not brought up to date: {error}"]
+            return None, [f"the active generation was not updated: {error}"]
 
     def _hindrances(self, *more: type[Exception]) -> tuple[type[Exception], ...]:
         """Errors of one generation's recipe or model, which say nothing about another."""
@@ -261,12 +261,12 @@ class Generations:
                 return f"generation {number} is built, but verify found drift or was stopped: not switched"
             comparison = self.compare(spec, number)
             if comparison.overlap_at_10 is None:
-                return f"generation {number} is built, but there is nothing to compare it by: not switched"
+                return f"generation {number} is built, but nothing is there to compare it with: not switched"
             switched = self.switch(spec, number)
         except self._hindrances(GenerationRefused, TextsNotEmbeddable, LeaseLost) as error:
             return f"generation {number} is built, but was not switched to: {error}"
         return (
-            f"generation {number} serves now instead of {switched.retired}; overlap@10 "
+            f"generation {number} is active now instead of {switched.retired}; overlap@10 "
             f"{comparison.overlap_at_10:.2f} over {comparison.queries} queries"
         )
 
@@ -288,7 +288,7 @@ class Generations:
         other, serving = chosen(spec.name, found, number), active(found)
         if serving is None or other.number == serving.number:
             raise GenerationRefused(
-                f"generation {other.number} of {spec.name!r} serves: name another to compare it with"
+                f"generation {other.number} of {spec.name!r} is active: name another to compare it with"
             )
         texts = [*queries, *sample_texts(self._parts.store, serving.name, sample)]
         sides = [Side(each, self._model_of(spec.name, each)[0]) for each in (serving, other)]
@@ -301,8 +301,8 @@ class Generations:
         target = chosen(spec.name, found, number)
         if not target.complete and not force and target.state != "active":
             raise GenerationRefused(
-                f"generation {target.number} of {spec.name!r} is not complete, because no sync has come to its end. "
-                f"Run: owl-sap sync {spec.name}; --force switches to what there is"
+                f"generation {target.number} of {spec.name!r} is not complete, because no sync has finished. "
+                f"Run: owl-sap sync {spec.name}; --force switches to it as it is"
             )
         return self._switch(spec.name, found, target)
 
@@ -311,20 +311,20 @@ class Generations:
         found = self.all(spec.name, counted=False)
         target = last_retired(found)
         if target is None:
-            raise GenerationRefused(f"no generation of {spec.name!r} is there to go back to")
+            raise GenerationRefused(f"{spec.name!r} has no earlier generation to roll back to")
         return self._switch(spec.name, found, target)
 
     def _switch(self, name: str, found: Sequence[Generation], target: Generation) -> Switched:
         serving = active(found)
         if serving is None or serving.number == target.number:
-            raise GenerationRefused(f"generation {target.number} of {name!r} serves already")
+            raise GenerationRefused(f"generation {target.number} of {name!r} is already active")
         status = self._parts.store.status(name)
         self._parts.store.switch(name, target.number)
         notes = []
         if status is not None and status.foreign:
             notes.append(
                 f"{status.foreign} records that others wrote stay in generation {serving.number} "
-                f"({status.table}) and are not found any more"
+                f"({status.table}) and are no longer found"
             )
         wanted = self._parts.settings.embedding_of(name).model
         if target.recipe is not None and target.recipe.model.name != wanted:

@@ -154,9 +154,9 @@ class Probes:
         if embedder.batcher.stalled() > STUCK_SECONDS:
             return _STALLED.format(embedder.batcher.stalled())
         if embedder.batcher.deaths >= MOST_FAILURES:
-            return f"the thread that computes has ended {embedder.batcher.deaths} times in a row"
+            return f"the engine's thread ended {embedder.batcher.deaths} times in a row"
         if self._failures >= MOST_FAILURES and time.monotonic() - self._failing_since >= SICK_SECONDS:
-            return f"the engine has failed its own probe {self._failures} times in a row"
+            return f"the engine failed its self-test {self._failures} times in a row"
         return None
 
     def gpu_is_missing(self, engine: EmbeddingEngine | None) -> bool:
@@ -213,7 +213,7 @@ class Probes:
         seconds = time.perf_counter() - start
         engine = embedder.engine
         return (
-            f"{engine.model}: {engine.dimension} finite numbers per text on {engine.profile.name}; "
+            f"{engine.model}: {engine.dimension} dimensions on {engine.profile.name}; "
             f"ready in {seconds:.1f} s; precision {engine.precision}: {engine.precision_reason}; "
             f"path {engine.path}: {engine.path_reason}"
         )
@@ -223,7 +223,7 @@ class Probes:
         engine = self._parts.engine
         missing = self.gpu_missing(engine)
         if missing is not None:
-            raise Fault(f"a GPU is asked for, and {engine.model} runs on the CPU: {missing}", missing.fix)
+            raise Fault(f"a GPU is required, but {engine.model} runs on the CPU: {missing}", missing.fix)
         return f"{engine.model} computes on {engine.profile.name}"
 
     def probe_choices(self) -> str:
@@ -246,7 +246,7 @@ class Probes:
             self._refused[who] = Fault(str(error), self._login_fix(hana, error.code))
             raise self._refused[who] from None
         except DatabaseError as error:
-            raise Fault(str(error), "the lines above say how far it came; see the message") from None
+            raise Fault(str(error), "see the message and the lines above") from None
         features = HanaFeatures.probe(pool)
         return f"logged in; HANA {features.cloud_version or features.version or 'of unknown version'}"
 
@@ -258,14 +258,14 @@ class Probes:
         try:
             holder = effective(self._parts.pool(system))
         except (PermissionRefused, UnknownTable, StatementFailed) as error:
-            return f"not known what this user may do: {error}"
+            return f"cannot read this user's rights: {error}"
         wanted = needed(self.settings, system)
         beyond = excess(holder, wanted, own_places(self.settings, system))
         if not beyond:
-            return f"{_named(holder.user)} has the rights that are needed here and no others"
+            return f"{_named(holder.user)} has the required rights and no others"
         more = f" and {len(beyond) - _SOME} more" if len(beyond) > _SOME else ""
         return (
-            f"MORE THAN NEEDED: {'; '.join(beyond[:_SOME])}{more}; a technical user of its own needs what "
+            f"MORE THAN NEEDED: {'; '.join(beyond[:_SOME])}{more}; use a technical user with only the rights that "
             "`owl-sap grants` prints"
         )
 
@@ -280,7 +280,7 @@ class Probes:
         if abs(ahead) - (answered - asked).total_seconds() / 2 > _CLOCKS_MAY_DIFFER:
             raise Fault(
                 f"HANA's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
-                "synchronise both with NTP (here: timedatectl set-ntp true); lag and times in logs are off until then",
+                "synchronise both with NTP (here: timedatectl set-ntp true); lag and logged times are wrong until then",
             )
         return f"HANA's clock and this machine's differ by {abs(ahead):.1f} s"
 
@@ -302,7 +302,7 @@ class Probes:
             return f"hdbuserstore SET {hana.userkey} HOST:PORT USER PASSWORD with the right password"
         return (
             f"correct {prefix}_USER or {prefix}_PASSWORD ([{section}] user, password) before the next attempt: "
-            "it was tried once, and some more lock the user"
+            "it was tried once; more wrong attempts lock the user"
         )
 
     def probe_vector_types(self) -> str:
@@ -336,7 +336,7 @@ class Probes:
         except PermissionRefused as error:
             raise Fault(str(error), self._grant(spec)) from None
         except LogMissing as error:
-            raise Fault(str(error).replace("NAME", spec.name), f"owl-sap changes install {spec.name} --apply") from None
+            raise Fault(str(error), f"owl-sap changes install {spec.name} --apply") from None
         except UnknownTable as error:
             # HANA's catalogue hides what a user may not see.
             raise Fault(
@@ -432,8 +432,7 @@ def _shown(value: object) -> str:
 def told(missing: Fault) -> str:
     """One line of it, for logs and people in a hurry."""
     return (
-        f"a GPU is asked for (USE_GPU=true, [embedding] expect_gpu), but the CPU computes: {missing}. To mend it: "
-        f"{missing.fix}"
+        f"a GPU is required (USE_GPU=true, [embedding] expect_gpu), but the CPU is used: {missing}. Fix: {missing.fix}"
     )
 
 

@@ -216,7 +216,7 @@ COLLECTION_METRICS = (
     Figure("owl_sap_rows", "Source rows that are stored", "rows", _COLLECTION),
     Figure("owl_sap_chunks", "Vectors that are stored, one per piece of text", "chunks", _COLLECTION),
     Figure("owl_sap_empty_rows", "Rows without any text at the last complete sync", "empty", _COLLECTION),
-    Figure("owl_sap_quarantined_rows", "Rows set aside", "quarantined", _COLLECTION),
+    Figure("owl_sap_quarantined_rows", "Rows in quarantine", "quarantined", _COLLECTION),
     Figure(
         "owl_sap_sync_lag_seconds",
         "How old the answers may be: time since the last complete sync, and what its watermark was behind",

@@ -63,11 +63,13 @@ class SearchOptions:
         if self.min_score is not None and not math.isfinite(self.min_score):
             raise ValueError("min_score must be a finite number")
         if self.mmr_lambda is not None and not 0 <= self.mmr_lambda <= 1:
-            raise ValueError(f"mmr_lambda is {self.mmr_lambda:g}; it goes from 0 (different) to 1 (relevant)")
+            raise ValueError(
+                f"mmr_lambda is {self.mmr_lambda:g}; it must be from 0 (most diverse) to 1 (most relevant)"
+            )
         if self.depth is not None and self.depth < 1:
             raise ValueError(f"depth is {self.depth}; it must be at least 1")
         if not 1 <= self.passages <= passages.MOST:
-            raise ValueError(f"passages is {self.passages}; a hit has 1 to {passages.MOST}")
+            raise ValueError(f"passages is {self.passages}; it must be from 1 to {passages.MOST}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +195,12 @@ class Searching:
         mode = mode_of(query, options.mode)
         if not isinstance(query, str) and mode != "vector":
             given = "the id of a row" if isinstance(query, Like) else "a vector"
-            raise ValueError(f"mode {mode} looks for words: give a text as the query, not {given}")
+            raise ValueError(f"mode {mode} searches words: give a text as the query, not {given}")
         reranks = self._reranks(query, options)
         if self.never_written(spec):
             if isinstance(query, Like):
                 raise _no_row(spec.name)
-            return Found([], {}, ["nothing has been written to this collection yet"])
+            return Found([], {}, ["the collection is still empty: it was not synced or written to yet"])
         if isinstance(narrowed.within, Nothing):
             if isinstance(query, Like):
                 raise _no_row(spec.name)
@@ -220,9 +222,9 @@ class Searching:
 
     def _reranks(self, query: Asked, options: SearchOptions) -> bool:
         if options.rerank and not self._reranking.on:
-            raise ValueError("nothing is configured to rerank with; set [search] rerank (docs/search.md)")
+            raise ValueError("no reranker is configured: set [search] rerank (docs/search.md)")
         if options.rerank and not isinstance(query, str):
-            raise ValueError("hits are reranked by a text: give a text as the query, or leave rerank out")
+            raise ValueError("reranking needs a text as the query: give one, or leave rerank out")
         return self._reranking.on and isinstance(query, str) and options.rerank is not False
 
     def _searched(
@@ -392,7 +394,7 @@ class Searching:
         usable = np.isfinite(lengths) & (lengths > 0)
         known = vectors[usable] / lengths[usable, None]
         if not len(known):
-            raise ValueError("that row has no vector, so nothing can be like it")
+            raise ValueError("that row has no vector, so similar rows cannot be found")
         mean = known.mean(axis=0)
         return unit_vector(mean.tolist() if np.linalg.norm(mean) > _CANCELLED else known[0].tolist(), stored.dimension)
 
@@ -414,7 +416,7 @@ class Searching:
         (tokens,) = embedder.count_tokens([query])
         if tokens <= embedder.max_tokens:
             return []
-        return [f"the search text has {tokens} tokens; the model looks at the first {embedder.max_tokens} only"]
+        return [f"the search text has {tokens} tokens; the model uses only the first {embedder.max_tokens}"]
 
     def key_columns(self, spec: CollectionSpec, stored: CollectionStatus) -> tuple[str, ...]:
         """Names of the key columns: those by which the rows were stored, whatever the settings name by now. Before a
@@ -428,7 +430,7 @@ class Searching:
 
 
 def _no_row(name: str) -> UnknownRow:
-    return UnknownRow(f'"{name}" has no row with this id, or none that you may see')
+    return UnknownRow(f'"{name}" has no row with this id that you may see')
 
 
 def _stored(spec: CollectionSpec, like: Like) -> Like:
@@ -449,20 +451,20 @@ def _notes(spec: CollectionSpec, where: Filter | None, query: Asked, mode: Mode,
     from connector.stores.words import words
 
     notes: list[str] = []
-    declared = f"filters look at metadata, here: {', '.join(spec.metadata) or 'none'}"
+    declared = f"filters use metadata; this collection has: {', '.join(spec.metadata) or 'none'}"
     names = metadata_names(spec.metadata)
     unknown = sorted(set(fields(where, names)) - set(names.values()))
     if spec.written_by_clients:  # whose metadata nobody has declared
-        unknown, declared = [], "filters look at the metadata that clients sent"
+        unknown, declared = [], "filters use the metadata that clients sent"
     if unknown:
         near = did_you_mean(unknown[0], [*names, *names.values()])
         notes.append(f'"{spec.name}" declares no metadata named {", ".join(unknown)}; {declared}.{near}'.rstrip("."))
     elif where and not found:
-        notes.append(f"nothing was found, and the filter may be why; {declared}")
+        notes.append(f"no rows found; check the filter: {declared}")
     if not spec.written_by_clients:
         notes.extend(_dates_without_dashes(where, names))
     if isinstance(query, str) and mode != "vector" and not words(query):
-        notes.append("the search text holds no letter and no digit, so no word to look for")
+        notes.append("the search text has no letter or digit, so there is no word to search for")
     return notes
 
 

@@ -521,6 +521,10 @@ class Service:
         and ValueError for a field that there is not."""
         return self._browsing.map(self.spec(name), color, limit, self._visible(name, principal))
 
+    def example_id(self, name: str) -> str | None:
+        """Return the id of any stored row, None where there is none. For the operator: row rights do not apply."""
+        return self._browsing.example_id(self.spec(name))
+
     def _visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
         return self.rights.visible(name, principal)
 

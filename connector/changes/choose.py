@@ -77,7 +77,9 @@ def choose(wanted: Wanted, source: Source, checkpoint: Checkpoint) -> Choice:
         try:
             source.capture.check_log(wanted.query, log)
         except LogMissing as error:
-            raise LogMissing(str(error).replace("NAME", wanted.spec.name)) from None
+            collection = wanted.spec.name.partition("@")[0]
+            advice = f"see `owl-sap changes install {collection}`; the next run then compares everything"
+            raise LogMissing(f"{error}: {advice}") from None
         if not due:
             return Choice(LogFeed(source, wanted.query, log, wanted.page_rows, identity), "log")
     if changes.method == "rowid" or changes.hash == "server":
@@ -86,8 +88,8 @@ def choose(wanted: Wanted, source: Source, checkpoint: Checkpoint) -> Choice:
     return Choice(plain, "full", due if changes.method != "full" else "")
 
 
-_NEVER = "no comparison of everything has come to its end yet"
-_UNPROVED = "none has come to its end since a pause or a switch of generations"
+_NEVER = "no full comparison has finished yet"
+_UNPROVED = "none has finished since a pause or a switch of generations"
 
 
 def _differs(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> bool:
@@ -98,15 +100,15 @@ def _due(wanted: Wanted, checkpoint: Checkpoint, identity: Mapping[str, Any]) ->
     """Why everything has to be compared; "" when it has not."""
     mark = checkpoint.mark or {}
     if wanted.full:
-        return "asked for"
+        return "requested"
     if not mark or checkpoint.last_full is None:
         return _UNPROVED if checkpoint.source else _NEVER
     if _differs(checkpoint, identity):
-        return "the settings or the table are others than before"
+        return "the settings or the table changed"
     # A clock that was set back far is no reason never to look again.
     last = datetime.fromisoformat(mark["proved"]) if "proved" in mark else checkpoint.last_full
     if abs((wanted.now - last).total_seconds()) >= wanted.spec.changes.reconcile:
-        return "the last one is too long ago"
+        return "the last full comparison is too long ago"
     return ""
 
 
@@ -152,7 +154,7 @@ def _by_watermark(
         return FullFeed(source, extended, wanted.page_rows, {**after, **identity}, wanted.readers)
 
     feed: Feed = full(query) if at is None or not late else LateFeed(full, clocked, at)
-    return Choice(feed, "full", due or "no number is old enough to go on from")
+    return Choice(feed, "full", due or "no value of the watermark is old enough to continue from")
 
 
 def _by_tokens(wanted: Wanted, source: Source, mark: Mapping[str, Any], identity: dict[str, Any], due: str) -> Choice:

@@ -43,6 +43,7 @@ from connector.model import (
     Vectors,
     is_generation,
 )
+from connector.privileges import creating, granted
 from connector.protocols import Embedder
 from connector.stores import filters, hana_keywords, hana_tables, records
 from connector.stores.generation_rules import changed
@@ -165,7 +166,8 @@ class HanaStore:
         """What another worker creates at the same moment is as good."""
         for sql in statements:
             try:
-                self._pool.execute(sql, doing="creating the store's tables")
+                with granted(self._pool, creating(self._schema)):
+                    self._pool.execute(sql, doing="creating the store's tables")
             except DatabaseError as error:
                 if error.code not in _EXISTS:
                     raise

@@ -82,3 +82,20 @@ def test_what_cannot_be_logged_says_so(scene: Scene) -> None:
     file.write_text(file.read_text(encoding="utf-8") + 'key = ["K"]\n', encoding="utf-8")
     assert "is a view" in refused(scene, "changes", "install", NAME)
     assert "is a view" in refused(scene, "sync", NAME)
+
+
+def test_names_of_tables_and_columns_stand_in_messages_as_they_are(scene: Scene) -> None:
+    file = scene.folder / "owl-sap.toml"
+    collection = (
+        f'[[collections]]\nname = "customers"\nsource = "{scene.schema}.CUSTOMER_NAMES"\ntemplate = "{{TXT}}"\n'
+    )
+    file.write_text(file.read_text(encoding="utf-8") + collection + LOGGED, encoding="utf-8")
+    scene.run('CREATE COLUMN TABLE "CUSTOMER_NAMES" ("NAME1" NVARCHAR(20) PRIMARY KEY, "TXT" NVARCHAR(20))')
+    scene.run("""INSERT INTO "CUSTOMER_NAMES" VALUES ('A', 'a pump')""")
+    scene.run('CREATE COLUMN TABLE "OWL_LOG_CUSTOMERS" ("OTHER" INTEGER)')
+    log, table = f"{scene.schema}.OWL_LOG_CUSTOMERS", f"{scene.schema}.CUSTOMER_NAMES"
+    gap = f"the change log {log} of {table} has no column OWL_ID, NAME1; drop the log"
+    assert f"{gap}: see `owl-sap changes install customers`" in refused(scene, "sync", "customers")
+    checks = json.loads(call(scene, "doctor", "--json").stdout)
+    (check,) = [check for check in checks if check["check"].endswith("customers") and not check["ok"]]
+    assert (check["detail"], check["fix"]) == (gap, "owl-sap changes install customers --apply")

@@ -14,7 +14,7 @@ import pytest
 from hdbcli import dbapi
 
 from app.src.parts import EngineEmbedder
-from connector.errors import ConnectionLost, DatabaseError
+from connector.errors import ConnectionLost, DatabaseError, Unreachable
 from connector.model import Query
 from connector.retry import ONCE, RetryPolicy
 from connector.source import HanaSource
@@ -246,7 +246,7 @@ def test_a_line_cut_during_login_is_tried_again(scene: Scene) -> None:
         assert proxy.requests[CONNECT] == 2
     with (
         Proxy(scene.emulator.port, Strike(CONNECT, 1, Fault.LOSE_REQUEST)) as proxy,
-        pytest.raises(ConnectionLost, match=str(proxy.port)),
+        pytest.raises(Unreachable, match=str(proxy.port)),
     ):
         scene.pool(proxy.port, retry=ONCE).read("SELECT 1 FROM DUMMY")
 

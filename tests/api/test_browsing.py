@@ -225,10 +225,10 @@ def test_rows_like_none_are_refused(client: httpx.Client, synced: Service) -> No
     for id_ in HOSTILE:
         answer = client.post(SEARCH, json={"like": id_})
         assert answer.status_code == 404, answer.text
-        assert answer.json()["detail"] == '"materials" has no row with this id, or none that you may see'
+        assert answer.json()["detail"] == '"materials" has no row with this id that you may see'
     for body, words in (
-        ({"like": id_of("1"), "mode": "keyword"}, "looks for words: give a text as the query, not the id of a row"),
-        ({"like": id_of("1"), "mode": "hybrid"}, "looks for words"),
+        ({"like": id_of("1"), "mode": "keyword"}, "searches words: give a text as the query, not the id of a row"),
+        ({"like": id_of("1"), "mode": "hybrid"}, "searches words"),
         ({"like": id_of("1"), "query": "x"}, "give one of query, vector and like"),
         ({"like": 1}, "body.like"),
         ({"like": id_of("1"), "filter": {"MTART": {"$eqq": 1}}}, "$eqq"),

@@ -133,7 +133,7 @@ def test_the_switch_and_back(wide: Service, configured: Configured, source: Tabl
     assert states(wide) == {1: "retired", 2: "active"}
     with pytest.raises(GenerationRefused, match="is being built"):
         wide.switch(NAME)
-    with pytest.raises(GenerationRefused, match="serves already"):
+    with pytest.raises(GenerationRefused, match="already active"):
         wide.switch(NAME, 2)
     plain = wide.sync(NAME)
     assert not isinstance(plain, BuildReport)
@@ -151,7 +151,7 @@ def test_the_switch_and_back(wide: Service, configured: Configured, source: Tabl
 
 
 def test_nothing_to_go_back_to(synced: Service) -> None:
-    with pytest.raises(GenerationRefused, match="go back"):
+    with pytest.raises(GenerationRefused, match="roll back"):
         synced.rollback(NAME)
     with pytest.raises(GenerationRefused, match="is being built"):
         synced.switch(NAME)
@@ -256,7 +256,7 @@ def test_a_model_that_is_gone_does_not_hold_up_its_successor(
     report = wide.sync(NAME)
     assert isinstance(report, BuildReport)
     assert (report.serving, report.upserted) == (None, 5)
-    assert any("not brought up to date" in note and "/no/such/model" in note for note in report.notes)
+    assert any("was not updated" in note and "/no/such/model" in note for note in report.notes)
     wide.switch(NAME)
     assert first(wide, "copper wire") == "5"
 
@@ -348,7 +348,7 @@ def test_two_are_compared_by_stored_texts_and_by_given_ones(wide: Service, sourc
     assert compared.same_first >= 5 / 7, "each stored text finds itself"
     assert wide.compare(NAME, 2, sample=2).queries == 2
     assert wide.compare(NAME, sample=0).overlap_at_10 is None
-    with pytest.raises(GenerationRefused, match="serves"):
+    with pytest.raises(GenerationRefused, match="is active"):
         wide.compare(NAME, 1)
 
 
@@ -365,7 +365,7 @@ def test_a_comparison_sees_rows_that_are_missing(wide: Service) -> None:
 def test_switching_by_itself(synced: Service, configured: Configured, source: TableSource) -> None:
     auto = configured("hash:128", switch="auto")
     report = auto.sync(NAME)
-    assert any("generation 2 serves now instead of 1" in note for note in report.notes), report.notes
+    assert any("generation 2 is active now instead of 1" in note for note in report.notes), report.notes
     assert states(auto) == {1: "retired", 2: "active"}
     assert not isinstance(auto.sync(NAME), BuildReport)
 
@@ -471,9 +471,9 @@ def test_changing_refuses(client: Client, wide: Service, source: TableSource) ->
     problem(client.post("/v1/collections/nope/generations", json={"action": "switch"}), 404)
     assert "there are: 1" in refused(404, action="switch", number=7)
     assert "being built" in refused(409, action="switch")
-    assert "go back" in refused(409, action="rollback")
+    assert "roll back" in refused(409, action="rollback")
     assert "serves" in refused(409, action="drop", number=1)
-    assert "serves" in refused(409, action="compare", number=1)
+    assert "is active" in refused(409, action="compare", number=1)
     refused(422, action="drop")
     refused(422, action="build", number=2)
     refused(422, action="swap")

@@ -103,7 +103,7 @@ def test_what_is_no_text_is_not_reranked(synced: httpx.Client, reranker: Recordi
 def test_asking_for_what_cannot_be(synced: httpx.Client) -> None:
     response = synced.post(SEARCH, json={"vector": [1.0] * 64, "rerank": True})
     assert response.status_code == 422
-    assert "give a text" in response.text
+    assert "needs a text as the query" in response.text
 
 
 def test_hits_below_the_least_score_never_get_there(synced: httpx.Client, reranker: Recording) -> None:
@@ -208,7 +208,7 @@ def test_without_a_reranker_nobody_can_ask_for_it(tmp_path: Path, source: TableS
     service = Service(settings_in(tmp_path), source=source)
     try:
         service.sync("materials")
-        with pytest.raises(ValueError, match="nothing is configured to rerank with"):
+        with pytest.raises(ValueError, match="no reranker is configured"):
             service.search("materials", TEXT, options=SearchOptions(rerank=True), principal=OPERATOR)
         explained = service.search("materials", TEXT, options=SearchOptions(explain=True), principal=OPERATOR).explain
         assert explained is not None

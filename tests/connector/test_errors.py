@@ -27,6 +27,7 @@ from connector.errors import (
     Unavailable,
     UnknownColumn,
     UnknownTable,
+    Unreachable,
     classify,
 )
 
@@ -90,15 +91,15 @@ TABLE = [
     (
         -10709,
         "Connection failed (RTE:[89001] Cannot resolve host name 'nowhere.invalid' rc=-2 (nowhere.invalid:443))",
-        ConnectionLost,
+        Unreachable,
     ),
     (
         -10709,
         "Connection failed (RTE:[89006] System call 'connect' failed, rc=111:Connection refused {127.0.0.1:1})",
-        ConnectionLost,
+        Unreachable,
     ),
-    (-10709, "Connect failed (connect timeout expired) (127.0.0.1:1 -> 127.0.0.1:2)", ConnectionLost),
-    (-10709, "Connection failed (RTE:[89013] Socket closed by peer {a -> b})", ConnectionLost),
+    (-10709, "Connect failed (connect timeout expired) (127.0.0.1:1 -> 127.0.0.1:2)", Unreachable),
+    (-10709, "Connection failed (RTE:[89013] Socket closed by peer {a -> b})", Unreachable),
     (-10719, "Connect failed (invalid SERVERNODE '127.0.0.1;encrypt=true:41167')", ConnectionMisconfigured),
     (-10104, 'Invalid value for KEY "NOPE", directory search path: /home/me/.hdb/box', ConnectionMisconfigured),
     (10, "authentication failed", LoginRefused),
@@ -227,7 +228,14 @@ def test_classify_is_total(code, text, doing):
 
 def test_what_is_retryable():
     retryable = {error for error in CLASSES if error.retryable}
-    assert retryable == {ConnectionLost, Unavailable, TransactionRolledBack, Overloaded, GenerationChanged}
+    assert retryable == {
+        ConnectionLost,
+        Unavailable,
+        Unreachable,
+        TransactionRolledBack,
+        Overloaded,
+        GenerationChanged,
+    }
 
 
 @pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)

@@ -24,6 +24,7 @@ from connector.errors import (
     Overloaded,
     RowRejected,
     TransactionRolledBack,
+    Unreachable,
 )
 from connector.extras import install_command
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, quote
@@ -406,7 +407,7 @@ def test_threads_that_waited_for_a_failing_connect_share_its_failure():
 
         def work():
             here.wait()
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(Unreachable):
                 pool.read("SELECT")
 
         run_threads(8, work)
@@ -415,7 +416,7 @@ def test_threads_that_waited_for_a_failing_connect_share_its_failure():
 
 def test_an_unreachable_host_is_tried_again_and_named():
     driver = ScriptedDriver(connect=[-10709] * 9)
-    with pool_over(driver) as pool, pytest.raises(ConnectionLost, match=r"connecting to h:30015"):
+    with pool_over(driver) as pool, pytest.raises(Unreachable, match=r"connecting to h:30015"):
         pool.read("SELECT")
     assert driver.count("connect") == QUICK.attempts
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.src.explaining import code_of
 from connector.cancellation import Cancellation, cancelled_by
 from connector.errors import (
     Cancelled,
@@ -25,6 +26,7 @@ from connector.errors import (
     Unavailable,
     UnknownColumn,
     UnknownTable,
+    Unreachable,
 )
 from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, Session
 from connector.retry import ONCE, RetryPolicy
@@ -98,23 +100,24 @@ HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
         (HTTP, {"encrypt": False}, ConnectionMisconfigured, "web server.*`port`"),
         (HTTP, {}, ConnectionMisconfigured, "plain text.*`port`"),
         (b"x" * 64, {"encrypt": False}, ConnectionMisconfigured, "not HANA's SQL port.*`encrypt`"),
-        (b"", {"encrypt": False}, ConnectionLost, "could not be reached.*`port`"),
-        (None, {"encrypt": False}, ConnectionLost, "`connect_timeout`"),
-        (None, {}, ConnectionLost, "`connect_timeout`"),
+        (b"", {"encrypt": False}, Unreachable, "could not be reached.*`port`"),
+        (None, {"encrypt": False}, Unreachable, "`connect_timeout`"),
+        (None, {}, Unreachable, "`connect_timeout`"),
     ],
 )
 def test_what_is_no_hana_is_told_apart(wrong_server, reply, options, error, named):
     with pytest.raises(error, match=named) as caught:
         connect_to(wrong_server(reply).port, **options)
+    assert code_of(caught.value) == "OWL-2005"
     assert "Geheim" not in str(caught.value)
 
 
 def test_a_closed_port_and_an_unknown_name():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(ConnectionLost, match=r"refused.*`host`"):
+    with pytest.raises(Unreachable, match=r"refused.*`host`"):
         connect_to(port)
-    with pytest.raises(ConnectionLost, match=r"cannot be resolved.*`host`"):
+    with pytest.raises(Unreachable, match=r"cannot be resolved.*`host`"):
         connect_to(443, host="no-such-host.invalid")
     with pytest.raises(ConnectionMisconfigured, match=r"no address.*`host`"):
         connect_to(443, host="127.0.0.1;encrypt=false")
@@ -124,14 +127,30 @@ def test_a_closed_port_and_an_unknown_name():
 @pytest.mark.proves(8)
 def test_the_first_byte_on_the_wire_is_tls_unless_switched_off(wrong_server, options, first):
     server = wrong_server(b"")
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(Unreachable):
         connect_to(server.port, **options)
     assert [data[0] for data in server.received] == [first]
 
 
+@pytest.mark.parametrize(
+    ("tls", "options", "error", "named"),
+    [
+        (False, {"encrypt": True}, Unreachable, "`encrypt`"),
+        (True, {"encrypt": False}, Unreachable, "`encrypt`"),
+        (True, {"host": "localhost"}, ConnectionMisconfigured, "another name than `host`.*db.example"),
+        (True, {"host": "localhost", "trust_store": ""}, ConnectionMisconfigured, "not trusted.*`trust_store`"),
+    ],
+)
+def test_an_address_or_tls_setting_that_is_wrong_is_a_failed_connect(tls, options, error, named):
+    arguments = ("--tls", "--tls-host", "db.example") if tls else ()
+    with running(*arguments) as emulator, pytest.raises(error, match=named) as caught:
+        connect_to(emulator.port, **{"trust_store": emulator.trust_store or "", "connect_timeout": 10.0, **options})
+    assert code_of(caught.value) == "OWL-2005"
+
+
 def test_the_connect_timeout_is_kept(wrong_server):
     start = time.monotonic()
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(Unreachable):
         connect_to(wrong_server(None).port, connect_timeout=0.3)
     assert 0.2 < time.monotonic() - start < 8, "less than the usual 10 s"
 
@@ -245,10 +264,14 @@ def test_a_server_that_dies_is_connection_lost_and_its_successor_is_found(tmp_pa
         port = first.port
         pool = HanaPool(options_of(first, connect_timeout=2), 2, retry=QUICK)
         assert pool.read("SELECT 1 FROM DUMMY") == [(1,)]
-        first.process.kill()
-        first.process.wait(10)
-    with pytest.raises(ConnectionLost):
+        with pool.session() as session:
+            first.process.kill()
+            first.process.wait(10)
+            with pytest.raises(ConnectionLost) as lost:
+                session.query("SELECT 1 FROM DUMMY")
+    with pytest.raises(Unreachable) as refused:
         pool.read("SELECT 1 FROM DUMMY")
+    assert (code_of(lost.value), code_of(refused.value)) == ("OWL-2003", "OWL-2005")
     with running("--data", str(tmp_path), "--port", str(port)):
         assert pool.read("SELECT 1 FROM DUMMY") == [(1,)]
     pool.close()

@@ -186,7 +186,7 @@ class MemorySource:
 
     def check_log(self, query: Query, log: TableRef) -> None:
         if not self.data.logging:
-            raise LogMissing("no log: see `owl-sap changes install NAME`")
+            raise LogMissing("the log of S.CUSTOMER_NAMES has no column NAME1")
 
     def log_length(self, log: TableRef) -> int:
         return len(self.data.log)

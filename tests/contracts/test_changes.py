@@ -126,7 +126,7 @@ def test_a_full_comparison_keeps_what_the_way_stored(synced, way):
     before = _records(synced)
     report = synced.sync(full=True)
     assert (report.method, report.upserted, report.unchanged) == ("full", 0, 10)
-    assert any("asked for" in note for note in report.notes) == (way != "full")
+    assert any("requested" in note for note in report.notes) == (way != "full")
     assert _records(synced) == before
     assert synced.sync().upserted == 0
 

@@ -45,12 +45,12 @@ GENERATIONS: list[tuple[tuple[int, int], str, int, str, str]] = [
     ((6, 1), "fp32", 1, "fp32", "6.1 has no tensor cores"),
     ((7, 0), "fp16", 8, "fp32 fp16", "none for bf16 or tf32"),
     ((7, 5), "fp16", 8, "fp32 fp16", "none for bf16 or tf32"),
-    ((8, 0), "fp16", 8, "fp32 tf32 fp16 bf16", "fp16 rounds finer than bf16"),
-    ((8, 6), "fp16", 8, "fp32 tf32 fp16 bf16", "fp16 rounds finer than bf16"),
-    ((8, 9), "fp16", 8, "fp32 tf32 fp16 bf16", "fp16 rounds finer than bf16"),
-    ((9, 0), "fp16", 8, "fp32 tf32 fp16 bf16", "fp16 rounds finer than bf16"),
-    ((10, 0), "fp16", 8, "fp32 tf32 fp16 bf16", "fp16 rounds finer than bf16"),
-    ((12, 0), "fp16", 8, "fp32 tf32 fp16 bf16", "fp16 rounds finer than bf16"),
+    ((8, 0), "fp16", 8, "fp32 tf32 fp16 bf16", "more exact than bf16"),
+    ((8, 6), "fp16", 8, "fp32 tf32 fp16 bf16", "more exact than bf16"),
+    ((8, 9), "fp16", 8, "fp32 tf32 fp16 bf16", "more exact than bf16"),
+    ((9, 0), "fp16", 8, "fp32 tf32 fp16 bf16", "more exact than bf16"),
+    ((10, 0), "fp16", 8, "fp32 tf32 fp16 bf16", "more exact than bf16"),
+    ((12, 0), "fp16", 8, "fp32 tf32 fp16 bf16", "more exact than bf16"),
 ]
 by_generation = pytest.mark.parametrize(
     ("capability", "chosen", "padding", "possible", "reason"), GENERATIONS, ids=lambda value: str(value)[:12]
@@ -181,7 +181,7 @@ def test_the_list_of_choices_names_cores_build_and_tf32(capability: tuple[int, i
     assert chosen["torch_build"].value == profile.builds[0].cuda
     assert profile.builds[0].command in chosen["torch_build"].reason
     assert chosen["tf32"].value is False  # never by itself: the precision that is chosen is faster
-    assert ("starts at compute capability 8.0" in chosen["tf32"].reason) == (capability < (8, 0))
+    assert ("needs compute capability 8.0" in chosen["tf32"].reason) == (capability < (8, 0))
     assert "instructions" not in chosen
 
 
@@ -203,7 +203,7 @@ def test_what_a_loaded_engine_has_is_shown_and_nothing_measured() -> None:
     assert "torch_build" not in chosen
     untold = {each.name: each for each in settings_of(DeviceProfile.cpu())}["instructions"]
     assert untold.value is None
-    assert "does not tell" in untold.reason
+    assert "not reported" in untold.reason
 
 
 def test_sustained_rates_have_their_source_and_stay_below_the_peak() -> None:

@@ -60,8 +60,8 @@ def test_tensor_cores(profile: DeviceProfile, cores: set[str]) -> None:
 @pytest.mark.parametrize(
     ("profile", "precision", "says"),
     [
-        (T4, "bf16", "8.0, this is 7.5; use fp16"),
-        (T4, "tf32", "8.0, this is 7.5; use fp16"),
+        (T4, "bf16", "8.0, this card has 7.5; use fp16"),
+        (T4, "tf32", "8.0, this card has 7.5; use fp16"),
         (P4, "bf16", "use fp32"),
         (P4, "fp16", "1/64"),
         (CPU, "fp16", "fp32, bf16 or auto"),

@@ -133,11 +133,11 @@ def test_this_machine_is_measured() -> None:
 @pytest.mark.parametrize(
     ("gain", "precision", "reason"),
     [
-        (2.04, "bf16", "2.04 x as fast"),
-        (BF16_PAYS, "bf16", "1.30 x as fast"),
-        (BF16_PAYS - 0.01, "fp32", "1.29 x as fast"),
-        (0.01, "fp32", "0.01 x as fast"),
-        (0.0, "fp32", "no bf16 products"),
+        (2.04, "bf16", "2.0x faster than fp32"),
+        (BF16_PAYS, "bf16", "1.3x faster than fp32"),
+        (BF16_PAYS - 0.01, "fp32", "1.29x as fast as fp32"),
+        (0.01, "fp32", "0.01x as fast as fp32"),
+        (0.0, "fp32", "cannot compute bf16"),
     ],
 )
 def test_the_engine_takes_what_the_probe_allows_and_says_why(

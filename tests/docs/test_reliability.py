@@ -152,7 +152,7 @@ FAULTS = (
         22,
         "poison rows: NUL, emoji, half characters, a megabyte, blanks, keys too long",
         "I7, I8",
-        "that row alone is set aside, with a reason and without its text; blank rows have no vector",
+        "that row alone goes to quarantine, with a reason and without its text; blank rows have no vector",
     ),
     Fault(
         23,

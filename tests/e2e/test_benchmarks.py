@@ -94,7 +94,7 @@ def test_the_benchmark_of_searches_beside_loads_runs(tmp_path):
         assert ratio["beside_ms"]["searches"] > 0
         assert (ratio["target"] is None) == (part == "rest")
         assert found[f"{part}, load alone"]["median"] > 0
-    assert report["details"]["rest"]["source"] == "the stand-in"
+    assert report["details"]["rest"]["source"] == "the emulator"
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_a_sync_against_the_engine(cli: Cli) -> None:
     assert run.code == 0, run.err
     check(run.json, 1)
     assert run.json["figures"][0]["name"] == "sync / engine alone"
-    assert run.json["options"]["source"] == "the stand-in"
+    assert run.json["options"]["source"] == "the emulator"
     assert set(run.json["figures"][0]["stages"]) >= {"read", "embed", "apply"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
+from app.src.cli import app
+from app.src.cli.application import PANELS, subcommands, verb
 from app.src.cli.commands import _paused
 from connector.sync import SyncReport
 from tests.surface.conftest import environment
@@ -49,6 +53,48 @@ def test_help_and_version(cli: Cli) -> None:
     assert whole.code == 0
     assert all(verb in whole.out for verb in VERBS)
     assert cli("--version").out.strip() == importlib.metadata.version("owl-sap-connector")
+
+
+def _shown_verbs(help_text: str) -> dict[str, list[str]]:
+    """The verbs of each panel, in the order shown."""
+    panels: dict[str, list[str]] = {}
+    for line in help_text.splitlines():
+        if found := re.match(r"\W*╭─ (\w+)", line):
+            shown = panels.setdefault(found[1], [])
+        elif found := re.match(r"│ (\w+) ", line):
+            shown.append(found[1])
+    return panels
+
+
+def test_verbs_stand_in_panels_in_the_order_of_use(cli: Cli) -> None:
+    shown = _shown_verbs(cli("--help").out)
+    shown.pop("Options")
+    assert shown == {panel: list(names) for panel, names in PANELS.items()}
+    assert list(shown) == ["Start", "Search", "Operate", "Advanced"]
+    assert shown["Start"][:4] == ["init", "doctor", "sync", "search"]
+    command: Any = get_command(app)
+    assert sorted(name for names in PANELS.values() for name in names) == sorted(command.commands)
+
+
+def test_a_verb_without_a_panel_is_refused() -> None:
+    with pytest.raises(KeyError, match="polish"):
+        verb(app, "polish")
+    with pytest.raises(KeyError, match="polish"):
+        subcommands("polish", "Rub until it shines.")
+
+
+def test_global_options_are_taken_after_the_verb_too(cli: Cli, tmp_path: Path) -> None:
+    """Also after a group of verbs with an action of its own; the last one given counts."""
+    (tmp_path / "other.toml").write_text('[store]\nkind = "local"\npath = "elsewhere"\n')
+    assert "{" not in cli("explain", "--output", "table").out
+    assert all(line.startswith("{") for line in cli("explain", "--output", "lines").out.splitlines())
+    assert "{" not in cli("--output", "lines", "explain", "--output", "table").out
+    shown = cli("config", "show", "--json", "--config", "other.toml").json
+    assert shown["store.path"] == "elsewhere"
+    assert "Traceback" in cli("search", "nothing", "x", "--debug", traceback=True, **LOCAL).err
+    assert cli("jobs", "--config", "other.toml", "--output", "table").code == 0
+    wrong = cli("doctor", "--output", "pretty")
+    assert (wrong.code, "--output" in wrong.err) == (2, True)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -269,13 +315,10 @@ def test_a_password_that_is_not_set_is_one_message(cli: Cli, configured: None) -
     one_message(run, 2, "[hana]", "password", "HANA_PASSWORD")
 
 
-def test_a_failed_sync_names_the_collection_and_shows_no_counts(cli: Cli, configured: None) -> None:
-    run = cli("--output", "table", "sync", "--all", **LOCAL)
-    assert run.code == 2
-    assert "owl-sap: materials: no HANA" in run.err
-    row = next(line for line in run.out.splitlines() if "materials" in line)
-    assert "FAILED" in row
-    assert "0" not in row
+@pytest.mark.parametrize("layout", ["table", "lines"])
+def test_a_failed_sync_prints_its_error_alone(cli: Cli, configured: None, layout: str) -> None:
+    run = cli("--output", layout, "sync", "--all", **LOCAL)
+    one_message(run, 2, "owl-sap: materials: no HANA", "OWL-1003")
 
 
 @pytest.mark.covers("sync", errors=True)
@@ -321,9 +364,9 @@ def test_a_store_that_cannot_be_opened_is_one_message_and_debug_says_where(cli: 
 @pytest.mark.parametrize(
     ("gone", "deleted", "said"),
     [
-        (27, 0, "27 stored rows are gone from the source, more than max_deletes allows: they were not deleted"),
-        (27, 10, "10 of them were deleted before that showed, the others not"),
-        (0, 0, "so many stored rows have turned blank"),
+        (27, 0, "27 stored rows are no longer in the source, more than max_deletes allows: nothing was deleted"),
+        (27, 10, "10 of them were deleted before the limit was reached, the others were kept"),
+        (0, 0, "too many stored rows became blank"),
     ],
 )
 def test_what_the_brake_kept_is_told_as_it_is(gone: int, deleted: int, said: str) -> None:

@@ -120,7 +120,7 @@ def test_a_worker_is_well_by_its_heartbeat_and_ends_after_its_jobs(scene: Scene)
             first, second = jobs.start(NAME), jobs.start("another")
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 0
-        assert errors.splitlines()[-1] == "1 jobs done (worker.max_jobs): ending, to be started anew"
+        assert errors.splitlines()[-1] == "1 jobs done (worker.max_jobs): ending, so that it is restarted"
         assert [jobs.get(job.id).state for job in (first, second)] == ["succeeded", "queued"]
         assert not beat.exists()
     finally:
@@ -133,7 +133,7 @@ def test_a_missing_gpu_ends_the_start_with_one_line(cli: Cli) -> None:
     wanted = cli("start", "worker", USE_GPU="true", OWL_SAP_EMBEDDING__MODEL="hash:16")
     assert (wanted.code, wanted.out) == (1, "")
     (line,) = wanted.err.splitlines()
-    assert "a GPU is asked for, but the model hash:16 runs on CPUs only; to mend it: " in line
+    assert "a GPU is required, but the model hash:16 runs on CPUs only; fix: " in line
     silent = cli("health", "worker")
     assert (silent.code, "OWL_SAP_WORKER__HEARTBEAT" in silent.err) == (1, True)
 

@@ -252,12 +252,12 @@ def test_what_the_card_does_is_told_and_heat_is_not_normal(monkeypatch: pytest.M
     seen(monkeypatch, card(**now, sm_clock_mhz=1005, throttle=throttles(4), throttled_abnormally=False), CUDA_13)
     told = machine.gpu(EmbeddingSettings())
     assert "98 % busy, 71 C, 70 of 70 W, 1005 MHz; held by the power limit" in told
-    assert "NOT NORMAL" not in told
+    assert "THROTTLED" not in told
     seen(monkeypatch, card(**now, throttle=throttles(0x40), throttled_abnormally=True), CUDA_13)
     assert "far too hot" in machine.gpu(EmbeddingSettings())
-    assert "NOT NORMAL" in machine.gpu(EmbeddingSettings())
+    assert "THROTTLED" in machine.gpu(EmbeddingSettings())
     seen(monkeypatch, card(reason="NVML: GPU is lost"), CUDA_13)
-    assert "card 0 tells nothing: NVML: GPU is lost" in machine.gpu(EmbeddingSettings())
+    assert "GPU 0 reports nothing: NVML: GPU is lost" in machine.gpu(EmbeddingSettings())
 
 
 CU126 = "pip install 'torch==2.13.*' --index-url https://download.pytorch.org/whl/cu126"
@@ -293,7 +293,7 @@ def test_kernels_for_each_card(
     seen(monkeypatch, card(name, compute_capability=capability), build)
     if fix is None:
         told = machine.kernels(EmbeddingSettings())
-        assert told == f"torch {build.version} (CUDA {build.cuda}) has them for {name} ({capability})"
+        assert told == f"torch {build.version} (CUDA {build.cuda}) supports {name} ({capability})"
         return
     with pytest.raises(Fault) as caught:
         machine.kernels(EmbeddingSettings())
@@ -306,16 +306,16 @@ def test_kernels_for_each_card(
 
 def test_kernels_where_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     seen(monkeypatch, card("Tesla P4", compute_capability="6.1"), CUDA_13)
-    assert "hash:8 needs none" in machine.kernels(EmbeddingSettings(model="hash:8"))
+    assert "hash:8 needs no GPU" in machine.kernels(EmbeddingSettings(model="hash:8"))
     assert "CPU computes" in machine.kernels(EmbeddingSettings(device="cpu"))
     seen(monkeypatch, card("Tesla P4", compute_capability="6.1"), CPU)
     assert CU126 in machine.kernels(EmbeddingSettings()), "what would use the card"
     seen(monkeypatch, card(compute_capability=None), CUDA_13)
-    assert "does not tell" in machine.kernels(EmbeddingSettings())
+    assert "does not report" in machine.kernels(EmbeddingSettings())
     seen(monkeypatch, card(), TorchBuild("2.99", "15.1"))
-    assert "not known" in machine.kernels(EmbeddingSettings())
+    assert "unknown for torch" in machine.kernels(EmbeddingSettings())
     seen(monkeypatch, NONE, CUDA_13)
-    assert machine.kernels(EmbeddingSettings()) == "no card here"
+    assert machine.kernels(EmbeddingSettings()) == "no GPU found"
 
 
 def test_the_card_that_the_settings_name_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,11 +428,11 @@ def web(answer: bytes) -> Iterator[int]:
 
 
 def test_the_port_of_serve() -> None:
-    assert "any free port" in machine.port(ApiSettings(port=0))
+    assert "a free port" in machine.port(ApiSettings(port=0))
     free = closed_port()
     assert machine.port(ApiSettings(port=free)) == f"127.0.0.1:{free} is free"
     with web(b'{"status": "ok", "checks": {}}') as port:
-        assert "our own service" in machine.port(ApiSettings(port=port))
+        assert "an owl-sap service already runs" in machine.port(ApiSettings(port=port))
     for other in (b"", b"[]", b'{"status": 1}', b"3", b"<html>"):
         with web(other) as port, pytest.raises(Fault, match="another web server") as caught:
             machine.port(ApiSettings(port=port))
@@ -444,9 +444,9 @@ def test_a_port_that_cannot_be_bound() -> None:
         number = silent.getsockname()[1]
         with pytest.raises(Fault, match="another program"):
             machine.port(ApiSettings(port=number))
-    with pytest.raises(Fault, match="no address of this machine"):
+    with pytest.raises(Fault, match="not an address of this machine"):
         machine.port(ApiSettings(host="no-such-host.invalid", port=number))
-    with pytest.raises(Fault, match="cannot be bound"):
+    with pytest.raises(Fault, match="cannot listen on"):
         machine.port(ApiSettings(host="192.0.2.1", port=number))
 
 
@@ -603,16 +603,16 @@ def test_without_hnsw_the_store_still_works_and_nothing_is_left(monkeypatch: pyt
 def test_a_model_on_the_cpu_where_a_gpu_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     examined = probes(monkeypatch, Pool())
     detail = examined.probe_model()
-    assert "8 finite numbers" in detail
+    assert "8 dimensions" in detail
     assert "path hashing" in detail
     assert examined.gpu_missing(examined._parts.engine) is None, "nobody asked"
     embedding = examined.settings.embedding.model_copy(update={"model": "own", "expect_gpu": True})
     examined._parts.settings = examined.settings.model_copy(update={"embedding": embedding})
     seen(monkeypatch, card(), CUDA_13)
-    with pytest.raises(Fault, match="a GPU is asked for, and hash:8 runs on the CPU: torch sees no CUDA") as caught:
+    with pytest.raises(Fault, match="a GPU is required, but hash:8 runs on the CPU: torch sees no CUDA") as caught:
         examined.probe_gpu_use()
     assert "CUDA_VISIBLE_DEVICES" in caught.value.fix
-    assert "8 finite numbers" in examined.probe_model(), "what builds on the model is looked at all the same"
+    assert "8 dimensions" in examined.probe_model(), "what builds on the model is looked at all the same"
     assert examined.gpu_missing(None) is None, "before anything is loaded, all that is installed here fits"
 
 

@@ -52,6 +52,17 @@ def test_statements_from_arguments(sql: Cli) -> None:
     assert [word in run.out for word in ("1000", "it's; here", "NULL", "1 row")] == [True] * 4
 
 
+def test_a_batch_says_once_what_it_changed(sql: Cli) -> None:
+    inserts = ";".join(f"INSERT INTO A2 VALUES ({number})" for number in range(40))
+    run = sql("CREATE TABLE A2 (K INTEGER)", inserts, "SELECT COUNT(*) AS N FROM A2")
+    assert (run.code, run.err.splitlines()) == (0, ["41 statements done, 40 rows affected"])
+    run = sql("DELETE FROM A2 WHERE K < 10; DELETE FROM A2 WHERE K = 20; DELETE FROM NOSUCH")
+    assert run.code == 2
+    done, refused = run.err.splitlines()
+    assert (done, "259" in refused) == ("2 statements done, 11 rows affected", True)
+    assert sql("DROP TABLE A2").err.splitlines() == ["done, 0 rows affected"]
+
+
 @pytest.mark.covers("emulator sql")
 def test_statements_from_a_pipe(sql: Cli) -> None:
     text = "-- a comment; with a semicolon\nSELECT 'a;b' AS X FROM DUMMY;\n\n/* ; */ SELECT 2 AS Y\nFROM DUMMY"

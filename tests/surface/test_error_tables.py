@@ -44,6 +44,8 @@ TABLE: dict[str, tuple[int, int, bool]] = {
     "DatabaseError": (3, 503, False),
     "ConnectionLost": (3, 503, True),
     "Unavailable": (3, 503, True),
+    "ConnectFailed": (3, 503, False),
+    "Unreachable": (3, 503, True),
     "ConnectionMisconfigured": (3, 503, False),
     "LoginRefused": (3, 503, False),
     "PermissionRefused": (3, 503, False),

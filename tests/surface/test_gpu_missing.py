@@ -31,9 +31,9 @@ def warnings(errors: str) -> list[str]:
 def is_loud(errors: str) -> bool:
     """One line, with the reason and the fix."""
     (line,) = warnings(errors)
-    assert line.startswith("WARNING: a GPU is asked for (USE_GPU=true, [embedding] expect_gpu), but the CPU computes: ")
+    assert line.startswith("WARNING: a GPU is required (USE_GPU=true, [embedding] expect_gpu), but the CPU is used: ")
     assert "hash:64 runs on CPUs only" in line
-    assert line.endswith("To mend it: choose another [embedding] model, or USE_GPU=false")
+    assert line.endswith("Fix: choose another [embedding] model, or USE_GPU=false")
     return True
 
 

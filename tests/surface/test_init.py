@@ -177,12 +177,12 @@ def test_nothing_is_overwritten_unless_told_so(
         (["--table", "SAPDEMO.QMELL"], 2, "Did you mean 'QMEL'"),
         (["--table", "sapdemo.QMEL"], 2, "case-sensitive"),
         (["--table", "QMEL"], 2, "SCHEMA.TABLE"),
-        (["--schema", "SAPDEMO"], 2, "which tables of SAPDEMO? --table"),
+        (["--schema", "SAPDEMO"], 2, "no table of SAPDEMO named: give --table"),
         (["--schema", "SAPDEM", "--yes"], 2, "Did you mean 'SAPDEMO'"),
         (["--offline", "--table", "SAPDEMO.QMEL"], 2, "--offline"),
         (["--password-file", "nowhere", "--table", "SAPDEMO.QMEL"], 2, "--password-file"),
-        (["--table", "SAPDEMO.QMEL", "--out", "/dev/null"], 2, "that is no folder"),
-        (["--table", "SAPDEMO.QMEL", "--out", "/dev/null/x"], 2, "/dev/null/x cannot be written into"),
+        (["--table", "SAPDEMO.QMEL", "--out", "/dev/null"], 2, "not a folder"),
+        (["--table", "SAPDEMO.QMEL", "--out", "/dev/null/x"], 2, "cannot write to /dev/null/x"),
     ],
 )
 def test_what_is_refused_and_leaves_nothing_behind(
@@ -272,9 +272,9 @@ def test_questions_on_a_terminal(tmp_path: Path, sample: Emulator) -> None:
         ("Port", str(sample.port)),
         ("Technical user", sample.user),
         ("Password", sample.password),
-        ("Which ones", ","),
+        ("Tables to use", ","),
         ("separated by commas) [1]: ,", "99"),
-        ("from 1 to", "1, V_MATERIALS"),
+        ("(1 to", "1, V_MATERIALS"),
     ]
     code, screen = typed(tmp_path, ["init", "--no-encrypt", "--store", "local"], answers, **HASHING)
     assert code == 0, screen

@@ -190,6 +190,7 @@ def test_a_missing_privilege_is_named(cli: Cli, tmp_path: Path, house: Emulator,
     refused = cli("sync", "rows", **login)
     assert refused.code == 3
     assert "SELECT on SAPDEMO.T" in " ".join(refused.err.split())
+    assert f'Ask an administrator to run: GRANT SELECT ON "SAPDEMO"."T" TO "{guest}"' in " ".join(refused.err.split())
     checks = {check["check"]: check for check in cli("doctor", "--json", **login).json}
     assert not checks["table of rows"]["ok"]
     assert "GRANT SELECT" in checks["table of rows"]["detail"] + checks["table of rows"]["fix"]
@@ -202,6 +203,7 @@ def test_a_table_that_the_user_may_not_even_see(cli: Cli, tmp_path: Path, house:
     (tmp_path / "owl-sap.toml").write_text(COLLECTION)
     refused = cli("sync", "rows", **variables(house, guest, "Right-1"))
     assert (refused.code, "that this user can see" in " ".join(refused.err.split())) == (2, True)
+    assert "`owl-sap grants` prints the GRANT" in " ".join(refused.err.split())
 
 
 @pytest.mark.covers("doctor", errors=True)
@@ -210,6 +212,8 @@ def test_a_schema_one_may_not_write_in_is_named(cli: Cli, tmp_path: Path, house:
     elsewhere = variables(house, guest, "Right-1") | {"OWL_SAP_STORE__SCHEMA": "SAPDEMO"}
     checks = {check["check"]: check for check in cli("doctor", "--json", **elsewhere).json}
     assert not checks["store writable"]["ok"]
+    refused = cli("sync", "rows", **elsewhere)
+    assert f'GRANT CREATE ANY ON SCHEMA "SAPDEMO" TO "{guest}"' in " ".join(refused.err.split())
     run(house, f"GRANT CREATE ANY ON SCHEMA SAPDEMO TO {guest}")
     assert cli("doctor", **elsewhere).code == 0
     assert cli("sync", "rows", **elsewhere).code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -278,6 +279,11 @@ def test_one_failure_does_not_stop_the_others(cli: Cli, tmp_path: Path, hana: di
         ("materials", True),
     ]
     assert run.json[1]["upserted"] > 500
+    run = cli("--output", "table", "sync", "--all", **hana)
+    assert "materials" in run.out
+    assert "broken" not in run.out, "a failed collection has no counts"
+    *_, last = run.err.splitlines()
+    assert re.match(r"owl-sap: broken: .*NOPE.*OWL-1005", last)
 
 
 SMALL = """
@@ -306,7 +312,7 @@ def test_a_bad_row_is_set_aside_and_the_others_go_on(cli: Cli, sapdemo: dict[str
     run = cli("sync", "small", "--json", **hana)
     assert run.code == 0, run.err
     assert (run.json[0]["upserted"], run.json[0]["quarantined"]) == (10, 1)
-    assert "1 rows could not be processed" in run.err
+    assert "1 rows are in quarantine" in run.err
     assert "canary-82" not in run.err + run.out
     assert cli("sync", "small", "--strict", **hana).code == 1
     assert cli("status", "--json", **hana).json[0]["quarantined"] == 1
@@ -337,7 +343,7 @@ def test_many_blank_rows_and_another_type_pause_with_the_reason(
     execute(sapdemo, "UPDATE SMALL.T SET TEXT = ' ' WHERE K LIKE 'B%'")
     paused = cli("sync", "small", "--json", **hana)
     assert (paused.code, paused.json[0]["paused"], paused.json[0]["to_delete"]) == (1, "max_deletes", 0)
-    assert "turned blank" in paused.err
+    assert "became blank" in paused.err
     execute(sapdemo, "ALTER TABLE SMALL.T ALTER (TEXT NCLOB)")
     assert cli("plan", "small", "--json", **hana).json["paused"] == "schema_changed"
     retyped = cli("sync", "small", "--json", **hana)

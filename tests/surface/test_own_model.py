@@ -60,8 +60,8 @@ def test_each_is_synced_planned_searched_and_proved_with_its_own(service: Servic
 def test_doctor_tells_of_both_models(service: Service) -> None:
     (line,) = [line for line in service.doctor() if line.check == "model"]
     assert line.ok
-    assert "hash:64: 64 finite numbers" in line.detail
-    assert "collection own: hash:32: 32 finite numbers" in line.detail
+    assert "hash:64: 64 dimensions" in line.detail
+    assert "collection own: hash:32: 32 dimensions" in line.detail
 
 
 def test_info_tells_of_both_models_and_loads_none_for_it(service: Service) -> None:
@@ -162,7 +162,7 @@ def test_who_asks_for_a_gpu_is_told_by_a_model_of_its_own_too(
     try:
         service.sync("own")
         (line,) = caplog.messages
-        assert line.startswith("WARNING: a GPU is asked for")
+        assert line.startswith("WARNING: a GPU is required")
         service.sync("plain")
         assert caplog.messages == [line], "once"
     finally:

@@ -60,7 +60,7 @@ def test_doctor_beside_our_own_service_and_beside_another(cli: Cli, tmp_path: Pa
         finally:
             process.terminate()
     assert run.code == 0, run.out
-    assert "our own service answers" in run.json[-1]["detail"]
+    assert "an owl-sap service already runs" in run.json[-1]["detail"]
     with socket.create_server(("127.0.0.1", 0)) as other:
         run = cli("doctor", "--json", OWL_SAP_API__PORT=str(other.getsockname()[1]), **LOCAL)
     assert run.code == 1

@@ -1,4 +1,4 @@
-"""The routes of rows that were set aside: list them, try them again, forget them."""
+"""The routes of quarantine: list, retry and drop its rows."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class SyncBody(Body):
     full: bool = Field(default=False, description="compare every row, whatever the change method")
     max_deletes: float | None = Field(default=None, ge=0, le=1)
     retry_login: bool = Field(
-        default=False, description="try a refused login once more, when user or privileges have been mended in HANA"
+        default=False, description="try a refused login once more, after user or privileges were corrected in HANA"
     )
     accept_schema: bool = Field(default=False, description="go on although a column in use has another type now")
 
@@ -203,7 +203,7 @@ Keys = Annotated[list[dict[str, Any] | list[Any]], Field(max_length=10_000), FEW
 
 
 class VerifyBody(Body):
-    repair: bool = Field(default=False, description="mend what is found")
+    repair: bool = Field(default=False, description="repair what differs: rows that differ are rewritten")
     generation: int | None = Field(
         default=None, ge=1, le=_LAST_NUMBER, description="another one than the one that serves"
     )

@@ -82,6 +82,6 @@ class PreviewBody(BaseModel):
     truncated: int = Field(description="rows that would lose text; 0 with every chunking that is accepted")
     chunked: int = Field(description="rows that would be cut into several chunks")
     empty: int = Field(description="rows without text, which are not embedded")
-    unreadable: int = Field(description="rows that cannot be rendered, which are set aside")
+    unreadable: int = Field(description="rows that cannot be rendered and go to quarantine")
     sampled: int = Field(description="rows that were rendered")
     max_tokens: int = Field(description="what the model takes")

@@ -1,4 +1,4 @@
-"""What does a sync cost beside embedding alone? Generated rows in the stand-in for HANA, a child process, come through
+"""What does a sync cost beside embedding alone? Generated rows in the HANA emulator, a child process, come through
 the real driver into a local store; against it the engine alone, on the same texts.
 """
 
@@ -36,15 +36,15 @@ class SyncBenchmark:
 
 
 def measure(embedder: EngineEmbedder, wanted: SyncSettings, options: SyncBenchmark, say: Say) -> Report:
-    """Raises Unavailable when the stand-in does not start."""
+    """Raises Unavailable when the emulator does not start."""
     run = SyncOptions(page_rows=wanted.page_rows, window=wanted.window, readers=wanted.readers, owner="benchmark")
     kept = {"page_rows": run.page_rows, "window": run.window, "readers": run.readers}
-    about = {"model": embedder.model, "rows": options.rows, "rounds": options.rounds, "source": "the stand-in"}
+    about = {"model": embedder.model, "rows": options.rows, "rounds": options.rounds, "source": "the emulator"}
     report = Report("sync", machine(), about | kept)
     rows = [material(number) for number in range(options.rows)]
     texts = [f"{name}. {more}" for _, _, name, more, _ in rows]
     with tempfile.TemporaryDirectory(prefix="owl-sap-benchmark-") as folder:
-        say(f"starting the stand-in and loading {options.rows} rows")
+        say(f"starting the emulator and loading {options.rows} rows")
         with _stand_in(Path(folder)) as (pool, schema):
             table = _load(pool, schema, rows)
             runs = _Runs(pool, embedder, table, Path(folder), run)

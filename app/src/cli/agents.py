@@ -29,9 +29,8 @@ def mcp(
         bool | None, typer.Option("--write/--read-only", help="Offer start_sync too; default: the setting mcp.write.")
     ] = None,
 ) -> int:
-    """Tools for agents over the Model Context Protocol on stdin and stdout: search, get_row, list_collections and
-    others. To be started by an agent's program, not by hand (docs/agents.md). Ends with 0 when stdin does, and on
-    SIGTERM."""
+    """Offer search and rows to agents over the Model Context Protocol. An agent's program starts it and talks to it on
+    stdin and stdout (docs/agents.md); it ends with 0 when stdin ends and on SIGTERM."""
     loaded = loaded_for(ctx, {("mcp", "key"): _key(key_file), ("mcp", "write"): write})
     if not loaded.settings.collections:
         raise UsageFault(no_collections(loaded.file))

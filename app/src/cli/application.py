@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
+from typer.core import TyperGroup
 
 from app.src.cli import output
 from app.src.cli.exits import INTERRUPTED, OK, exit_code, message
@@ -24,23 +26,46 @@ from connector import failpoints
 if TYPE_CHECKING:
     from app.src.service import Service
 
+# The panels of `owl-sap --help` with their verbs, in the order shown.
+PANELS = {
+    "Start": ("init", "doctor", "sync", "search", "status", "tables", "introspect", "plan", "explain", "demo"),
+    "Search": ("rows", "evaluate", "embed", "mcp"),
+    "Operate": (
+        *("serve", "worker", "verify", "quarantine", "jobs", "generations"),
+        *("config", "keys", "grants", "changes"),
+    ),
+    "Advanced": ("finetune", "calibrate", "benchmark", "emulator", "start", "health"),
+}
+_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+
+
+class _InPanels(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name in _PANEL_OF if name in self.commands]
+
+
 app = typer.Typer(
     name="owl-sap",
+    cls=_InPanels,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Semantic search over SAP HANA tables: sync rows into a vector store, search them by meaning.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-jobs_app = typer.Typer(help="Background jobs of the service: list, follow and cancel them.")
-keys_app = typer.Typer(no_args_is_help=True, help="API keys of the REST service: make, list, rotate, revoke them.")
-quarantine_app = typer.Typer(no_args_is_help=True, help="Rows that could not be processed: show, retry, forget them.")
-changes_app = typer.Typer(no_args_is_help=True, help="What the change method `log` needs at the source.")
-config_app = typer.Typer(no_args_is_help=True, help="Show the settings and where they come from.")
-app.add_typer(changes_app, name="changes")
-app.add_typer(config_app, name="config")
-app.add_typer(jobs_app, name="jobs")
-app.add_typer(keys_app, name="keys")
-app.add_typer(quarantine_app, name="quarantine")
+
+
+def subcommands(name: str, help_: str, *, no_args_is_help: bool = True) -> typer.Typer:
+    """Return a new group of verbs below `owl-sap NAME`. Raises KeyError for a name that is in no panel."""
+    group = typer.Typer(no_args_is_help=no_args_is_help, help=help_)
+    app.add_typer(group, name=name, rich_help_panel=_PANEL_OF[name])
+    return group
+
+
+jobs_app = subcommands("jobs", "Background jobs of the service: list, follow and cancel them.", no_args_is_help=False)
+keys_app = subcommands("keys", "API keys of the REST service: create, list, rotate and revoke them.")
+quarantine_app = subcommands("quarantine", "Rows that could not be processed: show, retry or drop them.")
+changes_app = subcommands("changes", "The change log that the change method `log` needs at the source.")
+config_app = subcommands("config", "Show the settings and where they come from.")
 
 P = ParamSpec("P")
 Verb = Callable[P, int | None]
@@ -58,6 +83,21 @@ class Invocation:
         return load(self.config, given)
 
 
+_CONFIG_HELP = "Settings file; default: owl-sap.toml in the current folder."
+_OUTPUT_HELP = (
+    "How data is printed without --json: auto prints tables on a terminal and JSON lines elsewhere; "
+    "table forces tables (| less), lines forces JSON lines."
+)
+_DEBUG_HELP = "Show the traceback of an error."
+_GLOBAL_PANEL = "Global options"
+# The global options as every verb takes them too: `owl-sap doctor --output table`.
+_GLOBALS = {
+    "given_config": Annotated[Path | None, typer.Option("--config", help=_CONFIG_HELP, rich_help_panel=_GLOBAL_PANEL)],
+    "given_layout": Annotated[
+        output.Layout | None, typer.Option("--output", help=_OUTPUT_HELP, rich_help_panel=_GLOBAL_PANEL)
+    ],
+    "given_debug": Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP, rich_help_panel=_GLOBAL_PANEL)],
+}
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Name = Annotated[str, typer.Argument(help="Collection.", metavar="NAME")]
 
@@ -73,16 +113,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _global(
     ctx: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="Settings file; default: owl-sap.toml if it is here.")] = None,
-    layout: Annotated[
-        output.Layout,
-        typer.Option(
-            "--output",
-            help="How data is printed without --json: auto is tables on a terminal and JSON lines elsewhere; "
-            "table forces tables (| less), lines forces JSON lines.",
-        ),
-    ] = output.Layout.AUTO,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    config: Annotated[Path | None, typer.Option(help=_CONFIG_HELP)] = None,
+    layout: Annotated[output.Layout, typer.Option("--output", help=_OUTPUT_HELP)] = output.Layout.AUTO,
+    debug: Annotated[bool, typer.Option("--debug", help=_DEBUG_HELP)] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
     ] = False,
@@ -92,13 +125,40 @@ def _global(
 
 
 def verb(group: typer.Typer, name: str) -> Callable[[Verb[P]], Verb[P]]:
-    """Register a command, guarded."""
+    """Register a command, guarded. Raises KeyError for a verb of `owl-sap` itself that is in no panel."""
+    panel = _PANEL_OF[name] if group is app else None
 
     def register(function: Verb[P]) -> Verb[P]:
-        group.command(name, help=inspect.getdoc(function))(guarded(function))
+        text = inspect.getdoc(function) or ""
+        first_sentence = re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+        command = group.command(name, help=text, short_help=first_sentence, rich_help_panel=panel)
+        command(with_global_options(guarded(function)))
         return function
 
     return register
+
+
+def with_global_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Let a verb take the global options too; one given after the verb wins."""
+    signature = inspect.signature(function, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in _GLOBALS.items()
+    ]
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        config, layout, debug = (kwargs.pop(name) for name in _GLOBALS)
+        if layout is not None:
+            output.choose(layout)
+        if (invocation := _invocation(args, kwargs)) is not None:
+            invocation.config = config or invocation.config
+            invocation.debug = debug or invocation.debug
+        function(*args, **kwargs)
+
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**function.__annotations__, **_GLOBALS}
+    return run
 
 
 def guarded(function: Verb[P]) -> Callable[P, None]:
@@ -114,21 +174,23 @@ def guarded(function: Verb[P]) -> Callable[P, None]:
         except (KeyboardInterrupt, typer.Abort):  # Abort: at a question
             code = INTERRUPTED
         except Exception as error:
-            code = report_error(error, _debugging(args, kwargs))
+            invocation = _invocation(args, kwargs)
+            code = report_error(error, invocation is not None and invocation.debug)
         if code != OK:
             raise typer.Exit(code)
 
     return run
 
 
-def _debugging(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    invocations = [getattr(value, "obj", None) for value in (*args, *kwargs.values())]
-    return any(isinstance(invocation, Invocation) and invocation.debug for invocation in invocations)
+def _invocation(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Invocation | None:
+    """The global options of the call, from the context among its arguments; None where a verb takes no context."""
+    found = (getattr(value, "obj", None) for value in (*args, *kwargs.values()))
+    return next((each for each in found if isinstance(each, Invocation)), None)
 
 
 def report_error(error: Exception, debug: bool = False, subject: str = "") -> int:
     if debug:
-        traceback.print_exc()
+        traceback.print_exception(error)
     from app.src.explaining import code_of
 
     *before, last = message(error).splitlines() or [type(error).__name__]

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import Invocation, JsonFlag, app, loaded_for, opened, verb
+from app.src.cli.application import Invocation, JsonFlag, loaded_for, opened, subcommands, verb
 from app.src.cli.exits import FAILED, OK, UsageFault
 
 if TYPE_CHECKING:
     from app.src.benchmark.report import Report
 
-benchmark_app = typer.Typer(
-    no_args_is_help=True, help="Figures of this machine and model, as ratios to other engines measured in turns."
-)
-app.add_typer(benchmark_app, name="benchmark")
+benchmark_app = subcommands("benchmark", "Figures of this machine and model, measured beside other engines in turns.")
 
 _COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
 _BESIDE = ("name", "median", "unit", "rounds", "disturbed", "disturbed_rounds", "target", "floor", "verdict")
@@ -43,8 +40,8 @@ def embed(
     peers: Peers = None,
     json: JsonFlag = False,
 ) -> int:
-    """The model of the settings against sentence-transformers, infinity, onnx, onnx-int8 or openvino: speed and
-    agreement of the vectors, on short texts and on texts of very unlike lengths."""
+    """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
+    infinity, onnx, onnx-int8 or openvino, on short texts and on texts of very different lengths."""
     from app.src.benchmark import embed as benchmark
     from app.src.benchmark.environments import DEFAULT_FOLDER
 
@@ -68,7 +65,8 @@ def search(
     peers: Peers = None,
     json: JsonFlag = False,
 ) -> int:
-    """The local store's exact search against numpy, sqlite-vec, usearch, lancedb or faiss, one thread a query."""
+    """Compare the local store's exact search with other libraries. Measures numpy, sqlite-vec, usearch, lancedb or
+    faiss with one thread per query."""
     from app.src.benchmark import search as benchmark
     from app.src.benchmark.environments import DEFAULT_FOLDER
 
@@ -88,7 +86,7 @@ def sync(
     rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows of the generated table.")] = 2_000,
     json: JsonFlag = False,
 ) -> int:
-    """A first sync of generated rows, from the stand-in for HANA into a local store, over the engine alone."""
+    """Compare a first sync with embedding alone. Reads generated rows from the emulator into a local store."""
     from app.src.benchmark import sync as benchmark
 
     if against != _ENGINE:
@@ -112,7 +110,7 @@ def serve(  # noqa: PLR0913 - a verb has as many parameters as options
     seconds: Annotated[float, typer.Option(min=0.05, max=600, help="Of load in one round.")] = 1.5,
     json: JsonFlag = False,
 ) -> int:
-    """The REST service under load: requests a second and the time of one, with one client and with eight."""
+    """Put the REST service under load. Measures requests per second and latency with one client and with eight."""
     from app.src.benchmark import serve as benchmark
 
     loaded_for(ctx)
@@ -128,7 +126,7 @@ def peers(
     folder: Peers = None,
     json: JsonFlag = False,
 ) -> int:
-    """The engines to compare with, and whether their environments are there. Exit 1 when one could not be made."""
+    """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
     from app.src.benchmark import environments
 
     place = folder or environments.DEFAULT_FOLDER

@@ -40,7 +40,7 @@ def calibrate(
     ] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Calibrate the model in INT8 on texts of the collection, and judge it. Exit 1 when it is not good enough."""
+    """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
     from app.src.calibration import CalibrationRequest
 
     request = CalibrationRequest(texts, None if algorithm is None else algorithm.value, stored)

@@ -24,7 +24,8 @@ def install(
     drop: Annotated[bool, typer.Option("--drop", help="Take log and triggers out again (with --apply).")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Print, or with --apply run, the SQL of the log table and the triggers that changes = { method = "log" } needs."""
+    """Print, or with --apply run, the SQL of the change log. It makes the log table and the triggers that
+    changes = { method = "log" } needs."""
     with opened(loaded_for(ctx)) as service:
         spec = service.spec(name)
         if apply:
@@ -45,7 +46,7 @@ def install(
 
 @verb(changes_app, "status")
 def status(ctx: typer.Context, name: Name, json: JsonFlag = False) -> int:
-    """Are the log and its triggers there? Exit 1 when one is missing."""
+    """Check that the change log and its triggers exist. Exit 1 when one is missing."""
     with opened(loaded_for(ctx)) as service:
         setup = service.changes.look(service.spec(name))
     if json:

@@ -11,7 +11,7 @@ import typer
 
 from app.src.cli import output
 from app.src.cli.application import Invocation, JsonFlag, Name, app, config_app, loaded_for, opened, report_error, verb
-from app.src.cli.exits import FAILED, OK, UsageFault, message
+from app.src.cli.exits import FAILED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import Interrupted, interruptible, leave_behind_what_hangs, orderly
 from app.src.cli.progress import watched
 from app.src.settings import Settings, no_collections, show
@@ -40,12 +40,12 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
         float | None, typer.Option(min=0, max=1, help="Largest share of the stored rows that may be deleted.")
     ] = None,
     accept_schema: Annotated[
-        bool, typer.Option("--accept-schema", help="Go on although a column in use has another type now.")
+        bool, typer.Option("--accept-schema", help="Continue although a column in use changed its type.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when rows were quarantined.")] = False,
     json: JsonFlag = False,
 ) -> int:
-    """Bring collections up to date: read the rows, embed what changed, delete what is gone."""
+    """Update collections: read rows, embed what changed, delete what is gone."""
     from app.src.service import SyncRequest
 
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
@@ -58,17 +58,23 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     if json:
         output.write_json(run.reports)
     else:
-        output.counts("Synced", [_sync_row(each) for each in run.reports], _SYNC_COLUMNS, records=run.reports)
+        _show_synced(run)
+    for name, error in run.errors:
+        report_error(error, ctx.obj.debug, subject=f"{name}: ")
     if interrupted.code is not None:
-        output.say(f"stopped on request; go on with: owl-sap sync {' '.join(chosen)}")
+        output.say(f"stopped on request; continue with: owl-sap sync {' '.join(chosen)}")
         return interrupted.code
     return run.code
 
 
+def _show_synced(run: _SyncRun) -> None:
+    """Failed collections have no counts: their errors follow the table."""
+    done = [report for report in run.reports if report["error"] is None]
+    if done:
+        output.counts("Synced", [_sync_row(report) for report in done], _SYNC_COLUMNS, records=done)
+
+
 def _sync_row(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The report for people: what failed has no counts, or its zeros would look like an empty source."""
-    if report["error"] is not None:
-        return {"collection": report["collection"], "outcome": "FAILED"}
     return {**report, "outcome": "stopped" if report["stopped"] else "PAUSED" if report["paused"] else "done"}
 
 
@@ -94,6 +100,8 @@ class _SyncRun:
         self._interrupted = interrupted
         self._strict = strict
         self.reports: list[dict[str, Any]] = []
+        # By collection; printed after all reports, so that no table buries them.
+        self.errors: list[tuple[str, Exception]] = []
         self.code = OK
 
     def one(self, name: str) -> None:
@@ -105,17 +113,18 @@ class _SyncRun:
             error = None
         except Exception as caught:
             report, error = SyncReport(name, complete=False), message(caught)
-            self.code = max(self.code, report_error(caught, subject=f"{name}: "))
+            self.errors.append((name, caught))
+            self.code = max(self.code, exit_code(caught))
         for note in report.notes:
             output.say(f"{name}: {note}")
         self.reports.append(report.as_dict() | {"error": error})
         if report.paused:
             output.say(_paused(name, name, report))
         if report.quarantined:
-            output.say(f"{name}: {report.quarantined} rows could not be processed and were set aside")
+            output.say(f"{name}: {report.quarantined} rows are in quarantine; see owl-sap quarantine list {name}")
         kept_up = getattr(report, "serving", None)
         if kept_up is not None and kept_up.paused:
-            output.say(_paused(name, f"{name}, what serves", kept_up))
+            output.say(_paused(name, f"{name}, active generation", kept_up))
             self.code = max(self.code, FAILED)
         if report.paused or (self._strict and report.quarantined):
             self.code = max(self.code, FAILED)
@@ -126,12 +135,12 @@ def _paused(collection: str, subject: str, report: SyncReport) -> str:
     if report.paused != "max_deletes":
         return f"{subject}: paused ({report.paused})"
     gone = report.to_delete
-    what = f"{gone} stored rows are gone from the source" if gone else "so many stored rows have turned blank"
-    kept = "they were not deleted"
+    what = f"{gone} stored rows are no longer in the source" if gone else "too many stored rows became blank"
+    kept = "nothing was deleted"
     if report.deleted:
-        kept = f"{report.deleted} of them were deleted before that showed, the others not"
+        kept = f"{report.deleted} of them were deleted before the limit was reached, the others were kept"
     return (
-        f"{subject}: {what}, more than max_deletes allows: {kept}. If that is right: "
+        f"{subject}: {what}, more than max_deletes allows: {kept}. If this is expected: "
         f"owl-sap sync {collection} --full --max-deletes 1"
     )
 
@@ -140,23 +149,26 @@ def _paused(collection: str, subject: str, report: SyncReport) -> str:
 def verify(
     ctx: typer.Context,
     name: Name,
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what is found.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair what differs: rows that differ are rewritten.")
+    ] = False,
     generation: Annotated[
         int | None,
-        typer.Option(min=1, max=2**31 - 1, help="Another one than the one that serves (owl-sap generations)."),
+        typer.Option(min=1, max=2**31 - 1, help="This generation instead of the active one (owl-sap generations)."),
     ] = None,
     json: JsonFlag = False,
 ) -> int:
-    """Compare a collection with its source, row by row and vector by vector. Exit 1 when something is off."""
+    """Compare a collection with its source and optionally repair it. Every row and vector is compared; exit 1 when one
+    differs."""
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted, watched(name) as observer:
         report = service.verify(name, repair=repair, generation=generation, observer=observer, stop=interrupted)
     if interrupted.code is not None and report.stopped:
-        output.say(f"stopped on request; nothing is proved{', what was mended stays mended' if repair else ''}")
+        output.say(f"stopped on request: not everything was compared{'; what was repaired stays' if repair else ''}")
         return interrupted.code
     if json:
         output.write_json(report.as_dict())
     else:
-        found = " now; the counts are as found" if repair and report.drift else ""
+        found = " after repair; the counts are from before" if repair and report.drift else ""
         output.counts(f"{name}: {'ok' if report.ok else 'NOT ok'}{found}", [report.as_dict()], _VERIFY_COLUMNS)
         if repair or not report.ok:
             output.say(_verified(name, report, repair))
@@ -167,12 +179,12 @@ def _verified(name: str, report: VerifyReport, repair: bool) -> str:
     """What to do next, or what was done."""
     if report.paused is not None:
         return (
-            f"{name}: not everything was mended ({report.paused}); check the source. If its rows are right: "
+            f"{name}: not everything was repaired ({report.paused}); check the source. If its rows are right: "
             f"owl-sap sync {name} --full --max-deletes 1"
         )
     if repair:
-        return f"{name}: {report.repaired} rows mended"
-    return f"mend it with: owl-sap verify {name} --repair"
+        return f"{name}: {report.repaired} rows repaired"
+    return f"repair it with: owl-sap verify {name} --repair"
 
 
 @verb(app, "status")
@@ -181,7 +193,7 @@ def status(
     name: Annotated[str | None, typer.Argument(help="Collection; default: all.", metavar="[NAME]")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """What is stored, by which model, and how old it is."""
+    """Show what is stored, by which model and how old it is."""
     with opened(loaded_for(ctx)) as service:
         rows = service.status(None if name is None else [name])
     if json:
@@ -211,7 +223,8 @@ def embed(
     out: Annotated[Path | None, typer.Option(help="Write float32 vectors to this .npy file.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Texts to vectors, in the order given: JSON lines, one JSON document with --json, or an .npy file with --out."""
+    """Turn texts into vectors. The order is kept; the output is JSON lines, one JSON document with --json, or an .npy
+    file with --out."""
     from app.src.cli.embedding import Sink, check_target, lines_of
 
     check_target(out)
@@ -224,7 +237,8 @@ def embed(
 
 @verb(app, "doctor")
 def doctor(ctx: typer.Context, json: JsonFlag = False) -> int:
-    """Check everything from Python to the store, in order, each line with its fix. Exit 1 when one fails."""
+    """Check Python, GPU, model, network, login, rights and store. Each failed line has its fix; exit 1 when one
+    fails."""
     with opened(loaded_for(ctx)) as service:
         checks = service.doctor()
     records = [check.as_dict() for check in checks]
@@ -247,7 +261,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Loopback only, as long as no authentication is configured.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 picks a free one.")] = None,
 ) -> None:
-    """The REST service; the first line on stdout is {"url": ...} once it answers."""
+    """Run the REST service and the console. The first line on stdout is {"url": ...} once it answers."""
     from app.src.api import server
     from app.src.cli.showing import served
 
@@ -271,7 +285,7 @@ def demo(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --serve; 0 picks a free one.")] = None,
     json: JsonFlag = False,
 ) -> int:
-    """Everything once, on the stand-in with sample data: sync, search, verify. Needs no HANA, GPU or account."""
+    """Try everything on an emulator with sample data. Sync, search and verify; needs no HANA, GPU or account."""
     from app.src.cli.showing import run_demo
 
     settings = loaded_for(ctx, {("api", "port"): port}).settings
@@ -287,7 +301,7 @@ def config_show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """The settings in force; secrets are not shown."""
+    """Show the settings in force. Secrets are masked."""
     invocation: Invocation = ctx.obj
     loaded = invocation.load()
     columns = ("setting", "value", "origin") if origin else ("setting", "value")
@@ -311,5 +325,5 @@ def _setting(value: Any) -> str | None:
 
 @verb(config_app, "schema")
 def config_schema() -> None:
-    """The JSON schema of owl-sap.toml."""
+    """Print the JSON schema of owl-sap.toml."""
     output.write_json(Settings.model_json_schema(by_alias=True))

@@ -22,9 +22,11 @@ class Role(StrEnum):
 
 
 @verb(app, "start")
-def start(ctx: typer.Context, role: Annotated[Role, typer.Argument(help="What to become.")] = Role.SERVE) -> int:
-    """For containers: look at the GPU (a minute at most), say in one line what computes and why, and become `serve` or
-    `worker` in the same process. Where a GPU is asked for (USE_GPU=true) and missing, exit 1 with the reason."""
+def start(
+    ctx: typer.Context, role: Annotated[Role, typer.Argument(help="Which process to start.")] = Role.SERVE
+) -> int:
+    """Start `serve` or `worker` in a container. Checks the GPU first (one minute at most) and prints which device
+    computes and why; exits 1 where a GPU is required (USE_GPU=true) and missing."""
     from app.src import starting
     from app.src.doctor import Fault
 
@@ -32,7 +34,7 @@ def start(ctx: typer.Context, role: Annotated[Role, typer.Argument(help="What to
     try:
         output.say(starting.look(loaded.settings.embedding))
     except Fault as fault:
-        output.fail(f"a GPU is asked for, but {fault}; to mend it: {fault.fix}")
+        output.fail(f"a GPU is required, but {fault}; fix: {fault.fix}")
         return FAILED
     invocation: Invocation = ctx.obj
     options = ["--config", str(invocation.config)] if invocation.config is not None else []
@@ -43,9 +45,11 @@ def start(ctx: typer.Context, role: Annotated[Role, typer.Argument(help="What to
 
 
 @verb(app, "health")
-def health(ctx: typer.Context, role: Annotated[Role, typer.Argument(help="Whom to ask after.")] = Role.SERVE) -> int:
-    """For containers: is the service ready, where the settings say that it listens? Or is the worker at work, by its
-    heartbeat? Exit 1 when not."""
+def health(
+    ctx: typer.Context, role: Annotated[Role, typer.Argument(help="Which process to check.")] = Role.SERVE
+) -> int:
+    """Check the health of `serve` or `worker` in a container. Asks the service at its configured address, or reads the
+    heartbeat of the worker; exit 1 when it is not healthy."""
     from app.src import health as checks
     from app.src.doctor import Fault
 

@@ -23,6 +23,13 @@ _PLAN_COLUMNS = (
 )  # fmt: skip
 _BAR = 32
 """Characters of the longest bar: with its figures it fits into 80 columns."""
+_METHODS = {
+    "full": "full comparison",
+    "hash": "row hashes computed by HANA",
+    "watermark": "watermark column",
+    "log": "change log",
+    "rowid": "row ids",
+}
 _SHOWN = 300
 """Characters of a sample on the screen; --json has all of it."""
 
@@ -36,7 +43,7 @@ def tables(
     offset: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="How many to pass over.")] = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Tables and views that the technical user can see; schemas of the system only by name."""
+    """List the tables and views that this user can see. System schemas are listed only when named."""
     with opened(loaded_for(ctx)) as service:
         found = service.discovery.tables(schema, search, limit=limit, offset=offset)
     if json:
@@ -44,7 +51,7 @@ def tables(
         return
     output.table("Tables", found, _TABLE_COLUMNS)
     if len(found) == limit:
-        output.say(f"there may be more: --offset {offset + limit}, or narrow it with --search")
+        output.say(f"more rows may follow: --offset {offset + limit}, or narrow it with --search")
 
 
 @verb(app, "introspect")
@@ -61,7 +68,7 @@ def introspect(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Propose a collection for a table or view, as TOML for owl-sap.toml with a reason for each choice."""
+    """Propose a collection for a table or view. Prints TOML for owl-sap.toml with a reason for each choice."""
     try:
         ref = TableRef.parse(table)
     except ValueError as error:
@@ -72,7 +79,7 @@ def introspect(
         output.write_json(proposed)
         return
     typer.echo(proposed["toml"], nl=False)
-    output.say(f"check it, append it to owl-sap.toml, and see what it would do: owl-sap plan {proposed['name']}")
+    output.say(f"check it, append it to owl-sap.toml, then preview the sync: owl-sap plan {proposed['name']}")
 
 
 @verb(app, "plan")
@@ -83,7 +90,7 @@ def plan(
     no_estimate: Annotated[bool, typer.Option("--no-estimate", help="Do not measure how fast texts embed.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """What a sync would do, without writing anything: rows, tokens, time, and texts as they would be embedded."""
+    """Preview a sync without writing anything. Shows rows, tokens, time and texts as they would be embedded."""
     with opened(loaded_for(ctx)) as service, watched(name) as observer:
         planned = service.plan(name, samples=samples, estimate=not no_estimate, observer=observer)
     document = planned.as_dict()
@@ -118,32 +125,35 @@ def _bars(histogram: Mapping[str, int]) -> list[dict[str, Any]]:
 def _advice(plan: Mapping[str, Any]) -> list[str]:
     name, lines = plan["collection"], []
     why = f" ({plan['reason']})" if plan["reason"] else ""
-    lines.append(f"{name}: a sync would find changes by: {plan['method']}{why}")
+    lines.append(f"{name}: change detection: {_METHODS.get(plan['method'], plan['method'])}{why}")
     if plan["estimated_seconds"] is not None:
         lines.append(f"{name}: about {_told_time(plan)}")
     to_embed = plan["new"] + plan["changed"] - plan["metadata_only"]
     if plan["duplicates"]:
-        lines.append(f"{name}: {plan['duplicates']:,} rows have the text of another, which is embedded once")
+        lines.append(
+            f"{name}: {plan['duplicates']:,} rows have the same text as another row; each text is embedded once"
+        )
     if plan["truncated"]:
-        lines.append(f"{name}: {plan['truncated']:,} texts would lose their end, for the model takes no more")
+        lines.append(f"{name}: {plan['truncated']:,} texts exceed the model's limit and would be truncated")
     elif to_embed:
-        cut = f"cut into chunks: {plan['chunked']:,}" if plan["chunked"] else "all fit the model whole"
-        lines.append(f"{name}: no text loses its end; {cut}")
+        split = f"{plan['chunked']:,} long texts are split into chunks, so no text is truncated"
+        fits = "no text exceeds the model's limit"
+        lines.append(f"{name}: {split if plan['chunked'] else fits}")
     if plan["paused"] == "schema_changed":
         lines.append(
-            f"{name}: a column in use has another type than at the last sync, so a sync would pause. If that is right: "
+            f"{name}: a sync would pause: a column in use changed its type since the last sync. If this is expected: "
             f"owl-sap sync {name} --accept-schema"
         )
     elif plan["paused"]:
         lines.append(
-            f"{name}: {plan['deleted']} stored rows are gone from the source, or many turned blank, more than "
-            f"max_deletes allows: a sync would not delete them unless told so: owl-sap sync {name} --full "
+            f"{name}: a sync would pause and delete nothing: {plan['deleted']} stored rows are no longer in the source "
+            f"or became blank, more than max_deletes allows. If this is expected: owl-sap sync {name} --full "
             "--max-deletes 1"
         )
     if not plan["paused"]:
-        lines.append(f"{name}: nothing would make a sync pause")
+        lines.append(f"{name}: a sync would run without a pause")
     if plan["unreadable"]:
-        lines.append(f"{name}: {plan['unreadable']} rows cannot be rendered and would be set aside")
+        lines.append(f"{name}: {plan['unreadable']} rows cannot be rendered and would go to quarantine")
     lines += [f"{name}: {note}" for note in plan["notes"]]
     return lines
 
@@ -153,7 +163,7 @@ def _told_time(plan: Mapping[str, Any]) -> str:
     low, high = plan["estimated_range"] or (plan["estimated_seconds"],) * 2
     between = f" ({_seconds(low)} to {_seconds(high)})" if _seconds(low) != _seconds(high) else ""
     about = f"{_seconds(plan['estimated_seconds'])}{between}"
-    return f"{about}: reading took {_seconds(plan['seconds'])}{speed}; writing is not counted"
+    return f"{about}, without writing (reading took {_seconds(plan['seconds'])}{speed})"
 
 
 def _seconds(seconds: float) -> str:

@@ -1,5 +1,5 @@
-"""`owl-sap emulator` becomes the stand-in for HANA; `emulator sql` is a prompt for one that runs.
-The stand-in itself is never imported.
+"""`owl-sap emulator` becomes the HANA emulator; `emulator sql` is a prompt for one that runs.
+The emulator itself is never imported.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.src.cli.application import JsonFlag, app, guarded, loaded_for, verb
+from app.src.cli.application import JsonFlag, guarded, loaded_for, subcommands, verb, with_global_options
 from app.src.cli.exits import UsageFault
 
 if TYPE_CHECKING:
     from connector.hana import ConnectionOptions
 
-emulator_app = typer.Typer(help="The stand-in for HANA, and a prompt for it.")
-app.add_typer(emulator_app, name="emulator")
+emulator_app = subcommands("emulator", "The HANA emulator, and an SQL prompt for it.", no_args_is_help=False)
 
 _CONNECTION = "connection.json"
-"""What a running stand-in leaves in its data folder: its first line."""
+"""What a running emulator leaves in its data folder: its first line."""
 _STANDARD = {"host": "127.0.0.1", "user": "OWL", "password": "Owl-Stand-in-1"}
 _CERTIFIED_NAME = "localhost"
 """The driver never matches an IP address with a certificate."""
-_LOCAL = "the prompt is for a stand-in on this machine"
+_LOCAL = "the prompt is for an emulator on this machine"
 
 
 @emulator_app.callback(invoke_without_command=True)
+@with_global_options
 @guarded
 def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
     ctx: typer.Context,
@@ -49,7 +49,7 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
         list[str] | None, typer.Option(metavar="JSON", help="What goes wrong; repeatable (docs/emulator.md).")
     ] = None,
 ) -> None:
-    """The stand-in for HANA, in the foreground; the first line on stdout says how to connect."""
+    """Run the HANA emulator in the foreground. The first line on stdout says how to connect."""
     if ctx.invoked_subcommand is not None:
         if any(ctx.get_parameter_source(name).name != "DEFAULT" for name in ctx.params):  # type: ignore[union-attr]
             raise UsageFault(
@@ -64,7 +64,7 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
     command += ["--tls-expired"] if tls_expired else []
     for order in fault or []:
         command += ["--fault", order]
-    # Not a child process: a SIGTERM to us must reach the stand-in itself.
+    # Not a child process: a SIGTERM to us must reach the emulator itself.
     sys.stdout.flush()
     os.execv(sys.executable, command)  # nosec B606 # this Python, no shell
 
@@ -75,18 +75,18 @@ def sql(  # noqa: PLR0913 - as above
     statements: Annotated[
         list[str] | None, typer.Argument(metavar="STATEMENT...", help="Default: from stdin, or typed at a prompt.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="The data folder of a stand-in that runs.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The data folder of a running emulator.")] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Default: of the folder, or of the section hana.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Default: 127.0.0.1; loopback only.")] = None,
-    user: Annotated[str | None, typer.Option(help="Default: OWL, as the stand-in's.")] = None,
-    password: Annotated[str | None, typer.Option(help="Default: the stand-in's own.")] = None,
+    user: Annotated[str | None, typer.Option(help="Default: OWL, as in the emulator.")] = None,
+    password: Annotated[str | None, typer.Option(help="Default: the emulator's own.")] = None,
     tls_trust: Annotated[Path | None, typer.Option(metavar="PEM", help="Speak TLS and trust this authority.")] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Most rows of one result.")] = 1000,
     json: JsonFlag = False,
 ) -> int:
-    """Run SQL in a stand-in: from the arguments, from stdin, or typed line by line."""
+    """Run SQL in an emulator. Takes statements from the arguments, from stdin, or typed line by line."""
     from app.src.cli.prompting import Screen, interact, run_statements
     from connector.prompt import Prompt
 
@@ -135,7 +135,7 @@ def _of_folder(data: Path) -> Mapping[str, Any]:
         found: Mapping[str, Any] = json_.loads((data / _CONNECTION).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageFault(
-            f"no stand-in is serving the folder {data}; start it: owl-sap emulator --data {data}"
+            f"no emulator is serving the folder {data}; start one: owl-sap emulator --data {data}"
         ) from None
     except (OSError, ValueError) as error:
         raise UsageFault(f"{data / _CONNECTION} cannot be read ({type(error).__name__}); give --port") from None
@@ -143,10 +143,10 @@ def _of_folder(data: Path) -> Mapping[str, Any]:
 
 
 def _of_settings(ctx: typer.Context) -> Mapping[str, Any]:
-    """[hana], as far as it is set: someone who works with the stand-in has it there already."""
+    """[hana], as far as it is set: who works with the emulator has it there already."""
     hana = loaded_for(ctx).settings.hana
     if not hana.host:
-        raise UsageFault("which stand-in? Give --port, or --data with its folder (or set HANA_HOST and HANA_PORT)")
+        raise UsageFault("no emulator named: give --port, or --data with its folder (or set HANA_HOST and HANA_PORT)")
     _check_local(hana.host)
     return {
         "host": hana.host,

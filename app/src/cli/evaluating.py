@@ -48,7 +48,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     ] = None,
     json: JsonFlag = False,
 ) -> int:
-    """How well labelled queries find the rows that answer them: recall, MRR, nDCG, by mode and group."""
+    """Measure search quality with labelled queries. Shows recall, MRR and nDCG by mode and group."""
     from app.src.evaluation.report import check_earlier, differences
     from app.src.evaluation.run import Wanted
 

@@ -19,7 +19,7 @@ def explain(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """What the code of an error means, its usual causes and what to do; without a code every code there is."""
+    """Explain an error code such as OWL-2005. Shows its usual causes and what to do; without a code it lists all."""
     if code is None:
         entries = sorted(explaining.explained().values(), key=lambda each: each.code)
         records = [asdict(each) for each in entries]

@@ -51,7 +51,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     ] = True,
     json: JsonFlag = False,
 ) -> int:
-    """Adapt the embedding model to pairs of texts; figures before and after. Exit 1 when it finds less than before."""
+    """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
     from app.src.training.run import Onlooker, Request
 
     if batch_size not in (None, 16, 32):

@@ -53,7 +53,7 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
     sample: Annotated[int, typer.Option(min=0, max=10_000, help="With --compare: stored texts to ask for.")] = 50,
     json: JsonFlag = False,
 ) -> int:
-    """Editions of a collection: which there are, and change of model or template without downtime."""
+    """Change model or template without downtime. Without an action it lists the generations of a collection."""
     action = check(
         number, queries, build=build, compare=compare, switch=switch, rollback=rollback, drop=drop, force=force
     )

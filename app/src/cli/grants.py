@@ -36,7 +36,7 @@ def grants(
     ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Print grants.sql: the least rights in HANA with which these collections can be synced and searched."""
+    """Print the least HANA rights these settings need, as SQL. An administrator runs it once (grants.sql)."""
     from app.src.grants import Grantee, statements
 
     grantee = Grantee(user=user, role=role, search_only=search_only, setup=setup)

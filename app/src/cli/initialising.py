@@ -51,7 +51,7 @@ class Wanted:
 @verb(app, "init")
 def init(  # noqa: PLR0913 - a verb has as many parameters as options
     ctx: typer.Context,
-    host: Annotated[str | None, typer.Option(help="HANA's host name; default: HANA_HOST.")] = None,
+    host: Annotated[str | None, typer.Option(help="HANA host name; default: HANA_HOST.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="443, 3NN13 or 3NN15.")] = None,
     user: Annotated[str | None, typer.Option(help="The technical user.")] = None,
     password_file: Annotated[
@@ -75,7 +75,8 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; without --table take the likeliest tables.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Write a commented owl-sap.toml, with a block for each chosen table, and .env.example. Changes nothing in HANA."""
+    """Write owl-sap.toml and .env.example from what the database has. Each chosen table gets a commented block; nothing
+    in HANA changes."""
     if offline and (table or schema or language):
         raise UsageFault("--table, --schema and --language ask the database: leave them out, or leave out --offline")
     _check_free(out, force)
@@ -95,7 +96,9 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
     if ask:
         loaded = invocation.load(flags | _asked(loaded.settings, flags))
     elif not loaded.settings.hana.configured:
-        raise UsageFault("which HANA? Give --host, --port and --user, or HANA_HOST ..., or --offline for a template")
+        raise UsageFault(
+            "no HANA named: give --host, --port and --user, set HANA_HOST ..., or use --offline for a template"
+        )
     wanted = Wanted(schema, table or [], store, language or [], ask, yes)
     with opened(loaded) as service:
         blocks = _blocks(service, wanted)
@@ -105,7 +108,7 @@ def init(  # noqa: PLR0913 - a verb has as many parameters as options
 
 def _check_free(out: Path, force: bool) -> None:
     if out.exists() and not out.is_dir():
-        raise UsageFault(f"--out {out}: that is no folder")
+        raise UsageFault(f"--out {out}: not a folder")
     there = [str(out / name) for name in (_FILE, _ENVIRONMENT) if (out / name).exists()]
     if there and not force:
         raise UsageFault(f"{' and '.join(there)} would be overwritten: --force does so, --out FOLDER writes elsewhere")
@@ -133,13 +136,13 @@ def _asked(settings: Settings, flags: dict[tuple[str, ...], Any]) -> dict[tuple[
     hana = settings.hana
     answers: dict[tuple[str, ...], Any] = {}
     if not hana.configured:
-        answers["hana", "host"] = typer.prompt("HANA's host name", err=True)
+        answers["hana", "host"] = typer.prompt("HANA host name", err=True)
         if ("hana", "port") not in flags:
             answers["hana", "port"] = typer.prompt("Port (443 Cloud, 3NN13 or 3NN15)", default=443, type=int, err=True)
     if not hana.userkey and not hana.user:
         answers["hana", "user"] = typer.prompt("Technical user", err=True)
     if not hana.userkey and hana.password is None:
-        answers["hana", "password"] = typer.prompt("Password (is not written down)", hide_input=True, err=True)
+        answers["hana", "password"] = typer.prompt("Password (not written to any file)", hide_input=True, err=True)
     return answers
 
 
@@ -149,13 +152,15 @@ def _tables(service: Service, wanted: Wanted) -> list[TableRef]:
     schema = wanted.schema or _schema(service, wanted)
     found = service.discovery.candidates(schema)
     if not found:
-        raise UsageFault(f"no table or view in schema {schema} holds texts that this user can see")
+        raise UsageFault(f"schema {schema} has no table or view with text columns that this user can see")
     if wanted.ask:
         return _chosen(found, schema)
     if wanted.accept:
         return [each.ref for each in found[:_TAKEN_BY_ITSELF]]
     best = ", ".join(each.ref.name for each in found[:_SCHEMAS_SHOWN])
-    raise UsageFault(f"which tables of {schema}? --table NAME, repeatable, or --yes for the first three of: {best}")
+    raise UsageFault(
+        f"no table of {schema} named: give --table NAME (repeatable), or --yes for the first three of: {best}"
+    )
 
 
 def _ref(name: str, schema: str | None) -> TableRef:
@@ -173,23 +178,23 @@ def _schema(service: Service, wanted: Wanted) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise UsageFault("this user can see no table that holds texts; owl-sap tables lists what there is")
+        raise UsageFault("this user can see no table with text columns; owl-sap tables lists all visible tables")
     shown = ", ".join(names[:_SCHEMAS_SHOWN]) + (" ..." if len(names) > _SCHEMAS_SHOWN else "")
     if not wanted.ask:
-        raise UsageFault(f"in which schema are the tables? --schema NAME; there are: {shown}")
+        raise UsageFault(f"several schemas have texts: give --schema NAME, one of: {shown}")
     output.say(f"Schemas with texts: {shown}")
     answer: str = typer.prompt("Schema", default=names[0], err=True)
     return answer
 
 
 def _chosen(found: Sequence[Candidate], schema: str) -> list[TableRef]:
-    output.say(f"Tables and views of {schema} that hold texts, the likeliest first:")
+    output.say(f"Tables and views of {schema} with text columns, most likely first:")
     for number, each in enumerate(found, 1):
         rows = "view" if each.rows is None else f"{each.rows:,} rows"
         texts = ", ".join(each.texts[:3]) + (" ..." if len(each.texts) > 3 else "")
         output.say(f"{number:>3}  {each.ref.name:<28} {rows:>16}  {output.shorten(texts, 28)}")
     while True:
-        answer: str = typer.prompt("Which ones (numbers or names, separated by commas)", default="1", err=True)
+        answer: str = typer.prompt("Tables to use (numbers or names, separated by commas)", default="1", err=True)
         try:
             if chosen := [_picked(part.strip(), found, schema) for part in answer.split(",") if part.strip()]:
                 return chosen
@@ -201,7 +206,7 @@ def _picked(answer: str, found: Sequence[Candidate], schema: str) -> TableRef:
     if not answer.isdecimal():
         return _ref(answer, schema)
     if not 1 <= int(answer) <= len(found):
-        raise UsageFault(f"{answer} is not in the list, which goes from 1 to {len(found)}")
+        raise UsageFault(f"{answer} is not in the list (1 to {len(found)})")
     return found[int(answer) - 1].ref
 
 
@@ -213,7 +218,7 @@ def _blocks(service: Service, wanted: Wanted) -> list[dict[str, Any]]:
     blocks: dict[str, dict[str, Any]] = {}
     why = ""
     for ref in dict.fromkeys(_tables(service, wanted)):
-        output.say(f"looking at {ref} ...")
+        output.say(f"reading {ref} ...")
         try:
             taken = [block["name"] for block in blocks.values()]
             block = service.discovery.introspect(ref, languages=wanted.languages, taken=taken)
@@ -223,10 +228,10 @@ def _blocks(service: Service, wanted: Wanted) -> list[dict[str, Any]]:
             why = str(error)
             continue
         if block["source"] in blocks:
-            output.say(f"{ref}: its texts stand in {block['source']}, which has a block already")
+            output.say(f"{ref}: its texts are in {block['source']}, which already has a block")
         blocks.setdefault(block["source"], block)
     if not blocks:
-        raise NoProposal(f"none of the likeliest tables gives a collection; of the last one: {why}")
+        raise NoProposal(f"no collection can be proposed for the most likely tables; the last one: {why}")
     return list(blocks.values())
 
 
@@ -283,13 +288,13 @@ def _write(out: Path, start: Start, names: Sequence[str], json: bool) -> None:
         for name, content in ((_FILE, text), (_ENVIRONMENT, environment_file(start))):
             _replace(out / name, content)
     except OSError as error:
-        raise UsageFault(f"{out} cannot be written into: {error.strerror}") from None
+        raise UsageFault(f"cannot write to {out}: {error.strerror}") from None
     commands = _next(out, names)
     if json:
         written = {"file": str(out / _FILE), "environment": str(out / _ENVIRONMENT)}
         output.write_json(written | {"collections": list(names), "next": commands})
         return
-    output.say(f"wrote {out / _FILE} and {out / _ENVIRONMENT}; read the lines marked GUESS, then:")
+    output.say(f"wrote {out / _FILE} and {out / _ENVIRONMENT}; check the lines marked GUESS, then run:")
     for command in commands:
         output.say(f"  {command}")
 

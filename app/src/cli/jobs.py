@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, guarded, jobs_app, loaded_for, opened, verb
+from app.src.cli.application import JsonFlag, guarded, jobs_app, loaded_for, opened, verb, with_global_options
 from app.src.cli.exits import FAILED, OK
 from app.src.jobs import State
 
@@ -23,6 +23,7 @@ _SETTLE_POLLS = 10
 
 
 @jobs_app.callback(invoke_without_command=True)
+@with_global_options
 def _without_verb(ctx: typer.Context, json: JsonFlag = False) -> None:
     if ctx.invoked_subcommand is None:
         guarded(list_)(ctx, json=json)
@@ -39,7 +40,7 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
     json: JsonFlag = False,
 ) -> None:
-    """Jobs, newest first."""
+    """List jobs, newest first."""
     with opened(loaded_for(ctx)) as service:
         found = service.jobs.all(collection, state, limit)
     if json:
@@ -49,12 +50,12 @@ def list_(
         output.counts("Jobs", [_row(job) for job in found], _COLUMNS, records=[job.as_dict() for job in found])
         failed = next((job for job in found if job.error), None)
         if failed is not None and output.for_people():
-            output.say(f"what went wrong: owl-sap jobs show {failed.id}")
+            output.say(f"for the error run: owl-sap jobs show {failed.id}")
 
 
 @verb(jobs_app, "show")
 def show(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> None:
-    """One job with its result."""
+    """Show one job with its result."""
     with opened(loaded_for(ctx)) as service:
         job = service.jobs.get(job_id)
     _print(job, json)

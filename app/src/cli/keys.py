@@ -45,7 +45,7 @@ def create(  # noqa: PLR0913 - a verb has as many parameters as options
     out: Out = None,
     json: JsonFlag = False,
 ) -> None:
-    """Make a key; it is printed once. A running service knows it half a second later."""
+    """Create a key. It is printed once; a running service accepts it half a second later."""
     from app.src.access import keys
 
     lifetime = None if expires is None else _lifetime(expires)
@@ -61,7 +61,7 @@ def create(  # noqa: PLR0913 - a verb has as many parameters as options
 
 @verb(keys_app, "list")
 def list_(ctx: typer.Context, json: JsonFlag = False) -> None:
-    """What keys there are, and what they may do. The keys themselves are stored nowhere."""
+    """List the keys and what they may do. The keys themselves are not stored."""
     from app.src.access import keys
 
     now = datetime.now(UTC)
@@ -75,7 +75,7 @@ def list_(ctx: typer.Context, json: JsonFlag = False) -> None:
 
 @verb(keys_app, "revoke")
 def revoke(ctx: typer.Context, which: Which, json: JsonFlag = False) -> None:
-    """Refuse a key from now on; by name, all active ones of that name."""
+    """Revoke a key. A name revokes all active keys of that name."""
     from app.src.access import keys
 
     try:
@@ -98,7 +98,7 @@ def rotate(
     out: Out = None,
     json: JsonFlag = False,
 ) -> None:
-    """A new key that may do what the old one may; the old one ends after the overlap."""
+    """Replace a key by a new one with the same rights. The old one ends after the overlap."""
     from app.src.access import keys
 
     _check_target(out)

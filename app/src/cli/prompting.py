@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,20 @@ _NAME = re.compile(r'"((?:[^"]|"")+)"|([^".\s]+)')
 
 
 def run_statements(prompt: Prompt, texts: Iterable[str], screen: Screen) -> int:
-    """All of them until one fails: its exit code."""
-    for text in texts:
-        statements, rest = split(text)
-        for statement in (*statements, *([] if is_blank(rest) else [rest.strip()])):
-            try:
-                screen.show(prompt.run(statement, screen.most_rows))
-            except (ConnectorError, StatementRefused) as error:
-                return fail(error)
+    """Run statements until one fails; return its exit code. Those without a result are summarised in one line."""
+    changed: list[int] = []
+    try:
+        for text in texts:
+            statements, rest = split(text)
+            for statement in (*statements, *([] if is_blank(rest) else [rest.strip()])):
+                answer = prompt.run(statement, screen.most_rows)
+                screen.show(answer, quiet=True)
+                if not answer.columns:
+                    changed.append(answer.affected)
+    except (ConnectorError, StatementRefused) as error:
+        screen.changed(changed)
+        return fail(error)
+    screen.changed(changed)
     return OK
 
 
@@ -55,20 +61,28 @@ class Screen:
         self._documents: list[dict[str, Any]] = []
         self.most_rows = most_rows
 
-    def show(self, answer: Answer) -> None:
+    def show(self, answer: Answer, *, quiet: bool = False) -> None:
+        """`quiet`: say nothing of a statement without a result; `changed` does."""
         if answer.more:
             output.say(f"only the first {self.most_rows} rows; --max-rows shows more")
         if self._json:
             rows = [[_plain(value) for value in row] for row in answer.rows]
             self._documents.append({"columns": answer.columns, "rows": rows, "affected": answer.affected})
         elif not answer.columns:
-            output.say(f"done, {answer.affected} {'row' if answer.affected == 1 else 'rows'} affected")
+            self.changed([] if quiet else [answer.affected])
         else:
             names = _distinct(answer.columns)
             shown = [{name: _shown(value) for name, value in zip(names, row, strict=True)} for row in answer.rows]
             plain = [{name: _plain(value) for name, value in zip(names, row, strict=True)} for row in answer.rows]
             title = "1 row" if len(shown) == 1 else f"{len(shown)} rows"
             output.table(title, shown, names, records=plain)
+
+    def changed(self, affected: Sequence[int]) -> None:
+        """One line for all statements without a result."""
+        if affected and not self._json:
+            rows = sum(affected)
+            statements = f"{len(affected):,} statements " if len(affected) > 1 else ""
+            output.say(f"{statements}done, {rows:,} {'row' if rows == 1 else 'rows'} affected")
 
     def finish(self) -> None:
         if self._json:
@@ -107,7 +121,7 @@ def _shown(value: Any) -> str:
 
 def interact(prompt: Prompt, screen: Screen, history: Path | None) -> int:
     """Until \\q or the end of input. Errors are shown, and it goes on."""
-    output.say(r"The stand-in for HANA. Statements end with ; \? helps, \q leaves.")
+    output.say(r"HANA emulator. Statements end with ; \? shows help, \q quits.")
     with _line_editing(history), _ctrl_c_is_ours():
         for text in _entries():
             try:

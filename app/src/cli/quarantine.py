@@ -28,7 +28,7 @@ Keys = Annotated[
 
 @verb(quarantine_app, "list")
 def list_(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
-    """The rows in quarantine, each with its reason."""
+    """List the rows in quarantine, each with its reason."""
     with opened(loaded_for(ctx)) as service:
         rows = [entry.as_dict() for entry in service.quarantine(name)]
     if json:
@@ -37,26 +37,26 @@ def list_(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
     shown = [row | {"reason": output.shorten(row["reason"]), "last_seen": _second(row["last_seen"])} for row in rows]
     output.table(f"{name}: in quarantine", shown, _COLUMNS, records=rows)
     if rows:
-        output.say(f"mend the rows in the source, then: owl-sap quarantine retry {name}")
+        output.say(f"correct the rows in the source, then run: owl-sap quarantine retry {name}")
 
 
 @verb(quarantine_app, "show")
 def show(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = False) -> None:
-    """Entries in full. Never shows the row's text."""
+    """Show entries in full. Never shows the row's text."""
     with opened(loaded_for(ctx)) as service:
         rows = [entry.as_dict() for entry in service.quarantine(name, _wanted(service, name, keys))]
     if json:
         output.write_json(rows)
     elif not rows:
-        output.say(f"{name}: nothing is in quarantine")
+        output.say(f"{name}: no rows in quarantine")
     for row in [] if json else rows:
         output.table(name, [{"": column, " ": output.shown(row[column])} for column in _COLUMNS], records=[row])
 
 
 @verb(quarantine_app, "retry")
 def retry(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = False) -> int:
-    """Read these rows again and process them, also those that syncs have given up; their attempts count from one again.
-    Exit 1 when some stay bad."""
+    """Process these rows again. Includes rows that syncs no longer try; their attempts start at one. Exit 1 when some
+    fail again."""
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
         wanted = _wanted(service, name, keys)
         with watched(name) as observer:
@@ -64,9 +64,9 @@ def retry(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = Fa
     if json:
         output.write_json(report.as_dict())
     else:
-        output.counts(f"{name}: tried again", [report.as_dict()], _RETRY_COLUMNS)
+        output.counts(f"{name}: retried", [report.as_dict()], _RETRY_COLUMNS)
     if report.quarantined:
-        output.say(f"{report.quarantined} rows stay in quarantine; why: owl-sap quarantine list {name}")
+        output.say(f"{report.quarantined} rows stay in quarantine; for the reasons run: owl-sap quarantine list {name}")
     if interrupted.code is not None and report.stopped:
         return interrupted.code
     return FAILED if report.quarantined else OK
@@ -80,9 +80,10 @@ def drop(
     all_: Annotated[bool, typer.Option("--all", help="Every entry, as without KEY.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Forget these entries (without KEY: all), with reasons and attempts; the next full sync meets the rows again."""
+    """Delete entries from quarantine (without KEY: all). Reasons and attempts are lost; the next full sync tries the
+    rows again."""
     if all_ and keys:
-        raise UsageFault("name the rows whose entries are to be forgotten, or give --all (not both)")
+        raise UsageFault("name the rows to drop from quarantine, or give --all (not both)")
     with opened(loaded_for(ctx)) as service:
         dropped = service.drop(name, _wanted(service, name, keys))
     if json:

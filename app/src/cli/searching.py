@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -14,6 +14,10 @@ from app.src.access.principal import OPERATOR
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
 from app.src.cli.exits import UsageFault
+from connector.errors import UnknownRow
+
+if TYPE_CHECKING:
+    from app.src.service import Service
 
 _MODES = "vector (meaning), keyword (words) or hybrid (both)"
 
@@ -35,31 +39,42 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
         typer.Option(help=f"{_MODES}. Default: hybrid for TEXT, vector for --like.", show_default=False),
     ] = None,
     min_score: Annotated[
-        float | None, typer.Option(help="Leave out hits below it; in mode hybrid it is a cosine, not the score shown.")
+        float | None,
+        typer.Option(
+            help="Leave out hits below this score; in mode hybrid it is compared with the cosine, not the score shown."
+        ),
     ] = None,
     mmr: Annotated[
         float | None,
-        typer.Option(min=0, max=1, metavar="LAMBDA", help="Prefer hits unlike each other: 0 most, 1 not at all."),
+        typer.Option(min=0, max=1, metavar="LAMBDA", help="Diversity: 0 maximum, 1 off."),
     ] = None,
-    passages: Annotated[int, typer.Option(min=1, max=20, help="Matching passages of each hit.")] = 1,
-    explain: Annotated[bool, typer.Option("--explain", help="Say how the hits were found, on stderr as JSON.")] = False,
+    passages: Annotated[int, typer.Option(min=1, max=20, help="Matching passages to show of each hit.")] = 1,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Explain on stderr, as JSON, how the hits were found.")
+    ] = False,
     rerank: Annotated[
         bool | None,
-        typer.Option("--rerank/--no-rerank", help="By the configured reranker; default: if there is one."),
+        typer.Option(
+            "--rerank/--no-rerank",
+            help="Reorder hits with the configured reranker; default: on where one is configured.",
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """The source rows nearest to TEXT in meaning, in words or in both, best first; or those like a row."""
+    """Search a collection by meaning, words or both. Shows source rows, best first; --like ID finds rows like one."""
     asked = _asked(text, like)
     where = _parsed_filter(filter_)
     loaded = loaded_for(ctx)
     options = replace(_options(mode, min_score, mmr, passages, explain), rerank=rerank)
     with opened(loaded) as service, _refusals():
-        found = service.search(name, asked, k, where, options, principal=OPERATOR)
+        try:
+            found = service.search(name, asked, k, where, options, principal=OPERATOR)
+        except UnknownRow as error:
+            raise UnknownRow(f"{error}; {_how_ids_look(service, name)}") from None
     for note in found.notes:
         output.say(note)
     if found.stale_since is not None:
-        output.say(f"HANA is away: rows may have changed since {found.stale_since}, the last complete sync")
+        output.say(f"HANA is unavailable: rows may have changed since the last complete sync at {found.stale_since}")
     if found.explain is not None:
         output.line_on_stderr({"explain": found.explain})
     hits = [hit.as_dict() for hit in found.hits]
@@ -68,6 +83,11 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
         return
     shown = [hit | {"text": _text(hit)} for hit in hits]
     output.table(f"{name}: {text or like}", shown, ("score", "key", "text", "metadata"), records=hits)
+
+
+def _how_ids_look(service: Service, name: str) -> str:
+    example = service.example_id(name)
+    return f"ids of {name} look like '{example}'" if example else f"owl-sap search {name} --json shows the ids"
 
 
 def _text(hit: dict[str, Any]) -> str:
@@ -91,7 +111,7 @@ def _asked(text: str | None, like: str | None) -> Any:
     from app.src.searching import Like
 
     if (text is None) == (like is None):
-        raise UsageFault("say what to look for: either TEXT or --like ID")
+        raise UsageFault("give either TEXT or --like ID")
     if like is not None:
         return Like(like)
     if not (text or "").strip():
@@ -106,14 +126,13 @@ def rows(
     ids: Annotated[list[str], typer.Argument(help="Ids of rows, as search gives them.", metavar="ID...")],
     json: JsonFlag = False,
 ) -> None:
-    """Rows of a collection as they are stored, by their ids: whole texts, metadata and chunks."""
+    """Show stored rows by their ids. Prints whole texts, metadata and chunks."""
     with opened(loaded_for(ctx)) as service, _refusals():
         found = service.rows(name, ids, principal=OPERATOR)
-    if missing := len(set(ids)) - len(found):
-        output.say(
-            f"{missing} of the ids {'is' if missing == 1 else 'are'} not in {name}; an id is the list"
-            """ of the key's values, as search --json gives it: '["100","4711"]'"""
-        )
+        missing = len(set(ids)) - len(found)
+        if missing:
+            how = _how_ids_look(service, name)
+            output.say(f"{missing} of the ids {'is' if missing == 1 else 'are'} not in {name}; {how}")
     records = [row.as_dict() for row in found]
     if json:
         output.write_json(records)

@@ -27,9 +27,9 @@ def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
     output.choose(output.Layout.TABLE)  # a report for people, in a pipe too
     start = time.perf_counter()
     prepared = Demo(settings)
-    output.say("Starting the stand-in for SAP HANA and loading the sample tables ...")
+    output.say("Starting the HANA emulator and loading the sample tables ...")
     with orderly(), prepared as demo:
-        output.say(f"The stand-in listens on {demo.place}; the real hdbcli connects to it.")
+        output.say(f"The emulator listens on {demo.place}; SAP's driver hdbcli connects to it.")
         with interruptible() as interrupted:
             shown = _Shown(demo, json)
             shown.sync(interrupted)

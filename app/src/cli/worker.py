@@ -27,16 +27,16 @@ disk that is full passes."""
 def worker(
     ctx: typer.Context,
     max_jobs: Annotated[
-        int | None, typer.Option(min=0, help="End with 0 after so many jobs, to be started anew; 0: never.")
+        int | None, typer.Option(min=0, help="End with 0 after this many jobs, so that it is restarted; 0: never.")
     ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer GET /metrics there; 0 picks a free one.")
     ] = None,
 ) -> int:
-    """Jobs and schedules without REST, beside a service that has `api.job_workers = 0`, or alone: goes on with what was
-    left, runs what is asked for and what is due. The first line on stdout is {"worker": ..., "collections": ...} once
-    it works, with the address of its metrics if it has one. SIGTERM ends it with 0 after the batch in hand; what is
-    unfinished goes on elsewhere, later. It ends with 4 once the engine is beyond help."""
+    """Run jobs and schedules without REST. Stands beside a service that has `api.job_workers = 0`, or alone. The first
+    line on stdout is {"worker": ..., "collections": ...} once it works, with the address of its metrics if it has one.
+    SIGTERM ends it with 0 after the current batch; unfinished jobs are queued again. It ends with 4 when the engine
+    fails for good."""
     loaded = loaded_for(ctx, {("worker", "max_jobs"): max_jobs, ("worker", "metrics_port"): metrics_port})
     settings = loaded.settings.worker
     if not loaded.settings.collections:
@@ -56,7 +56,7 @@ def worker(
         with closing(Heartbeat(settings.heartbeat)) as heartbeat:
             stuck = until_over(service, heartbeat)
         if stuck is None:
-            output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): ending, to be started anew")
+            output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): ending, so that it is restarted")
         else:
             output.fail(f"ended, for a supervisor to start it again: {stuck}")
     code = OK if stuck is None else UNEXPECTED

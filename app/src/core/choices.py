@@ -36,7 +36,7 @@ def settings_of(
     settings = [
         Setting("precision", precision, reason),
         Setting("padding_multiple", profile.padding_multiple(precision), _padding(profile, precision)),
-        Setting("attention", profile.attention, "the fastest kernel of scaled_dot_product_attention that takes a mask"),
+        Setting("attention", profile.attention, "the fastest attention kernel that takes a mask"),
         Setting("tf32", precision == "tf32" and profile.tf32, _tf32(profile, precision)),
         *(_of_card(profile) if profile.kind == "cuda" else _of_cpu(profile)),
     ]
@@ -52,19 +52,20 @@ def settings_of(
 
 def _padding(profile: DeviceProfile, precision: Precision) -> str:
     if profile.padding_multiple(precision) > 1:
-        return "16 bytes fill a tensor core"
-    return "no tensor cores in use: padding would be waste"
+        return "tensor cores work on blocks of 16 bytes"
+    return "not needed: no tensor cores in use"
 
 
 def _tf32(profile: DeviceProfile, precision: Precision) -> str:
     if not profile.tf32:
-        where = "a CPU" if profile.kind == "cpu" else f"compute capability {_dotted(profile)}"
-        return f"{where} has none: it starts at compute capability 8.0"
+        if profile.kind == "cpu":
+            return "not available on CPU"
+        return f"needs compute capability 8.0, this card has {_dotted(profile)}"
     if precision == "tf32":
-        return "asked for: products of fp32 numbers round them to 10 bits, as fp16 has"
+        return "requested: fp32 products with inputs rounded to 10 bits, as in fp16"
     if precision == "fp32":
-        return "off, so that fp32 is what it says; precision tf32 switches it on"
-    return f"off: nothing is left for it beside {precision}, and what is computed again in fp32 is to be exact"
+        return "off, so that fp32 is not rounded; precision tf32 switches it on"
+    return f"off: not used with {precision}, and rows computed again in fp32 are exact"
 
 
 def _of_card(profile: DeviceProfile) -> list[Setting]:
@@ -81,9 +82,9 @@ def _of_card(profile: DeviceProfile) -> list[Setting]:
 
 
 def _of_cpu(profile: DeviceProfile) -> list[Setting]:
-    told = "as the system tells" if profile.instructions else "the system does not tell"
+    told = "reported by the system" if profile.instructions else "not reported by the system"
     value = " ".join(profile.instructions) or None
-    return [Setting("instructions", value, f"{told}; whether bf16 or int8 pays is measured, not read from this")]
+    return [Setting("instructions", value, f"{told}; bf16 and int8 are chosen by measuring, not by this")]
 
 
 def _dotted(profile: DeviceProfile) -> str:
@@ -92,5 +93,5 @@ def _dotted(profile: DeviceProfile) -> str:
 
 def _no_peak(profile: DeviceProfile) -> str:
     if profile.kind == "cpu":
-        return "CPUs have no published rate per precision: clock and vector width under load decide"
-    return f"no published dense rates of {profile.name!r} are known to this version"
+        return "no published peak rates for CPUs"
+    return f"this version knows no published peak rates of {profile.name!r}"

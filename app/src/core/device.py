@@ -178,28 +178,28 @@ def _automatic(profile: DeviceProfile, bf16_gain: Callable[[], float] | None) ->
         return "fp32", f"compute capability {_dotted(profile)} has no tensor cores"
     if not profile.tf32:
         return "fp16", f"compute capability {_dotted(profile)} has tensor cores for fp16, none for bf16 or tf32"
-    return "fp16", "tensor cores; fp16 rounds finer than bf16, and rows that overflow are computed again in fp32"
+    return "fp16", "fastest on tensor cores and more exact than bf16; rows that overflow are computed again in fp32"
 
 
 def _automatic_on_cpu(bf16_gain: Callable[[], float] | None) -> tuple[Precision, str]:
     if bf16_gain is None:
-        return "fp32", "a CPU; whether bf16 pays on it is measured when a model is loaded"
+        return "fp32", "the default on a CPU; bf16 is tried when a model is loaded"
     gain = bf16_gain()
     if gain >= BF16_PAYS:
-        return "bf16", f"bf16 products measured {gain:.2f} x as fast as fp32 on this CPU (taken from {BF16_PAYS} x on)"
+        return "bf16", f"{gain:.1f}x faster than fp32 here (used from {BF16_PAYS}x)"
     if gain == 0:
-        return "fp32", "this torch has no bf16 products for this CPU"
-    return "fp32", f"bf16 products measured {gain:.2f} x as fast as fp32 on this CPU (taken from {BF16_PAYS} x on)"
+        return "fp32", "this torch cannot compute bf16 on this CPU"
+    return "fp32", f"bf16 is only {gain:.2f}x as fast as fp32 here (used from {BF16_PAYS}x)"
 
 
 def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
     if profile.capability is None:
         return _refusal_on_cpu(precision)
     if precision == "int8":
-        return "on a card int8 is TensorRT's ([tensorrt] enabled = true), in torch it is for CPUs only; use auto"
+        return "on a GPU int8 needs TensorRT ([tensorrt] enabled = true); torch has it on CPUs only; use auto"
     if precision in ("tf32", "bf16") and precision not in profile.tensor_cores:
         better = "fp16" if "fp16" in profile.tensor_cores else "fp32"
-        return f"it starts at compute capability 8.0, this is {_dotted(profile)}; use {better} or auto"
+        return f"it needs compute capability 8.0, this card has {_dotted(profile)}; use {better} or auto"
     if precision == "fp16" and profile.capability == (6, 1):
         return "its fp16 runs at 1/64 of the fp32 rate; use fp32 or auto"
     return None

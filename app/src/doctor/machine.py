@@ -95,7 +95,7 @@ def gpu(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> str:
     wanted = embedding.expect_gpu or embedding.device.startswith("cuda")
     if not found.devices:
         if wanted:
-            raise Fault(f"a GPU is asked for, but {found.reason}", _NO_CARD)
+            raise Fault(f"a GPU is required, but {found.reason}", _NO_CARD)
         return f"the CPU is used: {found.reason}"
     build = torch_build()
     if build is not None and build.cuda is None and not embedding.hashing:
@@ -123,14 +123,14 @@ def _cards(found: GpuSnapshot) -> str:
 
 def _card(device: GpuState) -> str:
     if device.reason is not None:
-        return f"card {device.index} tells nothing: {device.reason}"
+        return f"GPU {device.index} reports nothing: {device.reason}"
     known = [
         f"{device.memory_total_bytes / (1 << 30):.0f} GiB" if device.memory_total_bytes else "",
         f"compute capability {device.compute_capability}" if device.compute_capability else "",
         summary(device),
     ]
     told = ", ".join(part for part in known if part)
-    warning = "; NOT NORMAL: heat or the power supply hold it back" if device.throttled_abnormally else ""
+    warning = "; THROTTLED: heat or the power supply slows it down" if device.throttled_abnormally else ""
     return device.name + (f" ({told})" if told else "") + warning
 
 
@@ -138,27 +138,27 @@ def kernels(embedding: EmbeddingSettings, found: GpuSnapshot | None = None) -> s
     """Has the installed torch kernels for the card? Without them the model does not load; by the published wheels, for
     asking torch takes seconds."""
     if _cpu_only(embedding):
-        return "the CPU computes" if not embedding.hashing else f"{embedding.model} needs none"
+        return "the CPU computes" if not embedding.hashing else f"{embedding.model} needs no GPU"
     found, build = found or look(), torch_build()
     if not found.devices or build is None:
-        return "no card here" if not found.devices else "no torch here"
+        return "no GPU found" if not found.devices else "torch is not installed"
     card = next((each for each in found.devices if each.index == _index(embedding)), found.devices[0])
     capability = _capability(card)
     if capability is None:
-        return f"{card.name} does not tell its compute capability; loading the model will show"
+        return f"{card.name} does not report its compute capability; loading the model will show"
     to_do = what_to_install(capability, _branch(found))
     if build.cuda is None:
         return f"torch is a build for the CPU; for {card.name} (compute capability {card.compute_capability}): {to_do}"
     built_for = next((each.architectures for each in BUILDS if each.cuda == _minor(build.cuda)), ())
     if not built_for:
-        return f"not known for torch {build.version} (CUDA {build.cuda}); loading the model will show"
+        return f"unknown for torch {build.version} (CUDA {build.cuda}); loading the model will show"
     if not kernels_exist(built_for, capability):
         raise Fault(
             f"{card.name} has compute capability {card.compute_capability}, and torch {build.version} (CUDA "
             f"{build.cuda}) has kernels for {', '.join(built_for)} only",
             to_do,
         )
-    return f"torch {build.version} (CUDA {build.cuda}) has them for {card.name} ({card.compute_capability})"
+    return f"torch {build.version} (CUDA {build.cuda}) supports {card.name} ({card.compute_capability})"
 
 
 def _index(embedding: EmbeddingSettings) -> int:
@@ -214,17 +214,17 @@ def port(api: ApiSettings) -> str:
     """Can `serve` listen? Our own service that is up already is no fault."""
     place = f"{api.host}:{api.port}"
     if api.port == 0:
-        return "serve takes any free port"
+        return "serve will choose a free port"
     try:
         family, _, _, _, address = socket.getaddrinfo(api.host, api.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except socket.gaierror:
-        raise Fault(f"{api.host} is no address of this machine", "correct [api] host") from None
+        raise Fault(f"{api.host} is not an address of this machine", "correct [api] host") from None
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            raise Fault(f"{place} cannot be bound ({error.strerror})", "choose another [api] host or port") from None
+            raise Fault(f"cannot listen on {place} ({error.strerror})", "choose another [api] host or port") from None
         return _who_answers(api)
     return f"{place} is free"
 
@@ -243,14 +243,14 @@ def _who_answers(api: ApiSettings) -> str:
         answer = connection.getresponse()
         who = "another web server"
         if answer.getheader("X-Request-Id") and set(json.loads(answer.read(1000))) >= {"status", "checks"}:
-            return f"our own service answers at {host}:{number}"
+            return f"an owl-sap service already runs at {host}:{number}"
     except (OSError, http.client.HTTPException, ValueError, TypeError):
         pass
     finally:
         connection.close()
     raise Fault(
-        f"{host}:{number} is taken by {who}",
-        f"end it (`ss -ltnp sport = :{number}` shows which it is), or choose another [api] port (OWL_SAP_API__PORT)",
+        f"{host}:{number} is used by {who}",
+        f"stop it (`ss -ltnp sport = :{number}` shows which it is), or choose another [api] port (OWL_SAP_API__PORT)",
     )
 
 
@@ -259,9 +259,9 @@ def proxies() -> str:
     names, spared = proxy_variables()
     if not names:
         return "none set"
-    told = f"{', '.join(names)} set: SAP's driver does not use it, so HANA must be reachable directly"
+    told = f"{', '.join(names)} set; SAP's driver ignores it, so HANA must be reachable directly"
     if not {"127.0.0.1", "*"} & set(spared):
-        told += "; add 127.0.0.1,localhost to NO_PROXY, or curl asks the proxy for our service"
+        told += "; add 127.0.0.1,localhost to NO_PROXY so that curl reaches the local service"
     return told
 
 

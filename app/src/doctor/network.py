@@ -61,7 +61,7 @@ class Network:
         except TimeoutError:
             raise Fault(
                 f"{self._place} does not answer within {self._patience:g} s",
-                f"a firewall, VPN or HANA Cloud's allow-list stands between; check {self._prefix}_HOST and "
+                f"check for a firewall, a VPN or HANA Cloud's allow-list in between; check {self._prefix}_HOST and "
                 f"{self._prefix}_PORT too",
             ) from None
         except OSError as error:
@@ -99,11 +99,11 @@ class Network:
                 answers.put(error)
 
         threading.Thread(target=ask, daemon=True, name="doctor-dns").start()
-        fix = f"check {self._prefix}_HOST (a name alone: no protocol, no port) and this machine's name server"
+        fix = f"check {self._prefix}_HOST (only a name, without protocol or port) and this machine's DNS server"
         try:
             found = answers.get(timeout=self._patience)
         except queue.Empty:
-            raise Fault(f"the name server does not answer for {self._host} within {self._patience:g} s", fix) from None
+            raise Fault(f"the DNS server does not answer for {self._host} within {self._patience:g} s", fix) from None
         if isinstance(found, Exception):
             raise Fault(f"the name {self._host} cannot be resolved", fix)
         addresses: list[Any] = found
@@ -154,7 +154,7 @@ class Network:
             path = Path(store)
             where = f"the trust store {store}"
             if not path.is_file():
-                raise Fault(f"{where} does not exist, or is no file", f"correct {variable}")
+                raise Fault(f"{where} does not exist or is not a file", f"correct {variable}")
             try:
                 text = path.read_text(encoding="ascii", errors="replace")
             except OSError as error:
@@ -170,7 +170,7 @@ class Network:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
         except (ssl.SSLError, ValueError):
             raise Fault(
-                f"{where} is damaged: a certificate in it cannot be read", f"copy it anew; {variable}"
+                f"{where} is damaged: a certificate in it cannot be read", f"copy it again, or correct {variable}"
             ) from None
         return f"; {where} holds {count} certificate{'s' if count > 1 else ''}"
 
@@ -219,7 +219,7 @@ class Network:
         if code == _EXPIRED:
             return Fault(
                 f"the certificate expired on {certificate.get('notAfter', 'a day in the past')}",
-                "have it renewed on the server; if it is not that old, correct this machine's clock",
+                "renew it on the server; if it is not that old, correct this machine's clock",
             )
         if code == _NOT_YET:
             return Fault(
@@ -232,7 +232,7 @@ class Network:
         save = f"openssl s_client -showcerts -connect {self._place} shows it"
         if code == _SELF_SIGNED:
             return Fault(
-                f"the certificate for {names} is self-signed, and nothing here trusts it",
+                f"the certificate for {names} is self-signed and not trusted on this machine",
                 f"compare it with the server's own, save it as PEM ({save}), and set {variable} to the file",
             )
         known = "the trust store" if self._hana.trust_store else "this machine"
@@ -260,7 +260,7 @@ class Network:
     def _plain(self) -> str:
         reply = self._greeting_reply()
         if _is_hana(reply):
-            return "off (encrypt = false): everything, the login too, crosses the network in plain text"
+            return "off (encrypt = false): everything, including the login, crosses the network in plain text"
         if reply.startswith(b"HTTP"):
             raise self._a_web_server()
         with contextlib.suppress(OSError):
@@ -276,7 +276,7 @@ class Network:
         if _is_hana(reply):
             return Fault(
                 f"{self._place} speaks plain text, and encrypt is on",
-                f"use the port with TLS; only where the server has none, {self._prefix}_ENCRYPT=false, written by name",
+                f"use the port with TLS; only where the server has no TLS, set {self._prefix}_ENCRYPT=false",
             )
         if reply.startswith(b"HTTP"):
             return self._a_web_server()
@@ -294,7 +294,7 @@ class Network:
 
     def _no_hana(self) -> Fault:
         return Fault(
-            f"what listens at {self._place} answers as no HANA does, neither with TLS nor in plain text",
+            f"the server at {self._place} is not HANA: it answers neither with TLS nor in plain text as HANA does",
             f"check {self._prefix}_HOST and {self._prefix}_PORT; a stopped HANA Cloud instance must be started",
         )
 
@@ -328,7 +328,7 @@ def _expiry(certificate: Mapping[str, Any]) -> str:
     left = ssl.cert_time_to_seconds(until) - time.time()
     if left < _EXPIRES_SOON:
         raise Fault(
-            f"the certificate ends on {until}, in {left / 86_400:.0f} days",
-            "have it renewed before it stops every connection",
+            f"the certificate expires on {until}, in {left / 86_400:.0f} days",
+            "renew it before then; afterwards no connection works",
         )
     return f"certificate for {', '.join(_names(certificate))} valid until {until} ({left / 86_400:.0f} days)"

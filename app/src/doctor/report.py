@@ -51,7 +51,7 @@ class Step:
         """`expected`: errors whose message may be shown; of any other only the class is."""
         for needed in self.needs:
             if needed in done and not done[needed].ok:
-                return Check(self.name, False, f'{_NOT_CHECKED}: "{needed}" failed', f'mend "{needed}" first')
+                return Check(self.name, False, f'{_NOT_CHECKED}: "{needed}" failed', f'Fix "{needed}" first.')
         try:
             return Check(self.name, True, self.probe())
         except Fault as fault:

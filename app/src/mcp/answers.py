@@ -156,7 +156,7 @@ class Job(BaseModel):
 
 
 class Status(Freshness):
-    quarantined: int | None = Field(description="Rows set aside; null where who asks may not see all rows.")
+    quarantined: int | None = Field(description="Rows in quarantine; null if the caller may not see all rows.")
     job: Job | None = Field(description="What is at work on it, or waits to be.")
 
 

@@ -72,7 +72,7 @@ def load(
     try:
         settings = Settings.model_validate(layers.tree)
     except ValidationError as error:
-        raise SettingsError("\n".join(_explained(error, layers.origins))) from None
+        raise SettingsError("\n".join(_explained(error, layers))) from None
     return Loaded(settings, layers.origins, layers.inert, layers.kept, file, _failpoint(variables))
 
 
@@ -296,10 +296,10 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 # ------------------------------------------------------------------------------------------------------------- messages
 
 
-def _explained(error: ValidationError, origins: Mapping[SettingPath, str]) -> Iterator[str]:
+def _explained(error: ValidationError, layers: _Layers) -> Iterator[str]:
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         location = fault["loc"]
-        where = f"{_origin(location, origins)}: {_shown(location)}"
+        where = f"{_origin(location, layers.origins)}: {_shown(location, layers.tree)}"
         if fault["type"] == "extra_forbidden":
             yield f"{where}: unknown key{_suggestion(location)}"
         elif fault["type"] == "model_type":
@@ -317,11 +317,15 @@ def _origin(location: Sequence[str | int], origins: Mapping[SettingPath, str]) -
     return next((origin for path, origin in origins.items() if path[: len(location)] == tuple(location)), "settings")
 
 
-def _shown(location: Sequence[str | int]) -> str:
-    shown = ""
-    for part in location:
-        shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else part
-    return shown
+def _shown(location: Sequence[str | int], tree: Mapping[str, Any]) -> str:
+    """As in the file: a collection by its name."""
+    match location:
+        case ["collections", int(index), *rest]:
+            name = tree["collections"][index].get("name") if isinstance(tree["collections"][index], Mapping) else None
+            named = str(name) if isinstance(name, str) and name else f"number {index + 1}"
+            return f"[[collections]] {'.'.join([named, *map(str, rest)])}"
+        case _:
+            return ".".join(map(str, location))
 
 
 def _suggestion(location: Sequence[str | int]) -> str:

@@ -44,7 +44,7 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chos
         return Chosen(load_rectangular(folder, target), why_not)
     encoder = PackedEncoder.load(folder, target.place)
     if target.profile.kind == "cpu" and folder.name in PACKAGED:
-        return Chosen(encoder, "known to give the vectors of transformers' own modules")
+        return Chosen(encoder, "verified to match Transformers")
     chosen = _compared(folder, target, encoder)
     if target.profile.kind == "cpu" or chosen.encoder is not encoder:
         return chosen
@@ -83,9 +83,9 @@ def _compared(folder: Folder, target: Target, encoder: Encoder) -> Chosen:
     structure = encoder if target.precision == "fp32" else _plain_packed(folder, exact)
     least, rough = least_cosine(folder, structure, reference), least_cosine(folder, encoder, reference)
     if least >= AGREEMENT and rough >= ROUGH_AGREEMENT:
-        return Chosen(encoder, f"a self-test gave the vectors of transformers' own modules (least cosine {least:.7f})")
+        return Chosen(encoder, f"self-test: matches Transformers (least cosine {least:.7f})")
     worst = min(least, rough)
-    reason = f"packed, a self-test gave other vectors than transformers' own modules (least cosine {worst:.5f})"
+    reason = f"self-test: packed vectors differ from those of Transformers (least cosine {worst:.5f})"
     return Chosen(reference if target.precision == "fp32" else load_rectangular(folder, target), reason)
 
 
@@ -94,8 +94,8 @@ def _check_reader(folder: Folder, exact: Target) -> None:
     least = least_cosine(folder, _plain_packed(folder, exact), load_rectangular(folder, exact))
     if not least >= AGREEMENT:
         raise ModelUnsupported(
-            f"model {folder.name!r} cannot be computed in int8: packed, a self-test gave other vectors than"
-            f" transformers' own modules (least cosine {least:.5f}); use precision auto"
+            f"model {folder.name!r} cannot be computed in int8: in a self-test its packed vectors differ"
+            f" from those of Transformers (least cosine {least:.5f}); use precision auto"
         )
 
 
