@@ -42,8 +42,8 @@ def test_axe_finds_nothing(scheme: Literal["light", "dark"], address: str, open_
 def test_axe_would_find_something(address: str, open_page: Open) -> None:
     page = open_page(address)
     expect(page.get_by_role("search")).to_be_visible()
-    page.evaluate("document.querySelector('#query').labels[0].remove()")
-    assert any("label" in each for each in violations(page))
+    page.evaluate("document.querySelector('#collection').labels[0].remove()")
+    assert any("select-name" in each for each in violations(page))
 
 
 @pytest.mark.parametrize("width", [320, 600, 1280])

@@ -133,6 +133,6 @@ def test_a_key_is_not_asked_for_more_than_it_may(
     page.get_by_label("Key or token").fill(key)
     with page.expect_response("**/v1/info"):
         page.keyboard.press("Enter")
-    page.get_by_role("link", name="Collections").click()
-    expect(page.get_by_role("heading", name="Collections")).to_be_visible()
+    page.get_by_role("link", name="Map").click()
+    expect(page.get_by_role("application")).to_be_visible()
     expect(gpu_in_menu(page)).to_have_count(1 if kind == "cuda" else 0)

@@ -28,7 +28,7 @@ PAGES = {
     "#/search?q=gearbox": ".hit",
     "#/search/materials?q=gearbox&explain=1&passages=1": ".scores",
     '#/search/materials?like=["004"]': ".chip:has-text('gearbox')",
-    "#/search/never": "text=not been synced",
+    "#/search/never": ".card.empty",
     "#/nowhere": "text=does not exist",
     "#/collections": "table >> nth=1",
     "#/collections/materials": "text=MATNR=003",

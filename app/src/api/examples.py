@@ -36,8 +36,8 @@ _JSON = "application/json"
 @dataclass(frozen=True, slots=True)
 class Example:
     """`group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and with `job` for
-    the id in the path. `answer`: JSON, or the text of an answer of another kind; None: not recorded yet. `needs`: what must be so before
-    (for the recording). `case` tells several examples of one operation apart."""
+    the id in the path. `answer`: JSON, or the text of an answer of another kind; None: not recorded yet. `needs`: what
+    must be so before (for the recording). `case` tells several examples of one operation apart."""
 
     group: str
     operation: str
