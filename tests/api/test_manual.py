@@ -31,7 +31,7 @@ def unnamed(app: FastAPI) -> list[str]:
     for route in app.routes:
         if not isinstance(route, APIRoute) or not route.include_in_schema:
             continue
-        for method in route.methods:
+        for method in route.methods or ():
             operation = paths[route.path_format][method.lower()]
             named = operation["summary"] != route.name.replace("_", " ").title()
             if not named or len(operation.get("tags", ())) != 1 or operation["tags"][0] not in TAGS:
