@@ -155,3 +155,8 @@ def test_the_wheel_has_every_file() -> None:
     ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ignored.stdout == ""
     assert "<noscript>" in (STATIC / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_console_calls_quarantine_by_one_word() -> None:
+    for path in PATHS:
+        assert not re.search("set aside|in whatever language", (STATIC / path).read_text(), re.IGNORECASE), path

@@ -42,8 +42,8 @@ def test_axe_finds_nothing(scheme: Literal["light", "dark"], address: str, open_
 def test_axe_would_find_something(address: str, open_page: Open) -> None:
     page = open_page(address)
     expect(page.get_by_role("search")).to_be_visible()
-    page.evaluate("document.querySelector('#query').labels[0].remove()")
-    assert any("label" in each for each in violations(page))
+    page.evaluate("document.querySelector('#collection').labels[0].remove()")
+    assert any("select-name" in each for each in violations(page))
 
 
 @pytest.mark.parametrize("width", [320, 600, 1280])
@@ -55,6 +55,18 @@ def test_nothing_is_wider_than_the_screen(width: int, address: str, open_page: O
             summary.click()
     expect(page.get_by_label("BRGEW from")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_the_header_is_one_row_on_a_phone(width: int, address: str, open_page: Open) -> None:
+    page = open_page(address, viewport={"width": width, "height": 700})
+    expect(page.get_by_role("search")).to_be_visible()
+    links = page.get_by_role("navigation", name="Pages").get_by_role("link")
+    assert len({round((each.bounding_box() or {})["y"]) for each in links.all()}) == 1
+    header = page.locator(".top").bounding_box()
+    assert header is not None
+    assert header["height"] <= 64  # it was 160 in three rows
+    expect(page.get_by_role("button", name="Theme: auto")).to_be_visible()
 
 
 def test_dark_and_light_by_system_and_by_choice(address: str, open_page: Open) -> None:
@@ -77,7 +89,7 @@ def test_shortcuts_are_told_and_can_be_switched_off(address: str, open_page: Ope
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog", name="Keyboard shortcuts")
     expect(dialog.get_by_role("row", name="/ go to the search box")).to_be_visible()
-    dialog.get_by_label("Shortcuts of a single key are on").uncheck()
+    dialog.get_by_label("Single-key shortcuts on").uncheck()
     page.keyboard.press("Escape")
     page.keyboard.press("/")
     expect(page.get_by_label("What are you looking for?")).not_to_be_focused()
@@ -85,6 +97,6 @@ def test_shortcuts_are_told_and_can_be_switched_off(address: str, open_page: Ope
 
 def test_an_address_that_leads_nowhere(address: str, open_page: Open) -> None:
     page = open_page(address, "#/nowhere")
-    page.get_by_role("link", name="To the search").click()
+    page.get_by_role("link", name="Go to the search").click()
     expect(page.get_by_role("heading", name="Search")).to_be_visible()
     expect(page.get_by_role("navigation").get_by_role("link", name="Search")).to_have_attribute("aria-current", "page")

@@ -3,6 +3,7 @@ first, and what a key may not is said."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_a_sync_is_seen_to_move(serve: Serve, source: Stepwise, open_page: Open)
     expect(page.locator(".job-words")).to_contain_text("rows/s")
     assert page.evaluate(ALL_READ) == [
         "Sync running",
-        "44 rows read · the last ones are being embedded and written",
+        "44 rows read · embedding and writing the last rows",
     ]
     source.release(ALL)
     expect(page.locator("main").get_by_text("44 rows read: 44 unchanged.")).to_be_visible()
@@ -120,11 +121,11 @@ def test_progress_goes_on_after_a_break_where_it_was(serve: Serve, source: Stepw
 def test_a_sync_is_cancelled(serve: Serve, source: Stepwise, open_page: Open) -> None:
     page = open_page(serve(), "#/collections/materials")
     source.held = True
-    page.get_by_role("button", name="Sync, comparing every row").click()
+    page.get_by_role("button", name="Full sync").click()
     source.release(5)
     expect_done(page, 5)
     page.get_by_role("button", name="Cancel the job").click()
-    expect(page.locator("#announcements")).to_have_text("The job finishes the batch in hand and ends")
+    expect(page.locator("#announcements")).to_have_text("Cancelling after the current batch")
     source.release(ALL)
     expect(page.get_by_role("row").filter(has_text="cancelled")).to_contain_text("Stopped early.")
     expect(page.get_by_role("button", name="Sync", exact=True)).to_be_visible()
@@ -135,30 +136,30 @@ def test_rows_set_aside_are_tried_again_and_forgotten(serve: Serve, source: Step
     for key in ("002", "003", "004"):
         source.rows_by_key[key]["MTART"] = TOO_MUCH
     page = open_page(serve(), "#/collections/materials")
-    aside = page.get_by_role("region", name="Rows set aside")
+    aside = page.get_by_role("region", name="Quarantine")
     row = aside.get_by_role("row").filter(has_text="MATNR=002")
     expect(row).to_contain_text("bytes as JSON")
-    expect(aside.get_by_role("button", name="Retry chosen")).to_be_disabled()
+    expect(aside.get_by_role("button", name="Retry selected")).to_be_disabled()
 
     source.rows_by_key["002"]["MTART"] = "ROH"
     row.get_by_role("checkbox").check()
-    expect(aside.get_by_text("1 chosen")).to_be_visible()
-    aside.get_by_role("button", name="Retry chosen").click()
-    expect(page.locator("main").get_by_text("1 row tried again: 1 mended.")).to_be_visible()
+    expect(aside.get_by_text("1 selected")).to_be_visible()
+    aside.get_by_role("button", name="Retry selected").click()
+    expect(page.locator("main").get_by_text("1 row retried: 1 repaired.")).to_be_visible()
     expect(aside.get_by_text("MATNR=002")).to_have_count(0)
     expect(aside.get_by_text("MATNR=003")).to_be_visible()
 
     aside.get_by_role("checkbox", name="MATNR=003").check()
-    aside.get_by_role("button", name="Drop chosen").click()
-    page.get_by_role("dialog", name="Forget 1 entry?").get_by_role("button", name="Cancel").click()
+    aside.get_by_role("button", name="Drop selected").click()
+    page.get_by_role("dialog", name="Drop 1 entry?").get_by_role("button", name="Cancel").click()
     expect(aside.get_by_text("MATNR=003")).to_be_visible()
-    aside.get_by_role("button", name="Drop chosen").click()
-    page.get_by_role("dialog").get_by_role("button", name="Forget").click()
+    aside.get_by_role("button", name="Drop selected").click()
+    page.get_by_role("dialog").get_by_role("button", name="Drop").click()
     expect(aside.get_by_text("MATNR=003")).to_have_count(0)
 
     source.rows_by_key["004"]["MTART"] = "ROH"
     aside.get_by_role("button", name="Retry all").click()
-    expect(aside.get_by_text("None: every row could be processed.")).to_be_visible()
+    expect(aside.get_by_text("No rows in quarantine.")).to_be_visible()
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/verify")
@@ -166,12 +167,10 @@ def test_verify_and_repair(serve: Serve, source: Stepwise, open_page: Open) -> N
     page = open_page(serve(), "#/collections/materials")
     source.rows_by_key["001"]["MAKTX"] = "something else altogether"
     page.get_by_role("button", name="Verify", exact=True).click()
-    expect(
-        page.locator("main").get_by_text("It does not agree with its source: 44 rows stored, 1 stale.")
-    ).to_be_visible()
+    expect(page.locator("main").get_by_text("Differs from the source: 44 rows stored, 1 stale.")).to_be_visible()
     page.get_by_role("button", name="Verify and repair").click()
     page.get_by_role("dialog", name="Verify and repair?").get_by_role("button", name="Repair").click()
-    expect(page.locator("main").get_by_text("All is well: 44 rows stored, 1 stale. 1 row mended.")).to_be_visible()
+    expect(page.locator("main").get_by_text("No differences: 44 rows stored, 1 stale. 1 row repaired.")).to_be_visible()
 
 
 @pytest.mark.slow
@@ -182,7 +181,7 @@ def test_many_deletions_wait_for_a_person(serve: Serve, source: Stepwise, open_p
         del source.rows_by_key[f"{number:03}"]
     page.get_by_role("button", name="Sync", exact=True).click()
     page.get_by_role("button", name="Delete 20 rows …").click()
-    dialog = page.get_by_role("dialog", name="Delete them?")
+    dialog = page.get_by_role("dialog", name="Delete these rows?")
     expect(dialog).to_contain_text("the source is not changed")
     dialog.get_by_role("button", name="Delete").click()
     expect(page.locator("main").get_by_text("24 rows read: 24 unchanged, 20 deleted.")).to_be_visible()
@@ -203,12 +202,23 @@ def test_generations_are_switched_and_dropped(serve: Serve, open_page: Open) -> 
         page.get_by_role("dialog").get_by_role("button", name=sure).click()
 
     do("Switch to generation 2", "Switch")
-    expect(part.get_by_text("Generation 2 serves now.")).to_be_visible()
-    do("Go back to generation 1", "Go back")
-    expect(part.get_by_text("Generation 1 serves again.")).to_be_visible()
+    expect(part.get_by_text("Generation 2 is active now.")).to_be_visible()
+    do("Roll back to generation 1", "Roll back")
+    expect(part.get_by_text("Generation 1 is active again.")).to_be_visible()
     do("Drop generation 2", "Drop")
-    expect(part.get_by_text("Generation 2 is dropped.")).to_be_visible()
+    expect(part.get_by_text("Generation 2 dropped.")).to_be_visible()
     expect(part.get_by_role("row")).to_have_count(2)
+
+
+@pytest.mark.parametrize("place", ["#/collections", "#/collections/materials"])
+def test_a_sync_that_is_no_job_is_not_denied(serve: Serve, open_page: Open, place: str) -> None:
+    """The fixture syncs as `owl-sap sync` does, beside the service's jobs."""
+    page = open_page(serve(), place)
+    jobs = page.get_by_role("region", name="Last jobs")
+    expect(jobs).to_contain_text(re.compile("Last synced outside this list: materials .* owl-sap sync"))
+    page.get_by_role("button", name=re.compile("^Sync( materials)?$")).click()
+    expect(jobs.get_by_role("row").filter(has_text="succeeded")).to_be_visible()
+    expect(jobs.get_by_text("outside this list")).to_have_count(0)
 
 
 @pytest.mark.covers("GET /v1/jobs", "GET /v1/gpu", "GET /v1/tables", errors=True)
@@ -225,9 +235,10 @@ def test_what_a_key_may_not_is_said_and_the_rest_is_shown(
     expect(main.get_by_text("Your key lacks the scope sync")).to_be_visible()
     expect(main.get_by_role("button")).to_have_count(0)
     main.get_by_role("link", name="materials").click()
-    expect(main.get_by_text("you see the figures, and cannot start or follow jobs")).to_be_visible()
+    expect(main.get_by_text("so you cannot see or start jobs")).to_be_visible()
     expect(main.get_by_role("button")).to_have_count(0)
-    page.get_by_role("link", name="GPU").click()
+    expect(page.get_by_role("link", name="GPU")).to_have_count(0)
+    page.evaluate("location.hash = '#/gpu'")
     expect(main.get_by_role("alert")).to_contain_text("lacks the scope metrics")
     expect(main.get_by_role("region", name="This device")).to_contain_text("hash:64")
     page.get_by_role("link", name="Tables").click()
@@ -244,7 +255,7 @@ def test_a_collection_that_clients_write_has_nothing_to_sync(serve: Serve, open_
     expect(row).to_contain_text("written by clients")  # before anything was written, too
     expect(row.get_by_role("button")).to_have_count(0)
     page.goto(f"{address}/#/search/notes")
-    expect(page.locator(".results")).to_contain_text("Nothing has been written into this collection yet")
+    expect(page.locator(".results")).to_contain_text("This collection is empty")
     document = {"text": "oil the gear", "metadata": {"plant": "1000"}}
     written = httpx.post(f"{address}/v1/collections/notes/documents", json={"documents": [document]}, timeout=60)
     assert written.status_code == 200
@@ -269,8 +280,8 @@ def test_how_fresh_it_is_is_told_anew_although_nothing_changed(serve: Serve, ope
     page.route("**/v1/collections", later)
     page.evaluate("location.hash = '#/collections'")
     row = page.get_by_role("row", name="materials")
-    expect(row).to_contain_text("changes of the last 5 min")
+    expect(row).to_contain_text("up to 5 min behind")
     late |= {"lag_seconds": 900.0}
     with page.expect_response("**/v1/collections"):
         page.clock.run_for(6_000)
-    expect(row).to_contain_text("changes of the last 15 min")
+    expect(row).to_contain_text("up to 15 min behind")

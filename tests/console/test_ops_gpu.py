@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
+from app.src.access.keys import Grant, create
 from app.src.core import nvml
 from tests.api.test_gpu import STATE
-from tests.console.conftest import Open
+from tests.console.conftest import Open, Serve
+from tests.console.scene import Watch
 
 GIB = 2**30
 SECONDS = 2_100
@@ -46,7 +49,7 @@ def test_charts_of_two_cards(address: str, open_page: Open, cards: None) -> None
     card = page.get_by_role("region", name="0: Tesla T4")
     expect(card).to_contain_text("4 GiB of 16 GiB")
     expect(card).to_contain_text("held by the power limit")
-    expect(page.get_by_role("region", name="1: Other card")).to_contain_text("not told")
+    expect(page.get_by_role("region", name="1: Other card")).to_contain_text("Power–")
     expect(card.get_by_role("group", name="Temperature")).to_be_visible()
     page.clock.run_for(SECONDS)
     use = card.get_by_role("figure").filter(has_text="Utilisation")
@@ -81,10 +84,55 @@ def test_nobody_is_asked_while_the_page_is_out_of_sight(address: str, open_page:
 
 
 @pytest.mark.covers("GET /v1/info")
-def test_without_a_card(address: str, open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot(reason="there is no NVIDIA driver here"))
+def test_what_is_chosen_on_the_device(address: str, open_page: Open, cards: None) -> None:
     page = open_page(address, "#/gpu")
-    expect(page.locator(".reason")).to_have_text("There is no NVIDIA driver here.")
-    expect(page.get_by_role("figure")).to_have_count(0)
     expect(page.get_by_role("region", name="This device")).to_contain_text("hash:64")
     expect(page.get_by_role("table", name="Chosen settings").get_by_role("row").nth(1)).to_contain_text("precision")
+
+
+def gpu_in_menu(page: Page) -> Locator:
+    return page.get_by_role("navigation", name="Pages").get_by_role("link", name="GPU")
+
+
+def test_without_a_card_the_menu_has_no_gpu(address: str, open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "snapshot", lambda: nvml.GpuSnapshot(reason="there is no NVIDIA driver here"))
+    page = open_page(address)
+    with page.expect_response("**/v1/gpu"):
+        page.reload()
+    page.goto(f"{address}/#/gpu")
+    expect(page.locator(".reason")).to_have_text("This machine has no NVIDIA GPU. The service computes on the CPU.")
+    expect(page.get_by_role("figure")).to_have_count(0)
+    expect(page.get_by_role("region", name="This device")).to_be_hidden()
+    expect(gpu_in_menu(page)).to_have_count(0)
+
+
+def test_with_a_card_the_menu_has_it(address: str, open_page: Open, cards: None) -> None:
+    page = open_page(address)
+    gpu_in_menu(page).click()
+    expect(page.get_by_role("region", name="0: Tesla T4")).to_be_visible()
+    expect(gpu_in_menu(page)).to_have_attribute("aria-current", "page")
+    expect(gpu_in_menu(open_page(address, "#/gpu"))).to_be_visible()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_key_is_not_asked_for_more_than_it_may(
+    kind: str, serve: Serve, open_page: Open, watch: Watch, tmp_path: Path
+) -> None:
+    """Figures of cards need a scope that people who search do not have; what computes is for every key."""
+    _, key = create(tmp_path / "keys.json", Grant("reader", ("search",)))
+    watch.allow(401)
+    page = open_page(serve(access={"keys": tmp_path / "keys.json"}), "#/nowhere")
+
+    def on(route: Route) -> None:
+        answer = route.fetch()
+        known = answer.json()
+        route.fulfill(response=answer, json=known | {"device": known["device"] | {"kind": kind}})
+
+    page.route("**/v1/info", on)
+    page.get_by_role("link", name="Go to the search").click()
+    page.get_by_label("Key or token").fill(key)
+    with page.expect_response("**/v1/info"):
+        page.keyboard.press("Enter")
+    page.get_by_role("link", name="Map").click()
+    expect(page.get_by_role("application")).to_be_visible()
+    expect(gpu_in_menu(page)).to_have_count(1 if kind == "cuda" else 0)

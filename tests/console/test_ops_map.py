@@ -37,7 +37,7 @@ def plot(page: Page) -> Locator:
 @pytest.mark.covers("GET /v1/collections/{name}/map")
 def test_by_keyboard_to_a_row(address: str, open_page: Open) -> None:
     page = open_page(address, "#/map/materials?color=MTART")
-    expect(page.get_by_text(re.compile(r"All 44 rows\. .* \d+ % of the differences"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"All 44 rows\. .* keeps \d+ % of the variance"))).to_be_visible()
     plot(page).focus()
     page.keyboard.press("ArrowRight")
     said = page.locator("#announcements")
@@ -104,7 +104,7 @@ def test_zoom_and_groups(address: str, open_page: Open) -> None:
 def test_coloured_by_a_number_and_listed(address: str, open_page: Open) -> None:
     page = open_page(address, "#/map/materials")
     page.get_by_label("Coloured by").select_option("BRGEW")
-    page.get_by_label("Points, at most").select_option("500")
+    page.get_by_label("Maximum points").select_option("500")
     page.get_by_role("button", name="Draw").click()
     expect(page).to_have_url(re.compile(r"#/map/materials\?color=BRGEW&limit=500"))
     legend = page.get_by_role("list", name="BRGEW").get_by_role("button")
@@ -112,7 +112,7 @@ def test_coloured_by_a_number_and_listed(address: str, open_page: Open) -> None:
     expect(legend.first).to_have_accessible_name(re.compile(r"^1\.5 – \d"))
     counts = [int(text.split()[-1]) for text in legend.all_inner_texts()]
     assert sum(counts) == 44
-    page.get_by_text("The points as a list").click()
+    page.get_by_text("List of points").click()
     entries = page.locator(".points").get_by_role("button")
     expect(entries).to_have_count(44)
     entries.nth(1).click()

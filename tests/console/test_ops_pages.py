@@ -3,12 +3,13 @@ and on a screen of 320 pixels."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from app.src.core import nvml
 from tests.api.test_gpu import STATE
@@ -23,14 +24,39 @@ RULES: Mapping[Literal["light", "dark"], Any] = {
 }
 """By colours; dark has the same elements, and only its colours are others."""
 PAGES = {
+    "#/search": "text=Describe what you need",
+    "#/search?q=gearbox": ".hit",
+    "#/search/materials?q=gearbox&explain=1&passages=1": ".scores",
+    '#/search/materials?like=["004"]': ".chip:has-text('gearbox')",
+    "#/search/never": ".card.empty",
+    "#/nowhere": "text=does not exist",
     "#/collections": "table >> nth=1",
     "#/collections/materials": "text=MATNR=003",
     "#/tables?schema={schema}": "text=NOTES",
+    "#/tables/{schema}/OWL_LONG_MATERIALS_TEXTS_G1": "text=NOTE",
     "#/tables/{schema}/NOTES": ".samples li",
+    "#/collections/never": "h2:has-text('Generations')",
+    "#/map": ".legend button",
     "#/gpu": "text=Now: 61 °C",
     "#/map/materials?color=MTART": ".legend button",
 }
 """By address what is there once the page is complete."""
+BAD = re.compile(r"undefined|\bnull\b|NaN|\[object Object\]")
+BROKEN_WORDS = """() => {
+    const broken = [], range = document.createRange();
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        const node = texts.currentNode;
+        if (!node.parentElement.checkVisibility() || node.parentElement.closest(".visually-hidden, pre")) continue;
+        for (const word of node.data.matchAll(/[A-Za-z0-9]{2,24}/g)) {
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            if (new Set([...range.getClientRects()].map((each) => Math.round(each.top))).size > 1) broken.push(word[0]);
+        }
+    }
+    return broken;
+}"""
+"""Words of up to 24 letters and digits that stand on two lines."""
 WIDTH = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -43,6 +69,7 @@ def busy(
     connection = emulator.connect(currentSchema=hana_schema, autocommit=True)
     cursor = connection.cursor()
     cursor.execute('CREATE TABLE "NOTES" ("K" INTEGER PRIMARY KEY, "NOTE" NCLOB)')
+    cursor.execute('CREATE TABLE "OWL_LONG_MATERIALS_TEXTS_G1" ("K" INTEGER PRIMARY KEY, "NOTE" NCLOB)')
     cursor.execute("INSERT INTO \"NOTES\" VALUES (1, 'The gearbox of press 4 was oiled.')")
     connection.close()
     source.rows_by_key["003"]["MTART"] = TOO_MUCH
@@ -52,9 +79,32 @@ def busy(
 
 def complete(page: Page, address: str, hash: str, schema: str) -> None:
     page.goto(f"{address}/{hash.replace('{schema}', schema)}")
-    if "NOTES" in hash:
+    if hash.endswith("NOTES"):
         page.get_by_role("button", name="Preview").click()
     page.locator(PAGES[hash]).first.wait_for()
+
+
+def test_the_page_about_the_api(serve: Serve, open_page: Open) -> None:
+    """To the console and back, on a phone too; axe finds nothing."""
+    page = open_page(serve(), "")
+    page.get_by_role("link", name="REST API").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("REST API")
+    for summary in page.locator("main > details > summary").all():
+        summary.click()
+    for colours, rules in RULES.items():
+        page.emulate_media(color_scheme=colours)
+        found = Axe().run(page, options=rules).response["violations"]
+        assert [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found] == [], colours
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [320, 320]
+    page.reload()
+    shape = page.locator("#HitBody")
+    expect(shape).to_be_hidden()
+    page.get_by_role("link", name="Shapes", exact=True).click()
+    page.evaluate("location.hash = '#HitBody'")
+    expect(shape).to_be_visible()
+    page.get_by_role("link", name="Console").click()
+    expect(page.get_by_role("search")).to_be_visible()
 
 
 @pytest.mark.covers("GET /v1/jobs", "GET /v1/collections/{name}/generations", "GET /v1/collections/{name}/quarantine")
@@ -71,6 +121,11 @@ def test_every_page(busy: tuple[str, str], open_page: Open) -> None:
             found = axe.run(page, options=rules).response["violations"]
             told = [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found]
             assert told == [], f"{hash}, {colours}"
+        for text in (page.title(), page.locator("body").inner_text()):
+            assert BAD.search(text) is None, f"{hash}: {text}"
+        assert page.evaluate(BROKEN_WORDS) == [], hash
+        page.set_viewport_size({"width": 390, "height": 640})
+        assert page.evaluate(BROKEN_WORDS) == [], f"{hash} on a phone"
         page.set_viewport_size({"width": 320, "height": 640})
         assert page.evaluate(WIDTH) <= 0, f"{hash} is wider than a screen of 320 pixels"
         page.set_viewport_size({"width": 1280, "height": 800})

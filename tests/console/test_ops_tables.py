@@ -43,7 +43,7 @@ def test_from_the_search_to_a_proposal(tables: str, schema: str, open_page: Open
     page = open_page(tables, f"#/tables?schema={schema}")
     expect(page.get_by_role("row")).to_have_count(3)
     expect(page.get_by_role("row").filter(has_text="NUMBERS")).to_contain_text(SCRIPT)
-    page.get_by_label("Part of a name or a comment").fill("orders")
+    page.get_by_label("Name or comment contains").fill("orders")
     page.keyboard.press("Enter")
     expect(page.get_by_role("row")).to_have_count(2)
     expect(page).to_have_url(re.compile("search=orders"))
@@ -76,7 +76,7 @@ def test_a_template_is_tried(tables: str, schema: str, open_page: Open, watch: W
     expect(texts).to_have_count(3)
     expect(texts.first).to_have_text(re.compile(r'Order "\d+": Pump number \d+\d+ tokens'))
     expect(template).not_to_have_attribute("aria-invalid", "true")
-    expect(page.get_by_role("table", name="How long the texts are").get_by_role("row").nth(1)).to_contain_text("20")
+    expect(page.get_by_role("table", name="Text lengths").get_by_role("row").nth(1)).to_contain_text("20")
     expect(page.get_by_role("group", name="owl-sap.toml")).to_contain_text('template = "Order \\"{K}\\": {MAKTX}"')
     page.get_by_role("button", name="Back to the proposal").click()
     expect(template).to_be_focused()
@@ -88,7 +88,7 @@ def test_a_table_without_a_proposal_says_why(tables: str, schema: str, open_page
     expect(page.get_by_text("no column that looks like text")).to_be_visible()
     page.get_by_label("Template").fill("{K}")
     page.get_by_role("button", name="Preview").click()
-    expect(page.get_by_text("No row gave a text.")).to_be_visible()
+    expect(page.get_by_text("All sampled rows are empty.")).to_be_visible()
     expect(page).to_have_title(re.compile("NUMBERS"))
 
 
@@ -111,6 +111,15 @@ def test_pages(tables: str, schema: str, open_page: Open, hana: Any) -> None:
     expect(page.get_by_role("link", name="Next")).to_have_count(0)
     page.get_by_role("link", name="Previous").click()
     expect(page.get_by_role("navigation", name="Pages of tables")).to_contain_text(f"Tables 1 to {PAGE}")
+
+
+def test_without_hana_in_the_settings(address: str, open_page: Open, watch: Watch) -> None:
+    watch.allow(500)
+    page = open_page(address, "#/tables")
+    problem = page.get_by_role("alert")
+    expect(problem).to_contain_text("Not configured")
+    expect(problem).to_contain_text("[hana] host")
+    expect(page.locator("main")).not_to_contain_text("Internal Server Error")
 
 
 @pytest.mark.covers("GET /v1/tables", errors=True)

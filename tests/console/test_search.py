@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Request, expect
 
@@ -124,7 +125,7 @@ def test_how_to_search_is_what_is_asked_for(address: str, open_page: Open) -> No
     page.get_by_label("Meaning", exact=True).check()
     page.get_by_label("Rows", exact=True).select_option("20")
     page.get_by_label("Variety").fill("30")
-    page.get_by_label("Least score").fill("0.1")
+    page.get_by_label("Minimum score").fill("0.1")
     search(page, "gearbox")
     assert bodies[-1] == {"query": "gearbox", "mode": "vector", "k": 20, "mmr_lambda": 0.7, "min_score": 0.1}
     page.reload()
@@ -135,13 +136,75 @@ def test_how_to_search_is_what_is_asked_for(address: str, open_page: Open) -> No
 def test_more_like_this(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=gearbox&mode=keyword")
     page.locator(".hit").first.get_by_role("button", name="More like this").click()
-    expect(page.get_by_role("button", name="Rows like")).to_be_visible()
+    row = page.get_by_role("button", name="Rows like")
     like = in_address(page)["like"]
+    key = json.loads(like)[0]
+    text = json.loads(httpx.post(f"{address}/v1/collections/materials/rows", json={"ids": [like]}).text)["rows"][0][
+        "text"
+    ]
+    expect(row).to_contain_text(f"Rows like “{text}” (MATNR={key})")
+    expect(page).to_have_title("Similar rows – materials – owl-sap")
     expect(page.locator(".hit")).to_have_count(10)
     assert all("gearbox" in text for text in page.locator(".hit .text").all_inner_texts()[:3])
     assert json.loads(like)[0] not in keys(page)
     page.get_by_role("button", name="Rows like").click()
     expect(page.locator(".hit")).to_have_count(0)
+
+
+def test_rows_like_one_that_is_gone(address: str, open_page: Open, watch: Any) -> None:
+    watch.allow(404)
+    page = open_page(address, "#/search/materials?like=" + quote('["999"]'))
+    expect(page.get_by_role("button", name="Rows like")).to_contain_text("Rows like a row that no longer exists")
+
+
+def test_the_bar_is_no_fuller_than_the_score(address: str, open_page: Open) -> None:
+    """Of what has nothing to do with any row, the best is still a weak one."""
+    page = open_page(address)
+    hits = [
+        {"id": f'["{n}"]', "key": {"MATNR": str(n)}, "score": score, "text": "x", "metadata": {}}
+        for n, score in enumerate((0.12, 0.03, -0.1))
+    ]
+    answer: dict[str, Any] = {"hits": hits, "took_ms": {"store": 1.0}, "notes": [], "stale_since": None}
+    page.route("**/search", lambda route: route.fulfill(json=answer))
+    bars = page.locator(".score-bar > span")
+    width = "bars => bars.map((each) => each.style.width)"
+    for mode in ("Meaning + words", "Meaning"):
+        page.get_by_label(mode, exact=True).check()
+        search(page, f"zebra {mode}")
+        expect(page).to_have_title(f"zebra {mode} – materials – owl-sap")
+        assert bars.evaluate_all(width) == ["12%", "3%", "0%"]
+    page.get_by_label("Words", exact=True).check()
+    search(page, "zebra words")  # BM25 has no scale of its own
+    expect(bars).to_have_count(0)
+
+
+def test_explain_is_a_table_and_json_on_demand(address: str, open_page: Open) -> None:
+    page = open_page(address, "#/search/materials?q=gearbox 007&explain=1&passages=1")
+    told = page.get_by_role("region", name="How it was found")
+    table = told.get_by_role("table", name="Scores of the hits")
+    expect(table.get_by_role("columnheader")).to_have_text(
+        ["Row", "Combined score", "Cosine (rank)", "BM25 (rank)", "Matched words", "Passage"]
+    )
+    expect(table.get_by_role("row")).to_have_count(11)
+    row = table.get_by_role("row").filter(has=page.get_by_role("cell", name="gearbox")).first
+    expect(row).to_contain_text(re.compile(r"MATNR=\d+"))
+    expect(told).to_contain_text("exact comparison")
+    json_ = told.get_by_role("group", name="Raw JSON")
+    expect(json_).to_be_hidden()
+    told.get_by_text("Raw JSON").click()
+    assert json.loads(json_.inner_text())["mode"] == "hybrid"
+    page.set_viewport_size({"width": 390, "height": 800})
+    told.get_by_text("Raw JSON").click()
+    box = told.bounding_box()
+    assert box is not None
+    assert box["height"] < 2000  # it was 4,000 on a wide screen
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_the_search_box_shows_what_to_type(address: str, open_page: Open) -> None:
+    page = open_page(address)
+    expect(page.get_by_placeholder("For example: leaking pump, or 4711")).to_be_visible()
+    expect(page.locator(".results")).to_contain_text("Describe what you need, or enter a number or code.")
 
 
 def test_a_row_in_its_dialog(address: str, open_page: Open) -> None:
@@ -168,7 +231,7 @@ def test_a_row_in_its_dialog(address: str, open_page: Open) -> None:
 def test_nothing_found_says_what_to_try(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=zzz&mode=keyword&filters=" + json.dumps({"MTART": {"in": ["ROH"]}}))
     expect(page.locator(".empty")).to_contain_text("Nothing found")
-    expect(page.locator(".empty")).to_contain_text("take away a filter")
+    expect(page.locator(".empty")).to_contain_text("Remove a filter.")
 
 
 def test_a_collection_that_was_never_synced(address: str, open_page: Open) -> None:
@@ -242,7 +305,7 @@ def test_stale_rows_notes_passages_and_times_are_told(address: str, open_page: O
     search(page, "gearbox")
     assert bodies[-1]["explain"] is True
     assert bodies[-1]["passages"] > 1
-    expect(page.locator(".results")).to_contain_text("SAP HANA is away")
+    expect(page.locator(".results")).to_contain_text("SAP HANA is unavailable")
     expect(page.locator(".results")).to_contain_text("no row has the field X")
     expect(page.get_by_role("list", name="Matching passages").get_by_role("listitem")).to_have_count(2)
     expect(page.get_by_role("region", name="How it was found")).to_contain_text("2.5 ms")
@@ -336,13 +399,13 @@ def test_a_search_that_is_given_up_is_over(address: str, open_page: Open) -> Non
     page.keyboard.press("Enter")
     expect(page.locator(".results[aria-busy]")).to_be_visible()
     page.go_back()
-    expect(page.locator(".results")).to_contain_text("Say what you are looking for")
+    expect(page.locator(".results")).to_contain_text("Describe what you need")
     expect(page.locator(".results[aria-busy]")).to_have_count(0)
 
 
 def test_what_the_least_score_is_compared_with_is_told(address: str, open_page: Open) -> None:
     page = open_page(address, "#/search/materials?q=gearbox&min=0.01")
-    expect(page.locator(".results .note")).to_contain_text("compared with the nearness in meaning")
+    expect(page.locator(".results .note")).to_contain_text("applies to the cosine similarity")
     page.get_by_label("Meaning", exact=True).check()
     search(page, "gearbox bearing")
     expect(page.locator(".results .note")).to_have_count(0)

@@ -107,6 +107,7 @@ def add(routes: APIRouter, agents: Streamable | None) -> None:
         raise AssertionError("the route answers by itself")
 
     options: dict[str, Any] = {"responses": _ANSWERS, "openapi_extra": _BODY, "response_class": Response}
+    options |= {"summary": "Call tools over the Model Context Protocol", "tags": ["MCP"]}
     routes.add_api_route(PATH, agents_tools, methods=["POST"], route_class_override=Route, **options)
 
 

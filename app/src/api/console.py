@@ -5,6 +5,7 @@ that it shows comes over the REST API, with the key of whoever looks. Knows no r
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,6 +18,7 @@ from app.src.api.errors import NOT_MODIFIED, NotFound
 HOME = "/"
 FILES = "/console/{path:path}"
 _PAGE = "index.html"
+_TO_MANUAL = re.compile(rb"\s*<footer.*</footer>")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -34,9 +36,12 @@ class _File:
     headers: Mapping[str, str]
 
 
-def add(app: FastAPI) -> None:
-    """All files are read now (some 200 kB), and a path is a name in that table: it leads nowhere else on the disk."""
+def add(app: FastAPI, *, manual: bool) -> None:
+    """All files are read now (some 200 kB), and a path is a name in that table: it leads nowhere else on the disk.
+    `manual`: /docs is served, so the page links to it."""
     static = dict(_files(files(__package__) / "static"))
+    if not manual:
+        static[_PAGE] = _file(_PAGE, _TO_MANUAL.sub(b"", static[_PAGE].content))
 
     async def home(request: Request) -> Response:
         return _answer(request, static[_PAGE])
@@ -57,11 +62,14 @@ def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, _File]]:
         if each.is_dir():
             yield from _files(each, f"{path}/")
             continue
-        media_type = _TYPES.get(path[path.rfind(".") :])
-        if media_type is not None:
-            content = each.read_bytes()
-            tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            yield path, _File(content, {"Content-Type": media_type, "ETag": tag, "Cache-Control": _ASK_EVERY_TIME})
+        if path[path.rfind(".") :] in _TYPES:
+            yield path, _file(path, each.read_bytes())
+
+
+def _file(path: str, content: bytes) -> _File:
+    media_type = _TYPES[path[path.rfind(".") :]]
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return _File(content, {"Content-Type": media_type, "ETag": tag, "Cache-Control": _ASK_EVERY_TIME})
 
 
 def _answer(request: Request, file: _File) -> Response:

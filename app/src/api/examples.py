@@ -15,6 +15,19 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 FILE = Path(__file__).with_name("examples.json")
+TAGS = (
+    "Search",
+    "Embeddings",
+    "Collections",
+    "Rows and documents",
+    "Jobs",
+    "Quarantine",
+    "Generations",
+    "Tables",
+    "Health and monitoring",
+    "MCP",
+)
+"""The groups of operations, in the order of /docs."""
 BASE = "http://127.0.0.1:8000"
 KEY = "OWL_SAP_API_KEY"
 _JSON = "application/json"
@@ -22,9 +35,9 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and with `job` for the id in the path.
-    `answer`: JSON, or the text of an answer of another kind; None: not recorded yet. `needs`: what must be so before
-    (for the recording). `case` tells several examples of one operation apart."""
+    """`group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and with `job` for
+    the id in the path. `answer`: JSON, or the text of an answer of another kind; None: not recorded yet. `needs`: what
+    must be so before (for the recording). `case` tells several examples of one operation apart."""
 
     group: str
     operation: str
@@ -68,7 +81,8 @@ def curl(example: Example) -> str:
 
 
 def describe(document: dict[str, Any]) -> None:
-    """Put titles, examples and samples of code into the description of the API."""
+    """Put tags, titles, examples and samples of code into the description of the API."""
+    document["tags"] = [{"name": name} for name in TAGS]
     for example in examples():
         path = example.operation.partition(" ")[2]
         operation = document["paths"].get(path, {}).get(example.method.lower())
@@ -79,6 +93,7 @@ def describe(document: dict[str, Any]) -> None:
 def _describe(operation: dict[str, Any], example: Example) -> None:
     samples = operation.setdefault("x-codeSamples", [])
     if not samples:  # the first of an operation is its title
+        operation["tags"] = [example.group]
         operation["summary"] = example.title
         for parameter in operation.get("parameters", ()):
             given = {"path": example.path, "query": example.query}.get(parameter["in"], {})

@@ -92,9 +92,9 @@ def create_app(service: Service) -> FastAPI:
     app.openapi = _Description(app.openapi, access_settings)  # type: ignore[method-assign]
     errors.install(app, service)
     if service.settings.api.docs:
-        manual.add(app)
+        manual.add(app, console=service.settings.api.console)
     if service.settings.api.console:
-        console.add(app)
+        console.add(app, manual=service.settings.api.docs)
     app.state.ending = _surround(app, service, rates, audit)
     return app
 

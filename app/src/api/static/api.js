@@ -1,4 +1,4 @@
-// Speaks with the service: every request, the key, errors as problems, streams of events. Knows no view.
+// Talks to the service: requests, the key, errors, event streams. Knows no view.
 
 const KEY = "owl-sap.key";
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
@@ -9,12 +9,12 @@ let askForKey = async () => null;
 let asking = null;
 let declined = false;
 
-/** What went wrong. `status` 0: the service did not answer. `scope`: the one that is missing, where it said so. */
+/** An error. `status` 0: no response. `code`: OWL-... `scope`: the missing scope, if the service named it. */
 export class Problem extends Error {
-  constructor(status, title, detail, { requestId = null, scope = null, retryAfter = null } = {}) {
+  constructor(status, title, detail, { requestId = null, scope = null, retryAfter = null, code = null } = {}) {
     super(detail || title);
     this.name = "Problem";
-    Object.assign(this, { status, title, detail, requestId, scope, retryAfter });
+    Object.assign(this, { status, title, detail, requestId, scope, retryAfter, code });
   }
 }
 
@@ -27,7 +27,7 @@ export function hasKey() {
   return sessionStorage.getItem(KEY) !== null;
 }
 
-/** Whoever looks was asked for a key and gave none. What goes on by itself waits until there is one. */
+/** True after the user closed the sign-in dialog without a key. Background requests wait until there is one. */
 export function signedOut() {
   return declined;
 }
@@ -77,10 +77,10 @@ export async function events(path, { onEvent, onEnd = () => {}, onError = () => 
         onEvent({ ...event, data: JSON.parse(event.data) });
         if (event.event === "result") return onEnd();
       }
-      throw new Problem(0, "The connection broke", "The stream of events ended early.");
+      throw new Problem(0, "Connection lost", "The event stream ended early.");
     } catch (error) {
       if (signal?.aborted) return undefined;
-      const problem = error instanceof Problem ? error : new Problem(0, "The connection broke", String(error.message));
+      const problem = error instanceof Problem ? error : new Problem(0, "Connection lost", String(error.message));
       const refused = problem.status >= 400 && problem.status < 500 && problem.status !== 429;
       onError(problem, refused ? null : failures + 1);
       if (refused) return undefined;
@@ -118,7 +118,7 @@ async function once(path, init, key) {
     return await fetch(path, { ...init, headers, cache: "no-store", credentials: "omit", redirect: "error" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, "The service does not answer", "The service could not be reached. It may be restarting.");
+    throw new Problem(0, "No response", "The service could not be reached. It may be restarting.");
   }
 }
 
@@ -132,7 +132,7 @@ async function problemOf(answer) {
   try {
     told = await answer.json();
   } catch {
-    // Not ours, a proxy's perhaps: the status has to do.
+    // Not from this service, perhaps from a proxy: use the status.
   }
   const scope = /scope="([^"]*)"/.exec(answer.headers.get("WWW-Authenticate") ?? "")?.[1] ?? null;
   const title = told.title ?? (answer.statusText || `HTTP ${answer.status}`);
@@ -140,6 +140,7 @@ async function problemOf(answer) {
     requestId: told.request_id ?? answer.headers.get("X-Request-ID"),
     retryAfter: answer.headers.get("Retry-After"),
     scope,
+    code: told.code ?? null,
   });
 }
 

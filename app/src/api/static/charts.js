@@ -67,7 +67,7 @@ export function lineChart({ title, unit, series, spans, ceiling = null }) {
     "figure",
     { class: "chart" },
     h("figcaption", null, h("span", { id: `${id}-title` }, title), series.length > 1 && legend(series)),
-    h("p", { id: `${id}-how`, class: "visually-hidden" }, "The arrow keys read the values one after the other."),
+    h("p", { id: `${id}-how`, class: "visually-hidden" }, "The arrow keys read the values one by one."),
     plot,
     readout,
     table,
@@ -266,7 +266,7 @@ function named(series, each, value) {
 }
 
 function shown(each, value) {
-  return value === null || value === undefined ? "not told" : each.format(value);
+  return value === null || value === undefined ? "–" : each.format(value);
 }
 
 function short(value) {

@@ -1,4 +1,4 @@
-// Dialogs: one over the page at a time, the focus goes back to where it was. The one that asks for the key is here too.
+// Dialogs, including the one that asks for the key. One is open at a time; closing it restores the focus.
 
 import { h } from "./dom.js";
 
@@ -39,7 +39,7 @@ export function closeDialogs() {
 }
 
 /** Asks whether to go on; resolves with true or false. */
-export async function confirmed(title, text, action = "Go on") {
+export async function confirmed(title, text, action = "Continue") {
   let dialog = null;
   const answer = (value) => () => dialog.close(value);
   const content = [
@@ -63,7 +63,7 @@ export async function askKey(why) {
     event.preventDefault();
     const key = field.value.trim();
     if (key !== "" && !SENDABLE.test(key)) {
-      field.setCustomValidity("This holds a character that no key has, perhaps from copying it.");
+      field.setCustomValidity("The key contains an invalid character. Copy it again.");
       field.reportValidity();
     } else if (key !== "") dialog.close("given");
   };
@@ -72,10 +72,10 @@ export async function askKey(why) {
     "form",
     { onsubmit: submit },
     why && h("p", { class: "note error", id: "key-why", role: "alert" }, why),
-    h("p", null, "This service asks who you are. Your administrator gives you a key, or a token of your identity provider."),
+    h("p", null, "This service requires a key. Ask your administrator for one, or use a token from your identity provider."),
     h("label", { for: "key" }, "Key or token"),
     field,
-    h("p", { class: "small" }, "It is kept until this tab is closed, and sent to this service only."),
+    h("p", { class: "small" }, "Kept until this tab is closed and sent only to this service."),
     h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Continue")),
   );
   const answer = await openDialog("Sign in", form, { modal: (made) => (dialog = made) });

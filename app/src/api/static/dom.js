@@ -24,14 +24,21 @@ export function fill(element, ...children) {
   return element;
 }
 
-/** Text that only screen readers tell. */
+/** Text for screen readers only. */
 export function hidden(text) {
   return h("span", { class: "visually-hidden" }, text);
 }
 
+/** An identifier that may wrap after its separators, so that a narrow place does not cut its words. */
+export function breakable(text) {
+  return String(text)
+    .split(/(?<=[._/@:,])/u)
+    .flatMap((part, place) => (place === 0 ? [part] : [h("wbr"), part]));
+}
+
 const TURNING = /[\u202d\u202e]/gu;
 
-/** Text of a row: what turns the direction of writing by force, and so shows another text than there is, is shown as a mark. */
+/** Row text with the characters that force a writing direction replaced, because they can disguise the text. */
 export function plain(text) {
   return text.replace(TURNING, "\ufffd");
 }

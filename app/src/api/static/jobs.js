@@ -15,10 +15,10 @@ const TICK_MS = 1000;
 const KINDS = { sync: "Sync", verify: "Verify", retry: "Retry", build: "Build" };
 const COLOURS = { waiting: "warning", succeeded: "good", failed: "error", cancelled: "warning" };
 const PAUSED = {
-  max_deletes: "Deletions wait: there are more than the limit allows.",
-  schema_changed: "Nothing was done: the table, a column in use or the key is another one now.",
-  log_missing: "Nothing was read: the change log is missing.",
-  source_empty: "Nothing was deleted: the source is empty.",
+  max_deletes: "Paused: the deletions exceed the limit.",
+  schema_changed: "Paused: the table, its key or a column in use has changed.",
+  log_missing: "Paused: the change log is missing.",
+  source_empty: "Paused: the source is empty, so nothing was deleted.",
 };
 
 export function isOver(job) {
@@ -86,7 +86,7 @@ export function liveJob(job, { announce, over, gone = () => {}, signal }) {
       speed && total > done && `about ${duration((total - done) / speed)} left`,
       record.error ?? record.note,
       record.next_try && `next try ${moment(record.next_try)}`,
-      !connected && "the connection is interrupted; it goes on as soon as it is back",
+      !connected && "connection lost, reconnecting",
     ];
     fill(state, `${kindOf(record)} `, stateBadge(record));
     words.textContent = parts.filter(Boolean).join(" · ");
@@ -169,7 +169,7 @@ function far(job) {
   const { done = 0, total = 0 } = job.progress ?? {};
   if (total === 0) return null;
   if (!readToTheEnd(job)) return `${number(done)} of ${many(total, "row")} (${percent(done / total)})`;
-  const rest = ["sync", "build"].includes(job.kind) ? "the last ones are being embedded and written" : "finishing";
+  const rest = ["sync", "build"].includes(job.kind) ? "embedding and writing the last rows" : "finishing";
   return `${many(total, "row")} read · ${rest}`;
 }
 
@@ -198,7 +198,7 @@ function synced(result) {
     ["unchanged", "unchanged"],
     ["deleted", "deleted"],
     ["empty", "empty"],
-    ["quarantined", "set aside"],
+    ["quarantined", "quarantined"],
     ["superseded", "superseded"],
   ]);
   return `${many(result.read ?? 0, "row")} read${told}.${paused(result)}`;
@@ -206,25 +206,25 @@ function synced(result) {
 
 function retried(result) {
   const told = counted(result, [
-    ["upserted", "mended"],
+    ["upserted", "repaired"],
     ["empty", "empty"],
-    ["gone", "gone from the source"],
-    ["quarantined", "still set aside"],
+    ["gone", "no longer in the source"],
+    ["quarantined", "still quarantined"],
   ]);
-  return `${many(result.retried ?? 0, "row")} tried again${told}.`;
+  return `${many(result.retried ?? 0, "row")} retried${told}.`;
 }
 
 function verified(result) {
-  if (result.stopped) return "Nothing is proved.";
+  if (result.stopped) return "The check is incomplete.";
   const told = counted(result, [
     ["missing", "missing"],
     ["stale", "stale"],
     ["orphaned", "orphaned"],
-    ["duplicates", "double"],
+    ["duplicates", "duplicate"],
     ["bad_vectors", "with damaged vectors"],
   ]);
-  const mended = result.repaired ? ` ${many(result.repaired, "row")} mended.` : "";
-  const verdict = result.ok ? "All is well" : "It does not agree with its source";
+  const mended = result.repaired ? ` ${many(result.repaired, "row")} repaired.` : "";
+  const verdict = result.ok ? "No differences" : "Differs from the source";
   return `${verdict}: ${many(result.rows ?? 0, "row")} stored${told.replace(":", ",")}.${mended}${paused(result)}`;
 }
 

@@ -1,4 +1,4 @@
-// Keyboard shortcuts: one table, shown by "?", and a switch for people whose software types for them (WCAG 2.1.4).
+// Keyboard shortcuts: one table, shown by "?", and a switch for people who use speech input (WCAG 2.1.4).
 
 import { h } from "./dom.js";
 
@@ -30,8 +30,8 @@ export function table() {
   const box = h("input", { type: "checkbox", checked: enabled(), onchange: () => enable(box.checked) });
   return [
     h("table", { class: "plain" }, h("caption", { class: "visually-hidden" }, "Keyboard shortcuts"), h("tbody", null, rows)),
-    h("p", null, "Everything can also be reached with Tab, Enter, Space and the arrow keys. Esc closes a dialog."),
-    h("label", { class: "check" }, box, " Shortcuts of a single key are on"),
+    h("p", null, "Tab, Enter, Space and the arrow keys also reach everything. Esc closes a dialog."),
+    h("label", { class: "check" }, box, " Single-key shortcuts on"),
   ];
 }
 

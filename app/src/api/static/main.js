@@ -1,6 +1,6 @@
-// The shell: which view stands at which address, what surrounds it, errors in its place, the dialogs for key and shortcuts.
+// The shell: maps addresses to views and shows the menu, errors, and the dialogs for the key and the shortcuts.
 
-import { forgetKey, hasKey, onKeyWanted } from "./api.js";
+import { forgetKey, get, hasKey, onKeyWanted } from "./api.js";
 import { askKey, closeDialogs, openDialog } from "./dialogs.js";
 import { fill, h } from "./dom.js";
 import { listen, shortcut, table } from "./keys.js";
@@ -8,10 +8,11 @@ import { failure, loading } from "./parts.js";
 
 /**
  * The views, by the first part of the address (#/NAME/...). `page`: its name in the menu. A view is a module with `title` (a
- * string, or a function of the parameters) and `async show(root, context)`. context: `parameters` {path: [what follows in the
- * address, decoded], query: URLSearchParams}, `go(hash, {replace})`, `announce(text)` for screen readers, `signal`, which is
- * aborted when the view is left. show may return a function that cleans up, or {cleanup, update}: then `update(parameters)`
- * is called when only what follows its name has changed, instead of building the view anew.
+ * string, or a function of the parameters) and `async show(root, context)`. context: `parameters` {path: [the rest of the
+ * address, decoded], query: URLSearchParams}, `go(hash, {replace})`, `announce(text)` for screen readers, `cards(found)` to
+ * show or hide the menu's GPU entry, `signal`, which is aborted when the user leaves the view. show may return a function
+ * that cleans up, or {cleanup, update}: then `update(parameters)` is called instead of a new show when only the rest of the
+ * address has changed.
  */
 const VIEWS = {
   search: { page: "Search", load: () => import("./views/search.js") },
@@ -24,6 +25,7 @@ const FIRST = "#/search";
 const THEMES = ["auto", "light", "dark"];
 
 const main = document.getElementById("main");
+let cards = null; // whether there is a GPU; null: not known yet
 let current = { name: null, place: null, leaving: new AbortController(), cleanup: null, update: null, title: "" };
 
 function parse(hash) {
@@ -77,11 +79,12 @@ async function route() {
     mine.title = module.title;
     namePage(module.title, parameters);
     if (moved) main.focus({ preventScroll: true });
-    const left = await module.show(root, { parameters, go, announce, signal: mine.leaving.signal });
+    const left = await module.show(root, { parameters, go, announce, cards: showCards, signal: mine.leaving.signal });
     if (!mine.leaving.signal.aborted && focused !== null) refocus(focused.id);
     const cleanup = typeof left === "function" ? left : (left?.cleanup ?? null);
     if (mine.leaving.signal.aborted) cleanup?.();
     else Object.assign(mine, { cleanup, update: left?.update ?? null });
+    if (cards === null && name !== "gpu") findCards();
   } catch (error) {
     if (mine.leaving.signal.aborted) return undefined;
     fill(main, root);
@@ -91,7 +94,26 @@ async function route() {
   return undefined;
 }
 
-/** Where the focus was, if what had it was built anew; the page itself rather than nowhere. */
+/**
+ * Looks for a GPU once. A request with a key asks for the device that computes, which every key may see; the figures of the
+ * cards need a scope of their own.
+ */
+async function findCards() {
+  cards = false;
+  try {
+    showCards(hasKey() ? (await get("/v1/info")).device.kind === "cuda" : (await get("/v1/gpu")).devices.length > 0);
+  } catch {
+    // The menu stays without the GPU.
+  }
+}
+
+function showCards(found) {
+  cards = found;
+  pages();
+  mark(current.name);
+}
+
+/** Puts the focus back where it was if the element was rebuilt; on the page itself otherwise. */
 function refocus(id) {
   if (![document.body, main].includes(document.activeElement)) return;
   ((id && document.getElementById(id)) || main).focus({ preventScroll: true });
@@ -109,7 +131,7 @@ function leave() {
 
 function missing() {
   document.title = "Not found – owl-sap";
-  fill(main, h("h1", null, "Not found"), h("p", null, "There is no such page. ", h("a", { href: FIRST }, "To the search")));
+  fill(main, h("h1", null, "Not found"), h("p", null, "This page does not exist. ", h("a", { href: FIRST }, "Go to the search")));
 }
 
 function mark(name) {
@@ -120,7 +142,7 @@ function mark(name) {
 }
 
 function pages() {
-  const items = Object.entries(VIEWS).filter(([, view]) => view.page);
+  const items = Object.entries(VIEWS).filter(([name]) => name !== "gpu" || cards);
   fill(
     document.getElementById("pages"),
     items.map(([name, view]) => h("li", null, h("a", { href: `#/${name}`, dataset: { view: name } }, view.page))),
@@ -130,8 +152,12 @@ function pages() {
 function tools() {
   const theme = h("button", { type: "button", class: "quiet", onclick: () => nextTheme(theme) });
   const forget = h("button", { type: "button", class: "quiet", onclick: forgetAndAsk }, "Forget key");
-  const help = h("button", { type: "button", class: "quiet", "aria-label": "Keyboard shortcuts", onclick: showShortcuts }, "?");
-  const update = () => (forget.hidden = !hasKey());
+  const api = document.getElementById("api"); // absent where /docs is off
+  const help = h("button", { type: "button", class: "quiet help", "aria-label": "Keyboard shortcuts", onclick: showShortcuts }, "?");
+  const update = () => {
+    forget.hidden = !hasKey();
+    if (api) api.hidden = hasKey(); // a link sends no key
+  };
   document.addEventListener("owl-key", update);
   update();
   nameTheme(theme);
@@ -157,15 +183,17 @@ function nextTheme(button) {
 
 function nameTheme(button) {
   const theme = currentTheme();
-  fill(button, { auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[theme]);
+  const [sign, word] = { auto: ["◐", "Auto"], light: ["☀", "Light"], dark: ["☾", "Dark"] }[theme];
+  fill(button, sign, h("span", { class: "word" }, word));
   button.setAttribute("aria-label", `Theme: ${theme}. Change`);
 }
 
 function forgetAndAsk() {
   forgetKey();
-  announce("The key is forgotten");
+  announce("Key forgotten");
   leave();
-  current.name = null; // what is shown was for the key's owner
+  current.name = null; // the page shows data of the key's owner
+  cards = null;
   route();
 }
 
@@ -178,12 +206,12 @@ function start() {
   tools();
   onKeyWanted(askKey);
   document.getElementById("skip").addEventListener("click", (event) => {
-    event.preventDefault(); // the address is the view's
+    event.preventDefault(); // the address belongs to the view
     main.focus();
   });
-  shortcut("?", "show these shortcuts", showShortcuts);
+  shortcut("?", "show this list", showShortcuts);
   listen();
-  // Links, Back and Forward; not what go() does.
+  // Links, Back and Forward; go() routes by itself.
   addEventListener("hashchange", () => {
     closeDialogs();
     route();

@@ -1,7 +1,8 @@
-// What every view is made of: waiting, errors, notes, badges, numbers and times as people read them.
+// Shared by all views: loading, errors, notes, badges, and numbers and times for people.
 
 import { h } from "./dom.js";
 
+const NOT_CONFIGURED = "OWL-1003";
 const STEPS = [
   ["year", 31_536_000],
   ["month", 2_592_000],
@@ -15,14 +16,32 @@ export function loading(text = "Loading …") {
   return h("p", { class: "loading", role: "status" }, text);
 }
 
-/** An error in the place of what it kept away. `retry` is called by its button. */
+/** A heading for an error: the service's own names HTTP's status. */
+const HEADINGS = {
+  400: "Invalid request",
+  401: "Sign in needed",
+  403: "Not allowed",
+  404: "Not found",
+  409: "Not possible now",
+  422: "Invalid request",
+  429: "Too many requests",
+  503: "Not available now",
+};
+
+function headingOf(error) {
+  if (error.code === NOT_CONFIGURED) return "Not configured";
+  if (error.status === 0) return error.title;
+  return HEADINGS[error.status] ?? "Something went wrong";
+}
+
+/** An error, in the place of the content it prevents. The button calls `retry`. */
 export function failure(error, retry = null) {
   const missing = error.status === 403 && error.scope;
   const said = missing ? `Your key lacks the scope ${error.scope.split(" ").join(" or ")}.` : error.message;
   return h(
     "div",
     { class: "note error", role: "alert" },
-    h("p", null, h("strong", null, error.status === 403 ? "Not allowed" : (error.title ?? "Something went wrong"))),
+    h("p", null, h("strong", null, headingOf(error))),
     h("p", null, said),
     error.requestId && h("p", { class: "small" }, "Request ", h("code", null, error.requestId)),
     retry && h("button", { type: "button", onclick: retry }, "Try again"),
@@ -43,7 +62,7 @@ export function number(value) {
   return value === null || value === undefined ? "–" : value.toLocaleString("en-GB");
 }
 
-/** "3 minutes ago" of a UTC time (ISO, or POSIX seconds), with the time itself on hover. */
+/** A UTC time (ISO, or POSIX seconds) as "3 minutes ago"; the exact time shows on hover. */
 export function ago(time) {
   if (time === null || time === undefined) return h("span", null, "never");
   const then = new Date(typeof time === "number" ? time * 1000 : time);
@@ -57,7 +76,7 @@ function sinceWords(then) {
   return new Intl.RelativeTimeFormat("en-GB", { numeric: "auto" }).format(Math.round(seconds / size), unit);
 }
 
-/** "2 h 5 min" of seconds. */
+/** Seconds as "2 h 5 min". */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;

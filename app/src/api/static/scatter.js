@@ -278,7 +278,7 @@ export class Scatter {
       const there = from === null || (point !== from && along > 0 && beside <= along);
       if (there && far < best) [best, found] = [far, point];
     }
-    if (found === null) this.announce("No point further in this direction");
+    if (found === null) this.announce("No further point in this direction");
     else this.#choose(found);
   }
 

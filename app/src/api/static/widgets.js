@@ -76,7 +76,7 @@ export function copyButton(text, what, announce) {
   const button = h("button", { type: "button", "aria-label": `Copy ${what}` }, "Copy");
   button.addEventListener("click", async () => {
     const copied = await copy(text());
-    announce(copied ? `Copied: ${what}` : `The browser does not let this page copy. Select ${what} and copy it yourself.`);
+    announce(copied ? `Copied: ${what}` : `Copying is blocked by the browser. Select ${what} and copy it yourself.`);
     button.textContent = copied ? "Copied" : "Not copied";
     setTimeout(() => (button.textContent = "Copy"), 2000);
   });

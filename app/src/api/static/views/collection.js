@@ -1,19 +1,20 @@
-// The page of one collection: its figures, the job that goes on, its last jobs, generations and the rows set aside.
+// The page of one collection: its figures, running job, latest jobs, generations and quarantine.
 
 import { get, post } from "../api.js";
 import { confirmed } from "../dialogs.js";
-import { fill, h } from "../dom.js";
+import { breakable, fill, h } from "../dom.js";
 import { many, moment } from "../figures.js";
 import { isOver, jobLine, liveJob } from "../jobs.js";
 import { badge, failure, note, number } from "../parts.js";
 import { facts, refreshTimes, slowButton, whileVisible } from "../widgets.js";
 import { freshness, placeOf, writtenByClients } from "./collection/freshness.js";
 import { Generations } from "./collection/generations.js";
-import { jobsTable } from "./collection/jobs.js";
+import { jobsTable, syncedOutside } from "./collection/jobs.js";
 import { Quarantine } from "./collection/quarantine.js";
 
 const REFRESH_SECONDS = 5;
 const LAST_JOBS = 10;
+const METHODS = { full: "full comparison", watermark: "watermark", log: "change log", rowid: "row id" };
 
 export async function show(root, context) {
   const page = new Page(root, context, context.parameters.path[0]);
@@ -44,14 +45,14 @@ class Page {
       root,
       h("p", { class: "small" }, h("a", { href: "#/collections" }, "All collections")),
       h("h1", null, name),
-      h("p", null, h("a", { href: `#/search/${encoded}` }, "Search it"), " · ", h("a", { href: `#/map/${encoded}` }, "Map of its rows")),
+      h("p", null, h("a", { href: `#/search/${encoded}` }, "Search"), " · ", h("a", { href: `#/map/${encoded}` }, "Map")),
       this.trouble,
       this.figures,
       this.rights,
       this.actions,
       this.job,
       this.advice,
-      section("set-aside", "Rows set aside", this.quarantine.element),
+      section("quarantine", "Quarantine", this.quarantine.element),
       section("last-jobs", "Last jobs", this.jobs),
       section("generations", "Generations", this.generations.element),
     );
@@ -60,13 +61,14 @@ class Page {
   async load() {
     const [status, jobs] = await Promise.all([get(this.place, this.context), this.#allowed("jobs", () => this.#jobs())]);
     this.byClients = writtenByClients(status);
+    this.lastSync = status.last_sync;
     this.#show("figures", { ...status, lag_seconds: null }, () => fill(this.figures, figures(status)));
     fill(this.figures.querySelector(".freshness"), freshness(status));
     refreshTimes(this.root);
     const still = jobs?.map((job) => ({ ...job, progress: null })); // its own line shows that
-    this.#show("jobs", still ?? "refused", () => this.#showJobs(jobs));
+    this.#show("jobs", [still ?? "refused", status.last_sync], () => this.#showJobs(jobs));
     await Promise.all([
-      // What is set aside and which generations there are can only have changed when these have.
+      // Quarantine and generations change only when these do.
       this.#part(this.quarantine, "quarantine", [status.quarantined, jobs?.[0]?.id, jobs?.[0]?.state]),
       this.#part(this.generations, "generations", [status.generation, status.rows, jobs?.[0]?.id, jobs?.[0]?.state]),
     ]);
@@ -88,7 +90,7 @@ class Page {
     return get(`/v1/jobs?limit=${LAST_JOBS}&collection=${encodeURIComponent(this.name)}`, this.context);
   }
 
-  /** What `work` gives; null when whoever looks may not see it, which is asked once. */
+  /** The result of `work`, or null where the key lacks the right; the service is asked only once then. */
   async #allowed(what, work) {
     this.refused ??= {};
     if (this.refused[what]) return null;
@@ -121,7 +123,7 @@ class Page {
     this.actions.hidden = jobs === null || this.byClients;
     if (jobs === null) {
       const scope = this.refused.jobs.scope ?? "sync";
-      fill(this.rights, note("info", `Your key lacks the scope ${scope}: you see the figures, and cannot start or follow jobs.`));
+      fill(this.rights, note("info", `Your key lacks the scope ${scope}, so you cannot see or start jobs.`));
       fill(this.jobs, h("p", { class: "muted" }, "Not shown."));
       return;
     }
@@ -130,7 +132,8 @@ class Page {
     this.cancel.hidden = current === null;
     for (const button of this.starts) button.hidden = current !== null;
     fill(this.advice, current === null && jobs.length > 0 ? this.#advice(jobs[0]) : null);
-    fill(this.jobs, jobsTable(jobs, "No job of this collection has run yet.", this.name));
+    const outside = [{ collection: this.name, last_sync: this.byClients ? null : this.lastSync }];
+    fill(this.jobs, syncedOutside(outside, jobs), jobsTable(jobs, "No jobs yet.", this.name));
   }
 
   #follow(job) {
@@ -169,7 +172,7 @@ class Page {
     const failed = (error) => this.#failed(error);
     this.starts = [
       slowButton("Sync", start("sync", {}), failed, { class: "primary" }),
-      slowButton("Sync, comparing every row", start("sync", { full: true }), failed),
+      slowButton("Full sync", start("sync", { full: true }), failed),
       slowButton("Verify", start("verify", {}), failed),
       slowButton("Verify and repair", () => this.#repair(), failed),
     ];
@@ -180,40 +183,40 @@ class Page {
   async #cancel() {
     if (this.live === null) return;
     await post(`/v1/jobs/${encodeURIComponent(this.live.id)}/cancel`, undefined, this.context);
-    this.context.announce("The job finishes the batch in hand and ends");
+    this.context.announce("Cancelling after the current batch");
     await this.refresh();
   }
 
   async #repair() {
     const text =
-      "What does not agree with the source is written anew, and what the source no longer has is deleted from the collection. " +
-      "The source itself is not changed.";
+      "Rows that differ are rewritten, and rows that the source no longer has are deleted from the collection. " +
+      "The source is not changed.";
     if (!(await confirmed("Verify and repair?", text, "Repair"))) return;
     await this.#started(await post(`${this.place}/verify`, { repair: true }, this.context));
   }
 
-  /** What to do about the last job, where there is something to do. */
+  /** The next step after the last job, if there is one. */
   #advice(job) {
     const result = job.result ?? {};
     if (result.paused === "max_deletes" && result.to_delete) {
       const rows = many(result.to_delete, "row");
-      const text = `The source no longer has ${rows} that the collection still holds. Were they meant to go? They are deleted from the collection; the source is not changed.`;
+      const text = `The source no longer has ${rows} of this collection. This deletes them from the collection; the source is not changed.`;
       return note(
         "warning",
-        h("p", null, `The last sync did not delete ${rows}: that is more than the limit allows at once. If the source has really lost them, delete them here.`),
-        this.#asking(`Delete ${rows} …`, "Delete them?", text, "Delete", { max_deletes: 1 }),
+        h("p", null, `The last sync did not delete ${rows}, because that exceeds the limit. If they were deleted in the source on purpose, delete them here too.`),
+        this.#asking(`Delete ${rows} …`, "Delete these rows?", text, "Delete", { max_deletes: 1 }),
       );
     }
     if (result.paused === "schema_changed") {
-      const text = "Every row is compared and the texts are made from the columns as they are now. Rows may be written anew.";
+      const text = "This compares every row and renders the texts from the current columns. Rows that differ are rewritten.";
       return note(
         "warning",
-        h("p", null, "The last sync did nothing: a column in use has another type than before."),
-        this.#asking("Accept the change …", "Accept the change of the table?", text, "Accept and sync", { accept_schema: true }),
+        h("p", null, "The last sync stopped: a column in use has changed its type."),
+        this.#asking("Accept the change …", "Accept the changed table?", text, "Accept and sync", { accept_schema: true }),
       );
     }
     if (job.kind === "verify" && result.ok === false && !result.stopped) {
-      return note("warning", h("p", null, "The last check found differences from the source. “Verify and repair” mends exactly those."));
+      return note("warning", h("p", null, "The last check found differences from the source. “Verify and repair” fixes exactly those."));
     }
     return null;
   }
@@ -237,16 +240,16 @@ function figures(status) {
     ["Rows", number(status.rows)],
     ["Chunks", number(status.chunks)],
     ["Freshness", h("div", { class: "freshness" })],
-    ["Set aside", status.quarantined ? badge(many(status.quarantined, "row"), "warning") : "0"],
+    ["Quarantine", status.quarantined ? badge(many(status.quarantined, "row"), "warning") : "0"],
     ["Empty rows", status.empty ? number(status.empty) : null],
-    ["Written by others", status.foreign ? many(status.foreign, "record") : null],
-    ["Model", status.model ?? "–"],
+    ["Foreign records", status.foreign ? many(status.foreign, "record") : null],
+    ["Model", breakable(status.model ?? "–")],
     ["Dimension", status.dimension],
     ["Generation", status.generation || null],
-    ["Key", (status.key ?? []).join(", ")],
-    ["Changes are found by", writtenByClients(status) ? null : status.method],
+    ["Key", breakable((status.key ?? []).join(", "))],
+    ["Change detection", writtenByClients(status) ? null : (METHODS[status.method] ?? status.method)],
     ["Last sync", status.last_sync && moment(status.last_sync)],
-    ["Last comparison of everything", status.last_full && moment(status.last_full)],
-    ["Kept in", [status.store, table].filter(Boolean).join(": ")],
+    ["Last full comparison", status.last_full && moment(status.last_full)],
+    ["Stored in", breakable([status.store, table].filter(Boolean).join(": "))],
   ]);
 }

@@ -1,15 +1,14 @@
-// All collections: how fresh they are, what goes on, what was done last; each starts and stops its jobs here. The page of
-// one collection is collection.js.
+// All collections: freshness, running jobs, latest jobs, and buttons to start and cancel jobs. collection.js shows one collection.
 
 import { get, post } from "../api.js";
-import { fill, h } from "../dom.js";
+import { breakable, fill, h } from "../dom.js";
 import { many } from "../figures.js";
 import { isOver, jobLine, liveJob } from "../jobs.js";
 import { badge, failure, note, number } from "../parts.js";
 import { refreshTimes, slowButton, table, whileVisible } from "../widgets.js";
 import * as one from "./collection.js";
 import { freshness, placeOf, writtenByClients } from "./collection/freshness.js";
-import { jobsTable } from "./collection/jobs.js";
+import { jobsTable, syncedOutside } from "./collection/jobs.js";
 
 const REFRESH_SECONDS = 5;
 const LAST_JOBS = 20;
@@ -20,7 +19,7 @@ const COLUMNS = [
   { name: "Chunks", kind: "number" },
   { name: "Freshness", kind: "wide" },
   { name: "Model" },
-  { name: "Set aside", kind: "number" },
+  { name: "Quarantine", kind: "number" },
   { name: "Actions", kind: "actions" },
 ];
 
@@ -62,7 +61,7 @@ class Overview {
     this.#show(collections, jobs);
   }
 
-  /** What fails now and then is told above what was there; the page stays as it was. */
+  /** An error is shown above the page, which stays as it was. */
   async refresh() {
     try {
       await this.load();
@@ -72,7 +71,7 @@ class Overview {
     }
   }
 
-  /** Null: whoever looks may not see jobs. */
+  /** Null: the key may not see jobs. */
   async #jobs() {
     if (this.mayNot) return null;
     try {
@@ -85,7 +84,7 @@ class Overview {
   }
 
   #show(collections, jobs) {
-    // Time alone, and the progress of what is followed anyway, are no reason to build the tables anew.
+    // Elapsed time and the progress of followed jobs do not rebuild the tables.
     const still = jobs?.map((job) => (this.lives.has(job.id) ? { ...job, progress: null } : job));
     const now = JSON.stringify([collections.map((each) => ({ ...each, lag_seconds: null })), still]);
     if (now === this.last) {
@@ -98,16 +97,16 @@ class Overview {
     const focused = document.activeElement?.dataset?.key;
     const rows = collections.map((each) => this.#row(each, running));
     if (collections.length === 0) {
-      fill(this.list, note("info", "No collection is configured yet. ", h("a", { href: "#/tables" }, "Choose a table"), " and copy its proposal into owl-sap.toml."));
+      fill(this.list, note("info", "No collection is configured. ", h("a", { href: "#/tables" }, "Choose a table"), " and paste its proposal into owl-sap.toml."));
     } else {
       fill(this.list, table({ caption: "Collections", columns: COLUMNS, rows }));
     }
     if (jobs === null) {
-      fill(this.rights, note("info", `Your key lacks the scope ${this.mayNot.scope ?? "sync"}: jobs are not shown, and none can be started here.`));
+      fill(this.rights, note("info", `Your key lacks the scope ${this.mayNot.scope ?? "sync"}, so you cannot see or start jobs.`));
       fill(this.jobs);
     } else {
       fill(this.rights);
-      fill(this.jobs, jobsTable(jobs, "No job has run yet."));
+      fill(this.jobs, syncedOutside(collections, jobs), jobsTable(jobs, "No jobs yet."));
     }
     if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
     return undefined;
@@ -124,7 +123,7 @@ class Overview {
       number(collection.rows),
       number(collection.chunks),
       [fresh, job && this.#live(job)],
-      h("span", { class: "model" }, collection.model ?? "–"),
+      h("span", { class: "model" }, breakable(collection.model ?? "–")),
       collection.quarantined ? badge(many(collection.quarantined, "row"), "warning") : "0",
       this.mayNot || writtenByClients(collection) ? "" : this.#actions(name, collection.job),
     ];

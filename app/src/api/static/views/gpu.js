@@ -1,4 +1,4 @@
-// The cards: what they do over the last minutes, and what is chosen on this device. Without a card, why there is none.
+// The GPUs: their load over the last minutes, and the settings chosen for the device that computes.
 
 import { get } from "../api.js";
 import { lineChart } from "../charts.js";
@@ -14,10 +14,12 @@ const SPANS_SECONDS = [60, 150, 300];
 
 export async function show(root, context) {
   const cards = new Cards(context);
-  const device = h("div", null, loading("Asking the engine … the first time it loads the model."));
-  fill(root, h("h1", null, "GPU"), cards.element, section("device", "This device", device));
-  about(device, context); // tells its errors in its place
+  const device = h("div", null, loading("Loading the model …"));
+  const chosen = section("device", "This device", device);
+  fill(root, h("h1", null, "GPU"), cards.element, chosen);
+  about(device, context); // shows its errors in its place
   await cards.again();
+  chosen.hidden = cards.none;
   if (!cards.refused) whileVisible(() => cards.again(), EVERY_SECONDS, context.signal);
 }
 
@@ -30,10 +32,13 @@ class Cards {
     this.element = h("div", null, this.trouble, this.list);
   }
 
-  /** A figure that does not come is no reason to take away those that are there. */
+  /** An error leaves the earlier figures on the page. */
   async again() {
     try {
-      this.#show(await get("/v1/gpu", this.context));
+      const snapshot = await get("/v1/gpu", this.context);
+      this.none = snapshot.devices.length === 0 && snapshot.answered !== false;
+      this.context.cards(!this.none);
+      this.#show(snapshot);
       if (this.failed) fill(this.trouble);
       this.failed = false;
     } catch (error) {
@@ -47,7 +52,7 @@ class Cards {
   #show(snapshot) {
     if (snapshot.devices.length === 0) {
       this.cards.clear();
-      this.#say(snapshot.reason ?? "There is no NVIDIA card in this machine.", snapshot.answered === false);
+      this.#say(snapshot.answered === false ? sentence(snapshot.reason) : "This machine has no NVIDIA GPU. The service computes on the CPU.", snapshot.answered === false);
       return;
     }
     const now = snapshot.devices.map(nameOf);
@@ -63,7 +68,7 @@ class Cards {
   #say(reason, hangs) {
     if (this.said === reason) return;
     this.said = reason;
-    fill(this.list, note(hangs ? "warning" : "info", h("p", { class: "reason" }, sentence(reason))));
+    fill(this.list, note(hangs ? "warning" : "info", h("p", { class: "reason" }, reason)));
   }
 }
 
@@ -127,19 +132,19 @@ function figures(device) {
   const used = device.memory_used_bytes === null ? null : `${gibibytes(device.memory_used_bytes)} of ${gibibytes(device.memory_total_bytes)}`;
   const link = device.pcie_generation === null ? null : `generation ${device.pcie_generation} of ${device.pcie_generation_max ?? "?"}, ${device.pcie_width ?? "?"} lanes`;
   return facts([
-    ["Utilisation", device.utilization_percent === null ? "not told" : `${device.utilization_percent} %`],
-    ["Memory", used ?? "not told"],
-    ["Temperature", device.temperature_celsius === null ? "not told" : `${device.temperature_celsius} °C`],
-    ["Power", device.power_watts === null ? "not told" : outOf(device.power_watts, device.power_limit_watts, "W")],
+    ["Utilisation", device.utilization_percent === null ? "–" : `${device.utilization_percent} %`],
+    ["Memory", used ?? "–"],
+    ["Temperature", device.temperature_celsius === null ? "–" : `${device.temperature_celsius} °C`],
+    ["Power", device.power_watts === null ? "–" : outOf(device.power_watts, device.power_limit_watts, "W")],
     ["Clock", device.sm_clock_mhz === null ? null : outOf(device.sm_clock_mhz, device.sm_clock_max_mhz, "MHz")],
     ["Compute capability", device.compute_capability],
     ["PCIe", link],
-    ["Computing on it", device.compute_processes === null ? null : many(device.compute_processes, "process", "processes")],
-    ["Memory errors", device.ecc_uncorrected_errors ? badge(`${number(device.ecc_uncorrected_errors)} not corrected`, "error") : null],
+    ["Processes", device.compute_processes === null ? null : many(device.compute_processes, "process", "processes")],
+    ["Memory errors", device.ecc_uncorrected_errors ? badge(`${number(device.ecc_uncorrected_errors)} uncorrected`, "error") : null],
   ]);
 }
 
-/** What holds the clock back. */
+/** The reasons for a reduced clock. */
 function held(device) {
   const reasons = device.throttle ?? [];
   const abnormal = reasons.filter((each) => each.normal === false);
@@ -151,7 +156,7 @@ function versions(snapshot) {
   return [
     facts([
       ["Driver", snapshot.driver_version],
-      ["CUDA, at most", snapshot.cuda_version],
+      ["Newest CUDA supported", snapshot.cuda_version],
     ]),
     h("p", { class: "small muted" }, sentence(snapshot.note)),
   ];
@@ -170,8 +175,8 @@ async function about(place, context) {
     fill(
       place,
       h("div", { class: "card" }, profile(info)),
-      h("h3", null, "What is chosen on it, and why"),
-      table({ caption: "Chosen settings", columns: [{ name: "Setting" }, { name: "Value" }, { name: "Why", kind: "wide" }], rows }),
+      h("h3", null, "Settings and reasons"),
+      table({ caption: "Chosen settings", columns: [{ name: "Setting" }, { name: "Value" }, { name: "Reason", kind: "wide" }], rows }),
     );
   } catch (error) {
     if (error.name !== "AbortError") fill(place, failure(error, () => about(place, context)));
@@ -180,10 +185,10 @@ async function about(place, context) {
 
 function profile({ device, model, dimension, max_tokens: tokens, version }) {
   return facts([
-    ["Computes on", device.kind === "cuda" ? `${device.name} (CUDA)` : device.name],
+    ["Device", device.kind === "cuda" ? `${device.name} (CUDA)` : device.name],
     ["Model", model],
     ["Dimension", number(dimension)],
-    ["Longest text", `${number(tokens)} tokens`],
+    ["Maximum text length", `${number(tokens)} tokens`],
     ["Precision", h("span", null, device.precision, h("span", { class: "line small muted" }, device.precision_reason))],
     ["Path", h("span", null, device.path, h("span", { class: "line small muted" }, device.path_reason))],
     ["Version", version],

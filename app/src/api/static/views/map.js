@@ -1,5 +1,5 @@
-// The map of a collection: its rows as points, near each other where their texts mean nearly the same, coloured by a field.
-// A point opens its row. What is drawn is also there as a list.
+// The map of a collection: rows as points, close together where their texts mean nearly the same, coloured by a field.
+// A point opens its row. The points are also available as a list.
 
 import { get } from "../api.js";
 import { fill, h, plain, svg } from "../dom.js";
@@ -22,7 +22,7 @@ export async function show(root, context) {
   const collections = (await get("/v1/collections", context)).filter((each) => each.rows > 0).map((each) => each.collection);
   const name = path[0] ?? collections[0];
   if (name === undefined) {
-    fill(root, h("h1", null, "Map"), note("info", "No collection holds rows yet. ", h("a", { href: "#/collections" }, "Sync one"), " first."));
+    fill(root, h("h1", null, "Map"), note("info", "No collection has rows yet. ", h("a", { href: "#/collections" }, "Sync one"), " first."));
     return;
   }
   const place = `/v1/collections/${encodeURIComponent(name)}`;
@@ -61,7 +61,7 @@ function form(wanted, collections, fields, go) {
     },
     h("div", { class: "field" }, h("label", { for: "map-collection" }, "Collection"), collection),
     h("div", { class: "field" }, h("label", { for: "map-color" }, "Coloured by"), colour),
-    h("div", { class: "field" }, h("label", { for: "map-limit" }, "Points, at most"), limit),
+    h("div", { class: "field" }, h("label", { for: "map-limit" }, "Maximum points"), limit),
     h("button", { type: "submit", class: "primary", id: "map-draw" }, "Draw"),
   );
 }
@@ -78,7 +78,7 @@ async function draw(place, wanted, context) {
     return;
   }
   if (map.points.length === 0) {
-    fill(place, note("info", "There is nothing to draw: the collection holds no rows that you may see."));
+    fill(place, note("info", "Nothing to draw: you can see no rows of this collection."));
     return;
   }
   new Drawing(place, map, wanted, context).show();
@@ -113,8 +113,8 @@ class Drawing {
       button("Whole map", "Whole map", () => this.scatter.reset()),
     );
     const how =
-      "Arrow keys go from point to point, Enter opens the row, plus and minus zoom, 0 shows the whole map. With the pointer: " +
-      "click a point, drag to move, turn the wheel to zoom once the map has the focus.";
+      "Keyboard: arrow keys move between points, Enter opens the row, + and - zoom, 0 shows the whole map. " +
+      "Pointer: click a point to open it, drag to move, click the map and scroll to zoom.";
     fill(
       this.place,
       h("p", { class: "muted" }, this.#explained()),
@@ -133,8 +133,8 @@ class Drawing {
 
   #explained() {
     const [first = 0, second = 0] = this.map.explained;
-    const drawn = this.map.points.length < this.map.rows ? `${many(this.map.points.length, "row")} of ${number(this.map.rows)}, chosen by chance` : `All ${many(this.map.rows, "row")}`;
-    return `${drawn}. The two directions drawn show ${percent(first + second)} of the differences between the texts (${percent(first)} across, ${percent(second)} upwards): near points mean nearly the same, but not every pair of like texts is near.`;
+    const drawn = this.map.points.length < this.map.rows ? `${many(this.map.points.length, "row")} of ${number(this.map.rows)}, a random sample` : `All ${many(this.map.rows, "row")}`;
+    return `${drawn}. This 2-D view keeps ${percent(first + second)} of the variance (${percent(first)} horizontal, ${percent(second)} vertical): close points are similar in meaning, but similar texts can also be far apart.`;
   }
 
   #legend() {
@@ -168,7 +168,7 @@ class Drawing {
         h("div", { class: "buttons" }, turn(first - LISTED, "Previous", first > 0), turn(first + LISTED, "Next", first + LISTED < this.points.length)),
       );
     };
-    const details = h("details", { class: "card" }, h("summary", null, "The points as a list"), body);
+    const details = h("details", { class: "card" }, h("summary", null, "List of points"), body);
     details.addEventListener("toggle", () => details.open && !body.hasChildNodes() && page(0));
     return details;
   }

@@ -1,10 +1,29 @@
-// One row in a dialog: its key, all of its text, its metadata, and rows like it. Any view may open it.
+// A dialog with one row: its key, whole text and metadata, and a link to similar rows. Any view may open it.
 
 import { post } from "../api.js";
 import { openDialog } from "../dialogs.js";
 import { fill, h, plain } from "../dom.js";
+import { keyText } from "../figures.js";
 import { failure, loading } from "../parts.js";
 import { fieldText } from "./search/hits.js";
+
+const GONE = "This row no longer exists, or your key may not see it.";
+const FIRST_WORDS = 60;
+
+async function rowOf(collection, id, signal) {
+  const { rows } = await post(`/v1/collections/${encodeURIComponent(collection)}/rows`, { ids: [id] }, { signal });
+  return rows[0] ?? null;
+}
+
+/** The first words of a row and its key, to name it in a sentence; null when the row is gone. Raises Problem. */
+export async function nameOfRow(collection, id, signal) {
+  const row = await rowOf(collection, id, signal);
+  if (row === null) return null;
+  const text = plain(row.text).replace(/\s+/g, " ").trim();
+  const words = text.length <= FIRST_WORDS ? text : `${text.slice(0, FIRST_WORDS).replace(/\s+\S*$/, "")} …`;
+  const key = plain(keyText(row.key));
+  return [words && `“${words}”`, key && `(${key})`].filter(Boolean).join(" ") || plain(id);
+}
 
 /** Opens the dialog of a row by the id that searches give; resolves when it is closed. */
 export function openRow(collection, id) {
@@ -13,9 +32,8 @@ export function openRow(collection, id) {
   const read = async () => {
     fill(body, loading("Reading the row …"));
     try {
-      const path = `/v1/collections/${encodeURIComponent(collection)}/rows`;
-      const { rows } = await post(path, { ids: [id] }, { signal: asked.signal });
-      fill(body, rows.length > 0 ? shown(collection, rows[0]) : gone());
+      const row = await rowOf(collection, id, asked.signal);
+      fill(body, row === null ? h("p", null, GONE) : shown(collection, row));
     } catch (error) {
       if (!asked.signal.aborted) fill(body, failure(error, read));
     }
@@ -25,16 +43,12 @@ export function openRow(collection, id) {
   return closed.finally(() => asked.abort());
 }
 
-function gone() {
-  return h("p", null, "This row is not there any more, or your key may not see it. The next search will not show it.");
-}
-
 function shown(collection, row) {
   const like = `#/search/${encodeURIComponent(collection)}?${new URLSearchParams({ like: row.id })}`;
   return [
     h("div", { class: "buttons" }, h("a", { class: "button", href: like }, "More like this"), copyButton(row.id)),
     h("h3", null, "Key"),
-    Object.keys(row.key).length > 0 ? facts("Key of the row", row.key) : h("p", { class: "muted" }, "Written by another program, without a key of ours."),
+    Object.keys(row.key).length > 0 ? facts("Key of the row", row.key) : h("p", { class: "muted" }, "A foreign record: it has an id, but no source key."),
     h("h3", null, row.chunks.length > 1 ? `Text, in ${row.chunks.length} passages` : "Text"),
     texts(row),
     h("h3", null, "Metadata"),
@@ -72,7 +86,7 @@ function copyButton(id) {
       await navigator.clipboard.writeText(id);
       fill(button, "Copied");
     } catch {
-      fill(button, "Copying is not allowed here"); // over http from another machine: the id stands below
+      fill(button, "Copying is not allowed here"); // over http from another machine: the id is shown below
     }
     setTimeout(() => fill(button, "Copy id"), 2000);
   }

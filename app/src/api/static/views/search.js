@@ -1,4 +1,4 @@
-// The search page. What is looked for stands in the address, so that it can be shared and Back works.
+// The search page. The address holds the whole search, so that it can be shared and Back works.
 
 import { get, post } from "../api.js";
 import { fill, h } from "../dom.js";
@@ -6,6 +6,7 @@ import { many } from "../figures.js";
 import { shortcut } from "../keys.js";
 import { ago, failure, loading, note, number } from "../parts.js";
 import { isEmpty, writtenByClients } from "./collection/freshness.js";
+import { nameOfRow } from "./row.js";
 import { chips, filterPanel } from "./search/filters.js";
 import { searchForm } from "./search/form.js";
 import { counted, results } from "./search/hits.js";
@@ -14,14 +15,14 @@ import { hashOf, read, request } from "./search/state.js";
 const WIDE = "(min-width: 60rem)";
 
 export function title({ path, query }) {
-  const about = query.get("q") || (query.get("like") && "Rows alike");
-  return about ? `${about} – ${path[0]}` : "Search";
+  const about = query.get("q") || (query.get("like") && "Similar rows");
+  return [about || "Search", about && path[0]].filter(Boolean).join(" – ");
 }
 
 export async function show(root, { parameters, go, announce, signal }) {
   const collections = await get("/v1/collections", { signal });
   if (collections.length === 0) {
-    fill(root, h("h1", null, "Search"), h("p", { class: "card empty" }, "No collection is configured yet. ", h("code", null, "owl-sap init"), " proposes one."));
+    fill(root, h("h1", null, "Search"), h("p", { class: "card empty" }, "No collection is configured. ", h("code", null, "owl-sap init"), " proposes one."));
     return undefined;
   }
   const page = new Page(root, collections, { go, announce });
@@ -42,6 +43,7 @@ class Page {
     this.announce = announce;
     this.asked = new AbortController();
     this.known = new Map();
+    this.names = new Map(); // of rows, by collection and id
     this.paneled = null;
     this.to = (changed, options) => go(hashOf({ ...this.state, ...this.form.values(), ...changed }), options);
     this.form = searchForm(collections.map((each) => each.collection), {
@@ -76,19 +78,29 @@ class Page {
     if (found === undefined) fill(this.about);
     else if (writtenByClients(found)) fill(this.about, `${many(found.rows, "row")}, written by clients`);
     else if (isEmpty(found)) fill(this.about, "not synced yet");
-    else if (found.last_sync === null) fill(this.about, `${many(found.rows, "row")}, the first sync is not complete`);
+    else if (found.last_sync === null) fill(this.about, `${many(found.rows, "row")}, first sync incomplete`);
     else fill(this.about, `${many(found.rows, "row")}, synced `, ago(found.last_sync));
   }
 
   showChips() {
     const { filters, like } = this.state;
     const change = (next) => this.to({ filters: next });
-    const alike = h("button", { type: "button", class: "chip", onclick: () => this.to({ like: null }) }, "Rows like ", h("bdi", null, like), h("span", { "aria-hidden": "true" }, "✕"));
+    const alike = h("button", { type: "button", class: "chip", onclick: () => this.to({ like: null }) }, "Rows like ", this.nameOf(like), h("span", { "aria-hidden": "true" }, "✕"));
     const here = this.chips.contains(document.activeElement);
     fill(this.chips, like !== null && alike, chips(filters, change));
     if (here) (this.chips.querySelector("button") ?? this.sidebar.querySelector("summary")).focus();
     const shown = Object.keys(filters).length;
     fill(this.sidebar.querySelector("summary"), shown > 0 ? `Filters (${shown})` : "Filters");
+  }
+
+  /** Filled in once the row is read. */
+  nameOf(id) {
+    const place = h("bdi", null, "this row");
+    const { collection } = this.state;
+    const key = JSON.stringify([collection, id]);
+    if (id !== null && !this.names.has(key)) this.names.set(key, nameOfRow(collection, id).catch(() => null));
+    this.names.get(key)?.then((name) => fill(place, name ?? "a row that no longer exists"));
+    return place;
   }
 
   async showFilters() {
@@ -97,12 +109,12 @@ class Page {
     const about = this.collections.find((each) => each.collection === collection);
     if (about === undefined || isEmpty(about)) {
       this.paneled = null;
-      fill(this.filters, h("p", { class: "muted small" }, "Once there are rows, their fields stand here."));
+      fill(this.filters, h("p", { class: "muted small" }, "Filters appear after the first sync."));
       return;
     }
     if (!this.known.has(collection)) {
       this.paneled = null;
-      fill(this.filters, loading("Looking at the fields …"));
+      fill(this.filters, loading("Loading filters …"));
       this.known.set(collection, get(path));
     }
     try {
@@ -155,9 +167,9 @@ class Page {
 
   start() {
     const found = this.collections.find((each) => each.collection === this.state.collection);
-    if (found === undefined) return note("error", `There is no collection ${this.state.collection}.`);
-    if (isEmpty(found) && writtenByClients(found)) return note("info", "Nothing has been written into this collection yet. Clients write it, over REST or LangChain.");
-    if (isEmpty(found)) return note("warning", "Nothing has been synced into this collection yet, so nothing can be found: ", h("code", null, `owl-sap sync ${found.collection}`));
-    return h("div", { class: "card empty" }, h("p", null, "Say what you are looking for in your own words, in whatever language the rows are in, or type a number or a code."), h("p", { class: "small" }, "Press ", h("kbd", null, "/"), " to get to the search box from anywhere on this page."));
+    if (found === undefined) return note("error", `Collection ${this.state.collection} does not exist.`);
+    if (isEmpty(found) && writtenByClients(found)) return note("info", "This collection is empty. Clients write it over REST or LangChain.");
+    if (isEmpty(found)) return note("warning", "This collection has not been synced yet. Run ", h("code", null, `owl-sap sync ${found.collection}`));
+    return h("div", { class: "card empty" }, h("p", null, "Describe what you need, or enter a number or code."), h("p", { class: "small" }, "Press ", h("kbd", null, "/"), " to go to the search box."));
   }
 }

@@ -1,15 +1,14 @@
-// The page of one table: its columns, the proposed collection with its reasons as TOML to copy, and a preview of the texts
-// that a template makes of its rows.
+// The page of one table: its columns, the proposed collection as TOML with reasons, and a preview of rendered texts.
 
 import { get, post } from "../api.js";
 import { barChart } from "../charts.js";
-import { fill, h, plain } from "../dom.js";
+import { breakable, fill, h, plain } from "../dom.js";
 import { many, percent } from "../figures.js";
 import { badge, failure, loading, note, number } from "../parts.js";
 import { copyButton, facts, slowButton, table } from "../widgets.js";
 
 const SAMPLES = 5;
-const COLUMNS = [{ name: "Column" }, { name: "Type", kind: "short" }, { name: "Comment", kind: "wide" }, { name: "May be empty" }];
+const COLUMNS = [{ name: "Column" }, { name: "Type", kind: "short" }, { name: "Comment", kind: "wide" }, { name: "Nullable" }];
 
 export function nameOf(path) {
   return `${path[0]}.${path.slice(1).join("/")}`;
@@ -18,14 +17,14 @@ export function nameOf(path) {
 export async function show(root, context) {
   const [schema, ...rest] = context.parameters.path;
   const place = `/v1/tables/${encodeURIComponent(schema)}/${encodeURIComponent(rest.join("/"))}`;
-  fill(root, heading(nameOf(context.parameters.path)), loading("Asking HANA for columns, keys and a few rows …"));
+  fill(root, heading(nameOf(context.parameters.path)), loading("Loading columns, keys and sample rows …"));
   const { found, narrowed } = await described(place, context);
   const shown = new EventTarget(); // tells of templates that have made texts
   fill(
     root,
     heading(nameOf(context.parameters.path)),
     found.comment && h("p", { class: "lead" }, found.comment),
-    narrowed && note("info", "You may see a part of the rows only, so none were looked at: the proposal is made from the catalogue alone."),
+    narrowed && note("info", "You may not see all rows, so the proposal uses the catalogue only."),
     h("div", { class: "card" }, figures(found)),
     found.proposal ? proposal(found.proposal, shown, context) : note("warning", h("p", null, h("strong", null, "No proposal. ")), h("p", null, found.reason)),
     !narrowed && preview(found.proposal, place, context, shown),
@@ -34,10 +33,10 @@ export async function show(root, context) {
 }
 
 function heading(name) {
-  return [h("p", { class: "small" }, h("a", { href: "#/tables" }, "All tables")), h("h1", null, name)];
+  return [h("p", { class: "small" }, h("a", { href: "#/tables" }, "All tables")), h("h1", null, breakable(name))];
 }
 
-/** Who may not see every row gets what the catalogue alone can tell. */
+/** Uses the catalogue only for a caller who may not see every row. */
 async function described(place, context) {
   try {
     return { found: await get(place, context), narrowed: false };
@@ -58,7 +57,7 @@ function figures(found) {
 
 function columns(found) {
   const rows = found.columns.map((column) => [
-    [h("code", null, column.name), found.key.includes(column.name) && badge("key", "info")],
+    [h("code", null, breakable(column.name)), found.key.includes(column.name) && badge("key", "info")],
     h("code", null, typeOf(column)),
     column.comment || "–",
     column.nullable ? "yes" : "no",
@@ -86,7 +85,7 @@ function proposal(proposed, shown, context) {
     "section",
     { "aria-labelledby": "proposal-title" },
     h("h2", { id: "proposal-title" }, "Proposed collection"),
-    h("p", null, "Put this into owl-sap.toml, change what you know better, and start the service again."),
+    h("p", null, "Paste into owl-sap.toml, adjust, restart."),
     proposed.notes.map((each) => note("info", each)),
     h("div", { class: "copied" }, toml, copyButton(() => toml.textContent, "the proposal", context.announce)),
     h("h3", null, "Why"),
@@ -100,7 +99,7 @@ function view(sql, context) {
   return h(
     "details",
     null,
-    h("summary", null, "SQL of a view that joins the table with its texts"),
+    h("summary", null, "SQL for a view that joins the table with its texts"),
     h("div", { class: "copied" }, text, copyButton(() => sql, "the SQL", context.announce)),
   );
 }
@@ -124,7 +123,7 @@ function preview(proposed, place, context, shown) {
   const work = async () => {
     if (!form.reportValidity()) return;
     const written = template.value;
-    fill(result, loading("Reading rows and counting their tokens …"));
+    fill(result, loading("Reading rows and counting tokens …"));
     try {
       const body = { template: written === usual ? null : written, samples: Number(samples.value) };
       const made = await post(`${place}/preview`, body, context);
@@ -148,7 +147,7 @@ function preview(proposed, place, context, shown) {
     "form",
     { class: "card", onsubmit: submit },
     h("div", { class: "field" }, h("label", { for: "template" }, "Template"), template),
-    h("p", { class: "small muted", id: "template-how" }, "Names of columns in braces, such as {MAKTX}; odd names in quotes, such as {\"/BIC/TXT\"}."),
+    h("p", { class: "small muted", id: "template-how" }, "Column names in braces, such as {MAKTX}. Quote special names: {\"/BIC/TXT\"}."),
     h("div", { class: "field short" }, h("label", { for: "samples" }, "Texts to show"), samples),
     h("div", { class: "buttons" }, button, back),
   );
@@ -156,7 +155,7 @@ function preview(proposed, place, context, shown) {
     "section",
     { "aria-labelledby": "preview-title" },
     h("h2", { id: "preview-title" }, "Preview"),
-    h("p", null, "What the template makes of rows: the texts exactly as they would be embedded."),
+    h("p", null, "The texts of sample rows, exactly as they would be embedded."),
     form,
     result,
   );
@@ -168,19 +167,19 @@ function rendered(made) {
   );
   const bars = Object.entries(made.histogram).map(([name, value]) => ({ name, value }));
   return [
-    h("p", { class: "muted" }, `Of ${many(made.sampled, "row")} of ${made.source}, from all over it:`),
-    made.samples.length === 0 ? note("warning", "No row gave a text.") : h("ol", { class: "samples" }, texts),
+    h("p", { class: "muted" }, `From ${many(made.sampled, "row")} spread over ${made.source}:`),
+    made.samples.length === 0 ? note("warning", "All sampled rows are empty.") : h("ol", { class: "samples" }, texts),
     lengths(made),
-    made.unreadable > 0 && note("warning", `${many(made.unreadable, "row")} cannot be rendered, and would be set aside.`),
+    made.unreadable > 0 && note("warning", `${many(made.unreadable, "row")} cannot be rendered and would go to quarantine.`),
     made.empty > 0 && note("info", `${many(made.empty, "row")} without text would not be embedded.`),
-    barChart({ title: "How long the texts are", unit: "Tokens", bars }),
+    barChart({ title: "Text lengths", unit: "Tokens", bars }),
   ];
 }
 
 function lengths({ sampled, chunked, truncated, max_tokens: most }) {
   if (truncated > 0) {
-    return note("warning", `${many(truncated, "row")} (${percent(truncated / sampled)}) would lose the end of the text: the model takes ${number(most)} tokens.`);
+    return note("warning", `${many(truncated, "row")} (${percent(truncated / sampled)}) would be truncated: the model's limit is ${number(most)} tokens.`);
   }
-  const cut = chunked > 0 ? `${many(chunked, "row")} would be cut into several chunks, and nothing is lost` : "each is embedded as a whole";
-  return sampled > 0 && note("good", `The model takes ${number(most)} tokens: ${cut}.`);
+  const cut = chunked > 0 ? `${many(chunked, "row")} would be split into chunks; nothing is lost` : "no text exceeds it";
+  return sampled > 0 && note("good", `The model's limit is ${number(most)} tokens: ${cut}.`);
 }

@@ -1,7 +1,7 @@
-// The tables and views that the technical user can see, to search and leaf through. The page of one table is table.js.
+// The tables and views that the technical user can see, searchable, in pages. table.js shows one table.
 
 import { get } from "../api.js";
-import { fill, h } from "../dom.js";
+import { breakable, fill, h } from "../dom.js";
 import { failure, loading, note, number } from "../parts.js";
 import { table } from "../widgets.js";
 import * as one from "./table.js";
@@ -29,7 +29,7 @@ export async function show(root, context) {
     page: Math.max(1, Number.parseInt(query.get("page"), 10) || 1),
   };
   const results = h("div");
-  fill(root, h("h1", null, "Tables"), h("p", { class: "muted" }, "What the technical user sees in HANA. Choose one for its columns and a proposed collection."), form(wanted, context.go), results);
+  fill(root, h("h1", null, "Tables"), h("p", { class: "muted" }, "Tables and views in SAP HANA. Choose one to see its columns and a proposed collection."), form(wanted, context.go), results);
   await list(results, wanted, context);
   return undefined;
 }
@@ -44,8 +44,8 @@ function form(wanted, go) {
   return h(
     "form",
     { class: "card line-form", role: "search", onsubmit: submit },
-    h("div", { class: "field grow" }, h("label", { for: "table-search" }, "Part of a name or a comment"), search),
-    h("div", { class: "field" }, h("label", { for: "table-schema" }, "Schema (all if empty)"), schema),
+    h("div", { class: "field grow" }, h("label", { for: "table-search" }, "Name or comment contains"), search),
+    h("div", { class: "field" }, h("label", { for: "table-schema" }, "Schema (empty: all)"), schema),
     h("button", { type: "submit", class: "primary", id: "table-go" }, "Search"),
   );
 }
@@ -59,7 +59,7 @@ function address({ search, schema, page }) {
 }
 
 async function list(place, wanted, context) {
-  fill(place, loading("Asking HANA …"));
+  fill(place, loading("Loading tables …"));
   let found;
   try {
     found = await get(`/v1/tables?${asked(wanted)}`, context);
@@ -69,17 +69,17 @@ async function list(place, wanted, context) {
   }
   const shown = found.slice(0, PAGE);
   const first = (wanted.page - 1) * PAGE + 1;
-  const told = shown.length ? `Tables ${number(first)} to ${number(first + shown.length - 1)}` : "No table fits.";
+  const told = shown.length ? `Tables ${number(first)} to ${number(first + shown.length - 1)}` : "No matching tables.";
   if (shown.length === 0) {
-    fill(place, note("info", told, " Try a part of its name, such as MAR, or of its comment."));
+    fill(place, note("info", told, " Try part of the name or comment, for example MAR."));
   } else {
-    const rows = shown.map((each) => [link(each), each.schema, each.kind, each.comment || "–", number(each.columns), number(each.rows)]);
+    const rows = shown.map((each) => [link(each), breakable(each.schema), each.kind, each.comment || "–", number(each.columns), number(each.rows)]);
     fill(place, table({ caption: told, columns: COLUMNS, rows }), pages(wanted, found.length > PAGE, told));
   }
   context.announce(told);
 }
 
-/** One more than is shown tells whether there is another page. */
+/** Asks for one more than the page shows, to learn whether there is another page. */
 function asked({ search, schema, page }) {
   const query = new URLSearchParams({ search, limit: PAGE + 1, offset: (page - 1) * PAGE });
   if (schema) query.set("schema", schema);
@@ -87,7 +87,7 @@ function asked({ search, schema, page }) {
 }
 
 function link(each) {
-  return h("a", { href: `#/tables/${encodeURIComponent(each.schema)}/${encodeURIComponent(each.name)}` }, each.name);
+  return h("a", { href: `#/tables/${encodeURIComponent(each.schema)}/${encodeURIComponent(each.name)}` }, breakable(each.name));
 }
 
 function pages(wanted, more, told) {

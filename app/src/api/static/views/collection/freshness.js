@@ -1,4 +1,4 @@
-// How fresh a collection is, in words; and where the service keeps it.
+// The freshness of a collection in words, and its address in the REST API.
 
 import { h } from "../../dom.js";
 import { asDate } from "../../figures.js";
@@ -29,9 +29,9 @@ export function freshness(collection) {
   const lag = collection.lag_seconds;
   return [
     h("span", { class: "line" }, "synced ", ago(collection.last_sync)),
-    lag !== null && h("span", { class: "line small muted" }, `changes of the last ${lag < 60 ? "minute" : duration(lag)} may be missing`),
+    lag !== null && h("span", { class: "line small muted" }, `up to ${lag < 60 ? "1 min" : duration(lag)} behind`),
     next !== null && !overdue && h("span", { class: "line small muted" }, "next sync ", ago(next)),
-    overdue && badge("overdue by its schedule", "warning"),
-    collection.stale_since !== null && badge("stale: HANA is away", "warning"),
+    overdue && badge("schedule overdue", "warning"),
+    collection.stale_since !== null && badge("stale: HANA unavailable", "warning"),
   ];
 }

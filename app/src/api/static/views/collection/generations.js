@@ -1,8 +1,8 @@
-// The editions of a collection, one of which serves: switching to a new one, going back, dropping what is not needed.
+// The generations of a collection: switch to a new one, roll back, drop one.
 
 import { get, post } from "../../api.js";
 import { confirmed } from "../../dialogs.js";
-import { fill, h } from "../../dom.js";
+import { breakable, fill, h } from "../../dom.js";
 import { moment } from "../../figures.js";
 import { badge, note, number } from "../../parts.js";
 import { slowButton, table } from "../../widgets.js";
@@ -39,7 +39,7 @@ export class Generations {
   async load() {
     const all = await get(this.place, this.context);
     if (all.length === 0) {
-      fill(this.list, h("p", { class: "muted" }, "None before the first sync."));
+      fill(this.list, h("p", { class: "muted" }, "None yet. The first sync makes one."));
       return;
     }
     const [last] = all.filter((each) => each.state === "retired").sort((one, other) => (one.retired < other.retired ? 1 : -1));
@@ -49,11 +49,11 @@ export class Generations {
   #row(each, back) {
     return [
       String(each.generation),
-      [badge(each.state, STATES[each.state]), !each.complete && badge("not complete", "warning")],
-      each.model,
+      [badge(each.state, STATES[each.state]), !each.complete && badge("incomplete", "warning")],
+      breakable(each.model),
       number(each.rows),
       each.last_sync ? moment(each.last_sync) : "–",
-      h("code", null, each.table),
+      h("code", null, breakable(each.table)),
       h("div", { class: "buttons" }, this.#actions(each, back)),
     ];
   }
@@ -64,30 +64,30 @@ export class Generations {
       slowButton(text, work, (error) => this.failed(error), { "aria-label": `${text}${to} generation ${number_}`, ...attributes });
     return [
       each.state === "building" && button("Switch", " to", () => this.#switch(number_)),
-      each.state === "retired" && back && button("Go back", " to", () => this.#rollback(number_)),
+      each.state === "retired" && back && button("Roll back", " to", () => this.#rollback(number_)),
       each.state !== "active" && button("Drop", "", () => this.#drop(number_), { class: "danger" }),
     ];
   }
 
   async #switch(generation) {
-    const text = "Searches are answered from it from now on. The one that serves now is kept, and you can go back to it.";
-    if (!(await confirmed(`Let generation ${generation} serve?`, text, "Switch"))) return;
+    const text = "Searches use it from now on. The current generation is kept, so you can roll back.";
+    if (!(await confirmed(`Switch to generation ${generation}?`, text, "Switch"))) return;
     const done = await post(this.place, { action: "switch", number: generation }, this.context);
-    await this.#done(`Generation ${done.generation} serves now.`, done.notes);
+    await this.#done(`Generation ${done.generation} is active now.`, done.notes);
   }
 
   async #rollback(generation) {
-    const text = "Searches are answered from the generation before from now on, as it was when it last served.";
-    if (!(await confirmed(`Go back to generation ${generation}?`, text, "Go back"))) return;
+    const text = "Searches use the previous generation from now on, as it was when it was last active.";
+    if (!(await confirmed(`Roll back to generation ${generation}?`, text, "Roll back"))) return;
     const done = await post(this.place, { action: "rollback" }, this.context);
-    await this.#done(`Generation ${done.generation} serves again.`, done.notes);
+    await this.#done(`Generation ${done.generation} is active again.`, done.notes);
   }
 
   async #drop(generation) {
-    const text = "Its vectors are deleted from the store and cannot be brought back, except by building it again.";
+    const text = "This deletes its vectors from the store. Only building it again brings them back.";
     if (!(await confirmed(`Drop generation ${generation} of ${this.name}?`, text, "Drop"))) return;
     await post(this.place, { action: "drop", number: generation }, this.context);
-    await this.#done(`Generation ${generation} is dropped.`, []);
+    await this.#done(`Generation ${generation} dropped.`, []);
   }
 
   async #done(sentence, notes) {

@@ -1,8 +1,8 @@
-// The rows of a collection that were set aside: why, and trying them again or forgetting them.
+// The quarantined rows of a collection: their reasons, retry and drop.
 
 import { get, post } from "../../api.js";
 import { confirmed } from "../../dialogs.js";
-import { fill, h, hidden } from "../../dom.js";
+import { breakable, fill, h, hidden } from "../../dom.js";
 import { keyText, many } from "../../figures.js";
 import { ago, badge, note, number } from "../../parts.js";
 import { slowButton, table } from "../../widgets.js";
@@ -42,7 +42,7 @@ export class Quarantine {
 
   #show() {
     if (this.entries.length === 0) {
-      fill(this.element, h("p", { class: "muted" }, "None: every row could be processed."));
+      fill(this.element, h("p", { class: "muted" }, "No rows in quarantine."));
       return;
     }
     this.all = h("input", { type: "checkbox", onchange: () => this.#chooseAll(this.all.checked) });
@@ -50,11 +50,11 @@ export class Quarantine {
     const rows = this.entries.map((entry, place) => this.#row(entry, this.boxes[place]));
     this.count = h("span", { class: "small muted", role: "status" });
     const failed = (error) => this.failed(error);
-    this.retryButton = slowButton("Retry chosen", () => this.#retry(), failed);
-    this.dropButton = slowButton("Drop chosen …", () => this.#drop(), failed, { class: "danger" });
+    this.retryButton = slowButton("Retry selected", () => this.#retry(), failed);
+    this.dropButton = slowButton("Drop selected …", () => this.#drop(), failed, { class: "danger" });
     fill(
       this.element,
-      h("p", null, "These rows could not be read, embedded or stored. Mend what the reason names, then try them again."),
+      h("p", null, "These rows could not be read, embedded or stored. Fix the reason, then retry."),
       h(
         "div",
         { class: "buttons" },
@@ -64,8 +64,8 @@ export class Quarantine {
         this.dropButton,
         this.count,
       ),
-      this.entries.length === MOST && note("info", `Only the first ${number(MOST)} are shown. “Retry all” tries every one.`),
-      table({ caption: "Rows set aside", columns: COLUMNS, rows }),
+      this.entries.length === MOST && note("info", `Only the first ${number(MOST)} rows are shown. “Retry all” retries every row.`),
+      table({ caption: "Quarantine", columns: COLUMNS, rows }),
     );
     this.#tell();
   }
@@ -83,7 +83,7 @@ export class Quarantine {
 
   #row(entry, box) {
     return [
-      h("label", { class: "check" }, box, hidden("Choose "), keyText(entry.key)),
+      h("label", { class: "check" }, box, hidden("Select "), breakable(keyText(entry.key))),
       entry.stage,
       entry.reason,
       [number(entry.attempts), entry.given_up && badge("given up", "warning")],
@@ -105,7 +105,7 @@ export class Quarantine {
     const chosen = this.chosen.size;
     this.all.checked = chosen === this.entries.length;
     this.all.indeterminate = chosen > 0 && chosen < this.entries.length;
-    this.count.textContent = chosen ? `${number(chosen)} chosen` : "";
+    this.count.textContent = chosen ? `${number(chosen)} selected` : "";
     for (const button of [this.retryButton, this.dropButton]) button.disabled = chosen === 0;
   }
 
@@ -123,10 +123,10 @@ export class Quarantine {
 
   async #drop() {
     const keys = this.#keys();
-    const text = `The ${keys.length === 1 ? "entry is" : "entries are"} forgotten with the reasons. The rows themselves stay in the source, and the next sync meets them again.`;
-    if (!(await confirmed(`Forget ${many(keys.length, "entry", "entries")}?`, text, "Forget"))) return;
+    const text = `This removes the ${keys.length === 1 ? "entry and its reason" : "entries and their reasons"} from quarantine. The source is not changed; the next sync reads the rows again.`;
+    if (!(await confirmed(`Drop ${many(keys.length, "entry", "entries")}?`, text, "Drop"))) return;
     const { dropped } = await post(`${this.place}/drop`, { keys }, this.context);
-    this.context.announce(`${many(dropped, "entry", "entries")} forgotten`);
+    this.context.announce(`${many(dropped, "entry", "entries")} dropped`);
     this.chosen.clear();
     await this.load();
     await this.started(null);

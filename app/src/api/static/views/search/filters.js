@@ -1,4 +1,4 @@
-// The filters beside the hits: made of what the fields of the collection hold. Gives choices to whoever made it.
+// The filters beside the hits, made from the fields of the collection.
 
 import { fill, h, hidden, plain } from "../../dom.js";
 import { number } from "../../parts.js";
@@ -12,7 +12,7 @@ const FEW = 8;
  */
 export function filterPanel(fields, filters, onChange) {
   const usable = fields.filter((field) => !field.name.startsWith("$") && (field.values.length > 0 || field.min !== null));
-  if (usable.length === 0) return h("p", { class: "muted small" }, "The rows of this collection have no fields to filter by.");
+  if (usable.length === 0) return h("p", { class: "muted small" }, "This collection has no fields to filter by.");
   let current = filters;
   return usable.map((field) => {
     const set = (choice) => {
@@ -87,7 +87,7 @@ function range(field, { from = null, to = null }, set) {
   const side = (word, input) => h("span", { class: "side" }, h("span", { class: "small muted", "aria-hidden": "true" }, word), input);
   return [
     h("div", { class: isNumber ? "range" : "range days" }, side("from", low), side("to", high)),
-    h("p", { class: "small muted" }, `There are ${least} to ${most}.`),
+    h("p", { class: "small muted" }, `${least} to ${most}`),
   ];
 }
 
@@ -112,14 +112,14 @@ function values(field, choice, set) {
   const ticked = all.filter(({ value }) => chosen.includes(value));
   const list = h("div", { class: "values" });
   const few = [...all.slice(0, FEW), ...ticked.filter((each) => all.indexOf(each) >= FEW)];
-  const more = h("button", { type: "button", class: "link small", onclick: () => (fill(list, all.map(box)), more.remove()) }, field.more ? `The ${all.length} most frequent` : `All ${all.length} values`);
+  const more = h("button", { type: "button", class: "link small", onclick: () => (fill(list, all.map(box)), more.remove()) }, field.more ? `Show the ${all.length} most frequent` : `Show all ${all.length} values`);
   fill(list, few.map(box));
   return [list, few.length < all.length && more, field.more && other(field, (value) => (toggle(value, true), list.append(box({ value, count: null }))))];
 }
 
 /** For a value that is too rare to be listed. */
 function other(field, add) {
-  const input = h("input", { type: "text", "aria-label": `${field.name}, another value`, placeholder: "another value" });
+  const input = h("input", { type: "text", "aria-label": `${field.name}, other value`, placeholder: "other value" });
   const submit = (event) => {
     event.preventDefault();
     if (input.value !== "") add(input.value);

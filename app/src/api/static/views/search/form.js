@@ -1,12 +1,12 @@
-// The form over the hits: collection, query, how to search. Knows its fields and nothing of what becomes of them.
+// The search form: collection, query, mode, options.
 
 import { h } from "../../dom.js";
 import { MODES, SIZES } from "./state.js";
 
 const NAMES = {
-  hybrid: ["Meaning + words", "nearness in meaning and words that are found, in one ranking; finds codes too"],
-  vector: ["Meaning", "rows that mean the same, in other words too"],
-  keyword: ["Words", "rows that hold the words themselves"],
+  hybrid: ["Meaning + words", "ranks by meaning and by matching words; also finds codes"],
+  vector: ["Meaning", "finds rows with the same meaning, also in other words"],
+  keyword: ["Words", "finds rows that contain the words"],
 };
 
 /**
@@ -19,7 +19,7 @@ export function searchForm(collections, { submit, choose }) {
     { id: "collection", onchange: () => choose(collection.value) },
     collections.map((each) => h("option", { value: each }, each)),
   );
-  const query = h("input", { type: "search", id: "query", autocomplete: "off", enterkeyhint: "search", maxlength: "8000" });
+  const query = h("input", { type: "search", id: "query", autocomplete: "off", enterkeyhint: "search", maxlength: "8000", placeholder: "For example: leaking pump, or 4711" });
   const modes = MODES.map((mode) => h("input", { type: "radio", name: "mode", value: mode, id: `mode-${mode}` }));
   const size = h("select", { id: "size" }, SIZES.map((each) => h("option", { value: each }, each)));
   const variety = h("input", { type: "range", id: "variety", min: "0", max: "90", step: "10", oninput: () => tell() });
@@ -55,7 +55,7 @@ export function searchForm(collections, { submit, choose }) {
       { class: "option-fields" },
       h("div", { class: "field" }, h("label", { for: "size" }, "Rows"), size),
       h("div", { class: "field" }, h("label", { for: "variety" }, "Variety ", told), variety),
-      h("div", { class: "field" }, h("label", { for: "least" }, "Least score"), least),
+      h("div", { class: "field" }, h("label", { for: "least" }, "Minimum score"), least),
       h("label", { class: "check" }, passages, "All matching passages"),
       h("label", { class: "check" }, explain, "Explain"),
     ),

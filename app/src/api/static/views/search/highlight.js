@@ -32,7 +32,13 @@ export function highlighted(text, words) {
   return parts;
 }
 
-/** Where the first of the words stands, or -1. */
+/** The words of the text that match, each once and in order. */
+export function matchedIn(text, words) {
+  const found = [...text.matchAll(WORD)].map(([word]) => word).filter((word) => meant(fold(word), words));
+  return [...new Map(found.map((word) => [fold(word), word])).values()];
+}
+
+/** The position of the first match, or -1. */
 export function firstOf(text, words) {
   for (const match of text.matchAll(WORD)) if (meant(fold(match[0]), words)) return match.index;
   return -1;

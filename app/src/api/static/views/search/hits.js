@@ -1,33 +1,34 @@
-// The hits of a search: each with its score, its text with the words marked, its fields, and what can be done with it.
+// The hits of a search: score, text with the words marked, fields and actions.
 
 import { fill, h, hidden, plain } from "../../dom.js";
 import { ago, note, number } from "../../parts.js";
 import { openRow } from "../row.js";
+import { explained, milliseconds } from "./explain.js";
 import { firstOf, highlighted, wordsOf } from "./highlight.js";
 
 const LONGEST = 700;
 const BEFORE = 160;
 let made = 0;
 const SCORES = {
-  vector: "Cosine of the angle between query and text: 1 is the same meaning, 0 none in common.",
-  keyword: "BM25: rare words that are found count more than frequent ones. Compares within this answer only.",
-  hybrid: "Nearness in meaning, -1 to 1, and up to 0.5 for the words that are found. Compares within this answer only.",
+  vector: "Cosine similarity of query and text: 1 means the same, 0 unrelated.",
+  keyword: "BM25: rare words count more than frequent ones. Compare scores within one search only.",
+  hybrid: "Similarity in meaning (-1 to 1) plus up to 0.5 for matching words. Compare scores within one search only.",
 };
 
 /** `found`: the answer of the service. `more(id)` shows rows like that one. */
 export function results(found, state, more) {
   const mode = state.like === null ? state.mode : "vector";
   const words = state.like === null ? wordsOf(state.q) : [];
-  const best = Math.max(...found.hits.map((hit) => hit.score), Number.MIN_VALUE);
-  const share = (score) => Math.max(0, Math.min(1, mode === "vector" ? score : score / best));
+  // BM25 has no upper bound, so a bar could only compare a hit with the best one, however bad that is.
+  const share = (score) => (mode === "keyword" ? null : Math.max(0, Math.min(1, score)));
   return [
-    found.stale_since && note("warning", "SAP HANA is away. These are the rows as of the last complete sync, ", ago(found.stale_since), "."),
+    found.stale_since && note("warning", "SAP HANA is unavailable. Rows are as of the last complete sync, ", ago(found.stale_since), "."),
     found.notes.map((each) => note("info", each)),
-    mode === "hybrid" && state.min !== null && note("info", "In this mode the least score is compared with the nearness in meaning alone, the cosine, and not with the score shown."),
+    mode === "hybrid" && state.min !== null && note("info", "In this mode the minimum score applies to the cosine similarity, not to the score shown."),
     h("p", { class: "summary" }, counted(found.hits.length), h("span", { class: "muted" }, ` in ${milliseconds(total(found.took_ms))}`)),
     found.hits.length === 0 && nothing(state),
     h("ol", { class: "hits" }, found.hits.map((hit) => h("li", null, card(hit, state, { words, share, mode, more })))),
-    state.explain && explained(found, state),
+    state.explain && explained(found, { mode, words, about: SCORES[mode], score }),
   ];
 }
 
@@ -47,7 +48,7 @@ function card(hit, state, { words, share, mode, more }) {
       h(
         "span",
         { class: "score", title: SCORES[mode] },
-        h("span", { class: "score-bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share(hit.score) * 100)}%` } })),
+        bar(share(hit.score)),
         hidden("Score "),
         h("span", { class: "score-figure" }, score(hit.score)),
       ),
@@ -67,7 +68,12 @@ function card(hit, state, { words, share, mode, more }) {
   );
 }
 
-/** Names and values of the key; rows that others wrote have an id only. */
+function bar(share) {
+  if (share === null) return null;
+  return h("span", { class: "score-bar", "aria-hidden": "true" }, h("span", { style: { width: `${Math.round(share * 100)}%` } }));
+}
+
+/** Names and values of the key; foreign records have an id only. */
 export function keyOf({ id, key }) {
   const parts = Object.entries(key);
   if (parts.length === 0) return h("bdi", null, id);
@@ -95,7 +101,7 @@ function excerpt(stored, words) {
   const first = Math.max(0, firstOf(text, words));
   const start = whole(text, Math.max(0, Math.min(first - BEFORE, text.length - LONGEST)));
   const end = whole(text, start + LONGEST);
-  const all = h("button", { type: "button", class: "link small", onclick: () => fill(place, highlighted(text, words)) }, `all ${number(text.length)} characters`);
+  const all = h("button", { type: "button", class: "link small", onclick: () => fill(place, highlighted(text, words)) }, `show all ${number(text.length)} characters`);
   return fill(place, start > 0 && "… ", highlighted(text.slice(start, end), words), end < text.length && "… ", all);
 }
 
@@ -123,43 +129,16 @@ export function fieldText(value) {
 function nothing(state) {
   const filtered = Object.keys(state.filters).length > 0;
   const hints = [
-    filtered && "take away a filter",
-    state.min !== null && "lower the least score",
-    state.like === null && state.mode === "keyword" && "search by meaning, which needs none of the words",
-    state.like === null && state.mode !== "keyword" && "use other words",
+    filtered && "Remove a filter.",
+    state.min !== null && "Lower the minimum score.",
+    state.like === null && state.mode === "keyword" && "Try Meaning mode.",
+    state.like === null && state.mode !== "keyword" && "Try other words.",
   ].filter(Boolean);
-  return h("div", { class: "card empty" }, h("p", null, h("strong", null, "Nothing found.")), hints.length > 0 && h("p", null, `You could ${hints.join(", or ")}.`));
-}
-
-// ---------------------------------------------------------------------------------------------------- how it was done
-
-function explained(found, state) {
-  const stages = Object.entries(found.took_ms);
-  return h(
-    "section",
-    { class: "card", "aria-labelledby": "explained" },
-    h("h2", { id: "explained" }, "How it was found"),
-    h(
-      "div",
-      { class: "scroll" },
-      h(
-        "table",
-        { class: "plain" },
-        h("thead", null, h("tr", null, h("th", { scope: "col" }, "Stage"), h("th", { scope: "col", class: "number" }, "Time"))),
-        h("tbody", null, stages.map(([stage, ms]) => h("tr", null, h("th", { scope: "row" }, stage), h("td", { class: "number" }, milliseconds(ms))))),
-      ),
-    ),
-    found.explain && [h("h3", null, "In detail"), h("pre", { tabindex: "0" }, JSON.stringify(found.explain, null, 2))],
-    h("p", { class: "small muted" }, SCORES[state.like === null ? state.mode : "vector"]),
-  );
+  return h("div", { class: "card empty" }, h("p", null, h("strong", null, "Nothing found.")), hints.length > 0 && h("p", null, hints.join(" ")));
 }
 
 function total(took) {
   return took.total ?? Object.values(took).reduce((sum, each) => sum + each, 0);
-}
-
-function milliseconds(value) {
-  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
 }
 
 function score(value) {
