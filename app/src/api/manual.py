@@ -35,7 +35,7 @@ summary { cursor: pointer; padding: .35rem 0 }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse }
 td, th { text-align: left; padding: .15rem .8rem .15rem 0; vertical-align: top }
-td code { overflow-wrap: anywhere }
+td:first-child { white-space: nowrap }
 .method { display: inline-block; min-width: 3.2rem; font-weight: 700; font-size: .875rem }
 .what { display: block; color: var(--muted) }
 details { border: 1px solid var(--line); border-radius: .4rem; background: var(--surface); margin: .35rem 0 }
