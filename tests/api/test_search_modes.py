@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from app.src import blending
 from app.src.access.principal import OPERATOR, Principal, Scope
 from app.src.remembered import Bounds, Remembered
 from app.src.searching import MODES, SearchOptions, _notes
 from app.src.service import Service
 from app.src.settings import Settings
+from connector import ranking
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
 from connector.ranking import FEWEST_ROWS, Backdrop
@@ -513,7 +513,7 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
     }
     service.sync("materials")
     threads: dict[str, set[int]] = {}
-    backdrop_of, close = Backdrop.of, blending.closeness
+    backdrop_of, close = Backdrop.of, ranking.closeness
 
     def noted(name: str) -> None:
         used = [each for each in threadpool_info() if each["user_api"] == "blas" and "numpy" in each["filepath"]]
@@ -528,7 +528,7 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
         return close(*arguments)
 
     monkeypatch.setattr(Backdrop, "of", of)
-    monkeypatch.setattr(blending, "closeness", closeness)
+    monkeypatch.setattr("app.src.blending.closeness", closeness)
     with threadpool_limits(2, user_api="blas"):
         service.search("materials", "pump", principal=OPERATOR)
     assert threads == {"backdrop": {1}, "closeness": {1}}

@@ -310,7 +310,7 @@ def test_searches_of_several_sessions_beside_random_writes(table: Sql, other: Sq
                 session.run("DELETE FROM T WHERE ID = ? AND MOD(ID, 2) = ?", number, session is other)
             case 4:
                 session.session.commit()
-            case 5:
+            case _:
                 session.session.rollback()
         for reader in (table, other, third):
             assert [row[0] for row in reader.rows(text, 5, QUERY)] == [row[0] for row in scalar(reader, text, 5, QUERY)]

@@ -201,7 +201,7 @@ writes = st.lists(
 def test_a_column_after_writes_is_the_column_of_the_rows(
     first: int, writes: list[tuple[set[int], dict[int, int | None]]]
 ) -> None:
-    rows = {rowid: fvecs.encode([rowid, 1]) for rowid in range(1, first)}
+    rows: dict[int, bytes | None] = {rowid: fvecs.encode([rowid, 1]) for rowid in range(1, first)}
     texts: dict[int, object] = {rowid: f"row {rowid % 7}" for rowid in rows}
     column, index = Column.build(rows.items()), WordIndex.build(texts.items())
     for deleted, written in writes:

@@ -58,6 +58,7 @@ def test_help_and_version(cli: Cli) -> None:
 def _shown_verbs(help_text: str) -> dict[str, list[str]]:
     """The verbs of each panel, in the order shown."""
     panels: dict[str, list[str]] = {}
+    shown: list[str] = []
     for line in help_text.splitlines():
         if found := re.match(r"\W*╭─ (\w+)", line):
             shown = panels.setdefault(found[1], [])

@@ -83,16 +83,16 @@ def test_every_mode_and_option(search: Search) -> None:
     assert all(hit["score"] <= 1.5 for hit in both)
 
     assert search("swivel chair", "-k", "5", *english).json == both, "the default for a text"
-    english = [*english, "--mode", "vector"]
-    near = search("swivel chair", "-k", "5", *english).json
+    by_vector = [*english, "--mode", "vector"]
+    near = search("swivel chair", "-k", "5", *by_vector).json
     least = near[1]["score"]
-    kept = search("swivel chair", "-k", "5", "--min-score", str(least), *english).json
+    kept = search("swivel chair", "-k", "5", "--min-score", str(least), *by_vector).json
     assert [hit["id"] for hit in kept] == [hit["id"] for hit in near if hit["score"] >= least]
 
-    spread = search("swivel chair", "-k", "5", "--mmr", "0.2", *english).json
+    spread = search("swivel chair", "-k", "5", "--mmr", "0.2", *by_vector).json
     assert spread[0]["id"] == near[0]["id"]
     assert [hit["id"] for hit in spread] != [hit["id"] for hit in near]
-    assert search("swivel chair", "-k", "5", "--mmr", "1", *english).json == near
+    assert search("swivel chair", "-k", "5", "--mmr", "1", *by_vector).json == near
 
 
 @pytest.mark.covers("search")
