@@ -392,3 +392,19 @@ def test_cutting_loses_nothing(text: str) -> None:
     assert text.endswith(rest)
     assert all(statement in text for statement in statements)
     assert not any(is_blank(statement) for statement in statements)
+
+
+def test_the_verb_logs_in_with_the_schema_named(tmp_path: Path) -> None:
+    """SQLAlchemy reflects the current schema only where it is the user's own."""
+    arguments = ["emulator", "--port", "0", "--data", str(tmp_path / "data"), "--schema", "OWL"]
+    process = subprocess.Popen([sys.executable, "-m", "app", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    with process:
+        try:
+            assert process.stdout is not None
+            emulator = Emulator(process, **json.loads(process.stdout.readline()))
+            cursor = emulator.connect().cursor()
+            cursor.execute("SELECT CURRENT_USER, CURRENT_SCHEMA FROM DUMMY")
+            assert (emulator.schema, *cursor.fetchone()) == ("OWL", "OWL", "OWL")
+            assert emulator.stop() == 0
+        finally:
+            process.kill()
