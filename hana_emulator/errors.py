@@ -1,4 +1,4 @@
-"""HANA's error codes as this stand-in raises them. A `HanaError` becomes an error segment on the wire."""
+"""HANA's error codes as this emulator raises them. A `HanaError` becomes an error segment on the wire."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def syntax_error(detail: str, position: int = 0) -> HanaError:
 
 
 def not_supported(what: str) -> HanaError:
-    """7: a statement or function that HANA may know and this stand-in does not; never answered by guessing."""
-    return HanaError(7, f"feature not supported: {what} (by this stand-in)")
+    """7: a statement or function that HANA may know and this emulator does not; never answered by guessing."""
+    return HanaError(7, f"feature not supported: {what} (by this emulator)")
 
 
 def out_of_memory(detail: str) -> HanaError:

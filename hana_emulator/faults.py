@@ -81,7 +81,7 @@ class Fault:
         return cls(**_checked(given))
 
     def error(self) -> HanaError:
-        return HanaError(self.code, self.text or f"error {self.code} on order (a fault of this stand-in)")
+        return HanaError(self.code, self.text or f"error {self.code} on order (a fault of this emulator)")
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:

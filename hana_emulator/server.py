@@ -27,7 +27,7 @@ class BindRefused(ValueError):
 
 
 def check_loopback(host: str) -> None:
-    """Raises BindRefused: the stand-in has a known password and must not be reachable from outside."""
+    """Raises BindRefused: the emulator has a known password and must not be reachable from outside."""
     if host == "localhost":
         return
     try:
@@ -35,7 +35,7 @@ def check_loopback(host: str) -> None:
     except ValueError:
         loopback = False
     if not loopback:
-        raise BindRefused(f"the stand-in listens on loopback only: use --host 127.0.0.1 instead of {host}")
+        raise BindRefused(f"the emulator listens on loopback only: use --host 127.0.0.1 instead of {host}")
 
 
 class HangupWatch:

@@ -182,7 +182,7 @@ class Browsing:
             chosen = self._parts.store.sample(spec.name, 1, stored.generation, None).chosen
             return shown_id(spec, chosen[0].id) if chosen else None
 
-        return in_one_generation(self._serving, spec.name, read)
+        return None if self._serving.never_written(spec) else in_one_generation(self._serving, spec.name, read)
 
     def fields(self, spec: CollectionSpec, within: Filter | Nothing | None) -> Fields:
         """Of a large collection REMEMBERED.seconds old at most: it takes a look at every row. Raises

@@ -120,3 +120,12 @@ def test_nothing_is_installed_from_an_index_that_has_it_not() -> None:
 def test_the_extra_of_the_notebooks_opens_them() -> None:
     extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     assert any(re.match(r"jupyterlab\b", wanted) for wanted in extras["notebooks"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_password_of_the_emulator_is_its_default(page: Path) -> None:
+    """HANA locks users after wrong logins, and so does the emulator."""
+    told = set(re.findall(r"\bOwl-\w[\w-]*", text_of(page)))
+    default = re.search(r'"--password", default="([^"]+)"', text_of(ROOT / "hana_emulator/__main__.py"))
+    assert default is not None
+    assert told <= {default[1]}

@@ -87,7 +87,7 @@ def test_it_refuses_to_listen_beyond_loopback(host: str, tmp_path: Path) -> None
         out, err = process.communicate(timeout=30)
     assert process.returncode == 2
     assert out == ""
-    assert err == f"hana_emulator: the stand-in listens on loopback only: use --host 127.0.0.1 instead of {host}\n"
+    assert err == f"hana_emulator: the emulator listens on loopback only: use --host 127.0.0.1 instead of {host}\n"
     assert not (tmp_path / "unused").exists()
 
 

@@ -274,6 +274,9 @@ def test_what_publishes_a_release_runs_none_of_our_code() -> None:
         "sigstore/cosign-installer",
     ]
     assert not any("python" in step.get("run", "") for step in jobs["publish"]["steps"])
+    before = "\n".join(step.get("run", "") for step in jobs["build"]["steps"]).partition("hatchling build")[0]
+    assert "-m venv build" not in before, "the source archive would hold what lies in the checkout"
+    assert re.findall(r"> ?(\S+)", before) == ['"$RUNNER_TEMP/notes.md"']
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / ".github/workflows").iterdir()))

@@ -105,6 +105,14 @@ def test_every_verb_has_help(cli: Cli, verb: str) -> None:
     assert "Usage" in run.out
 
 
+def test_an_empty_collection_of_documents_has_no_rows(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "owl-sap.toml").write_text('[[collections]]\nname = "notes"\ndocuments = true\n')
+    run = cli("rows", "notes", "abc", "--json", **LOCAL)
+    assert (run.code, json.loads(run.out)) == (0, [])
+    alike = cli("search", "notes", "--like", "abc", **LOCAL)
+    assert (alike.code, "[OWL-1017]" in alike.err) == (2, True), alike.err
+
+
 @pytest.mark.covers("sync", "plan", errors=True)
 def test_a_collection_that_clients_write_is_not_synced(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "owl-sap.toml").write_text('[[collections]]\nname = "notes"\ndocuments = true\n')

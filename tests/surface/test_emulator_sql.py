@@ -37,7 +37,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
 
 @pytest.fixture
 def sql(cli: Cli, house: Emulator) -> Cli:
-    started = ("--output", "table", "emulator", "sql", "--port", str(house.port))
+    started = ("emulator", "--output", "table", "sql", "--port", str(house.port))
     return lambda *arguments, **more: cli(*started, *arguments, **more)
 
 

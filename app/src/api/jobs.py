@@ -85,8 +85,8 @@ def _add_starts(routes: APIRouter, desk: Desk) -> None:
         responses=JOB_LINKS,
     )
     async def verify(name: str, body: schemas.VerifyBody | None = None) -> Response:
-        """Compare the collection with its source in the background; with `repair`, repair it. The job's result is the
-        report; `ok` in it says whether all is well. 409 while a job of this collection runs."""
+        """Compare the collection with its source in the background; `repair` rewrites the rows that differ. The
+        job's result is the report; `ok` in it says whether all is well. 409 while a job of this collection runs."""
         wanted = body or schemas.VerifyBody()
         work = partial(service.start_verify, name, repair=wanted.repair, generation=wanted.generation)
         return started(await desk.run(work))

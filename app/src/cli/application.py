@@ -91,7 +91,7 @@ _OUTPUT_HELP = (
 _DEBUG_HELP = "Show the traceback of an error."
 _GLOBAL_PANEL = "Global options"
 # The global options as every verb takes them too: `owl-sap doctor --output table`.
-_GLOBALS = {
+GLOBAL_OPTIONS = {
     "given_config": Annotated[Path | None, typer.Option("--config", help=_CONFIG_HELP, rich_help_panel=_GLOBAL_PANEL)],
     "given_layout": Annotated[
         output.Layout | None, typer.Option("--output", help=_OUTPUT_HELP, rich_help_panel=_GLOBAL_PANEL)
@@ -143,12 +143,12 @@ def with_global_options(function: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(function, eval_str=True)
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in _GLOBALS.items()
+        for name, kind in GLOBAL_OPTIONS.items()
     ]
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
-        config, layout, debug = (kwargs.pop(name) for name in _GLOBALS)
+        config, layout, debug = (kwargs.pop(name) for name in GLOBAL_OPTIONS)
         if layout is not None:
             output.choose(layout)
         if (invocation := _invocation(args, kwargs)) is not None:
@@ -157,7 +157,7 @@ def with_global_options(function: Callable[..., None]) -> Callable[..., None]:
         function(*args, **kwargs)
 
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {**function.__annotations__, **_GLOBALS}
+    run.__annotations__ = {**function.__annotations__, **GLOBAL_OPTIONS}
     return run
 
 

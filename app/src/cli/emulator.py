@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.src.cli.application import JsonFlag, guarded, loaded_for, subcommands, verb, with_global_options
+from app.src.cli.application import (
+    GLOBAL_OPTIONS,
+    JsonFlag,
+    guarded,
+    loaded_for,
+    subcommands,
+    verb,
+    with_global_options,
+)
 from app.src.cli.exits import UsageFault
 
 if TYPE_CHECKING:
@@ -51,7 +59,8 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
 ) -> None:
     """Run the HANA emulator in the foreground. The first line on stdout says how to connect."""
     if ctx.invoked_subcommand is not None:
-        if any(ctx.get_parameter_source(name).name != "DEFAULT" for name in ctx.params):  # type: ignore[union-attr]
+        own = ctx.params.keys() - GLOBAL_OPTIONS.keys()
+        if any(ctx.get_parameter_source(name).name != "DEFAULT" for name in own):  # type: ignore[union-attr]
             raise UsageFault(
                 f"options of the prompt come after its name: owl-sap emulator {ctx.invoked_subcommand} ..."
             )
@@ -143,7 +152,7 @@ def _of_folder(data: Path) -> Mapping[str, Any]:
 
 
 def _of_settings(ctx: typer.Context) -> Mapping[str, Any]:
-    """[hana], as far as it is set: who works with the emulator has it there already."""
+    """Return the connection of [hana]. Raises UsageFault where no host is set."""
     hana = loaded_for(ctx).settings.hana
     if not hana.host:
         raise UsageFault("no emulator named: give --port, or --data with its folder (or set HANA_HOST and HANA_PORT)")

@@ -108,6 +108,7 @@ async function findCards() {
 }
 
 function showCards(found) {
+  if (cards === found) return;
   cards = found;
   pages();
   mark(current.name);

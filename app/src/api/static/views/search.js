@@ -98,8 +98,11 @@ class Page {
     const place = h("bdi", null, "this row");
     const { collection } = this.state;
     const key = JSON.stringify([collection, id]);
-    if (id !== null && !this.names.has(key)) this.names.set(key, nameOfRow(collection, id).catch(() => null));
-    this.names.get(key)?.then((name) => fill(place, name ?? "a row that no longer exists"));
+    if (id !== null && !this.names.has(key)) this.names.set(key, nameOfRow(collection, id));
+    this.names.get(key)?.then(
+      (name) => fill(place, name ?? "a row that no longer exists"),
+      () => this.names.delete(key),
+    );
     return place;
   }
 
