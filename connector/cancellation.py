@@ -19,22 +19,19 @@ class Cancellation:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._interrupt: Callable[[], object] | None = None
-        self._cancelled = False
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled
+        self.cancelled = False
+        """Lets no statement begin, and ends what looks at it by itself."""
 
     def cancel(self) -> None:
         """Interrupt the statement that runs now; let none begin. May wait for the database, so not on an event loop."""
+        self.cancelled = True
         with self._lock:
-            self._cancelled = True
             if self._interrupt is not None:
                 self._interrupt()
 
     def check(self) -> None:
         """Raises Cancelled."""
-        if self._cancelled:
+        if self.cancelled:
             raise Cancelled("nobody waits for the answer of this request any more, so it was given up")
 
     @contextmanager

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 Rowids = NDArray[np.int64]
 
-MOST_ROWS = 100_000
-"""Changed rows that are remembered for one table; 8 bytes each."""
+MOST_CHANGES = 100_000
+"""Commits and changed rows together that are remembered for one table."""
 
 
 class Version(NamedTuple):
@@ -26,12 +26,14 @@ class Version(NamedTuple):
 class RowVersions:
     """Thread-safe. Changes are remembered for tables whose version has been asked for since the last definition."""
 
-    def __init__(self, most_rows: int = MOST_ROWS) -> None:
-        self._most_rows = most_rows
+    def __init__(self, most_changes: int = MOST_CHANGES) -> None:
+        self._most_changes = most_changes
         self._epoch = 0
         self._numbers: dict[str, int] = {}
         self._changes: dict[str, deque[tuple[int, Rowids]]] = {}
         """By table: the number that each commit led to, ascending and without a gap, with the rows it changed."""
+        self._sizes: dict[str, int] = {}
+        """By table: the commits and rows in `_changes`."""
         self._lock = threading.Lock()
 
     def current(self, table: str) -> Version:
@@ -48,14 +50,17 @@ class RowVersions:
             if changes is None:
                 return
             changes.append((number, np.fromiter(changed(), np.int64)))
-            while sum(len(rowids) for _, rowids in changes) > self._most_rows:
-                changes.popleft()
+            size = self._sizes.get(table, 0) + 1 + len(changes[-1][1])
+            while size > self._most_changes:
+                size -= 1 + len(changes.popleft()[1])
+            self._sizes[table] = size
 
     def begin_epoch(self) -> None:
         """A definition: nothing that was computed before is good for any table. Call with `commit_lock`."""
         with self._lock:
             self._epoch += 1
             self._changes.clear()
+            self._sizes.clear()
 
     def between(self, table: str, one: Version, other: Version) -> set[int] | None:
         """The rows that may differ between two versions, whichever is the newer; None when that is not known."""

@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from httpx import Client
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from app.src.api import schemas, table_schemas
-from app.src.api.bounded import MOST_ITEMS, MOST_VALUES, check_values
+from app.src.api.bounded import MOST_ITEMS, MOST_VALUES, check_values, few_faults
 from app.src.api.direct import BoundedRoute, DirectRoute
 from app.src.api.errors import MOST_FAULTS, TooMuch
 from app.src.api.server import create_app
@@ -79,6 +79,16 @@ def test_lists_that_are_too_long_are_told_so() -> None:
     ]
 
 
+def test_an_item_is_checked_once() -> None:
+    checked: list[int] = []
+
+    class Model(BaseModel):
+        items: Annotated[list[Annotated[int, AfterValidator(checked.append)]], few_faults(500)]
+
+    Model.model_validate({"items": list(range(300))})
+    assert checked == list(range(300))
+
+
 # ----------------------------------------------------------------------------------------------------------- the values
 
 
@@ -99,6 +109,14 @@ def test_text_is_not_counted() -> None:
     check_values(('{"inputs": "' + ",[{" * MOST_VALUES).encode())  # has no end: the parser says so
     with pytest.raises(TooMuch):
         check_values(json.dumps({"inputs": [odd, *range(MOST_VALUES)]}).encode())
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_values_are_counted_in_other_encodings(encoding: str) -> None:
+    """One of the two bytes of U+2200 is a quotation mark in UTF-8."""
+    check_values(json.dumps({"input": [",[{"] * 50}).encode(encoding))
+    with pytest.raises(TooMuch):
+        check_values(json.dumps({"\u2200": [0] * (MOST_VALUES + 1)}, ensure_ascii=False).encode(encoding))
 
 
 def test_members_are_counted() -> None:

@@ -15,7 +15,7 @@ from httpx import Client
 
 from app.src.access.keys import Grant, create
 from app.src.api import connections
-from app.src.api.connections import FRAMING, MOST_AHEAD
+from app.src.api.connections import FRAMING, MOST_AHEAD, MOST_HEADERS
 from app.src.api.deadlines import MOST_HEAD_BYTES
 from app.src.api.scraping import MetricsListener
 from app.src.service import Service
@@ -159,6 +159,29 @@ def test_a_body_may_come_byte_by_byte(client: Client) -> None:
             connection.sendall((POST if at == 0 else b"") + framed[at : at + 10_000])
         connection.sendall(b"0\r\nX-Sum: 1\r\n\r\n" + LAST)
         assert statuses(rest(connection)) == [200, 404]
+
+
+@pytest.mark.covers("POST /embed")
+def test_a_head_in_pieces_may_follow_a_large_body(client: Client) -> None:
+    """What the body before had is no part of the next head, also where it was too large."""
+    body = json.dumps({"inputs": "steel", "truncate": True}).encode() + b" " * MOST_HEAD_BYTES
+    head = POST.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % len(body))
+    with connected(client) as connection:
+        connection.sendall(head + body)
+        begun = some(connection)
+        connection.sendall(LAST[:30])
+        assert client.get("/health/live").status_code == 200  # so the server has read the first piece
+        connection.sendall(LAST[30:])
+        assert statuses(begun + rest(connection)) == [413, 404]
+
+
+def test_the_number_of_headers_is_bounded(client: Client, worker: Client) -> None:
+    """13,000 empty ones in an unfinished head held 1.6 MB a connection, without a key."""
+    for to in (client, worker):
+        with connected(to) as connection:
+            sent(connection, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * (MOST_HEADERS + 1))
+            refused = told(rest(connection))
+        assert (refused["status"], str(MOST_HEADERS) in refused["detail"]) == (431, True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- ahead

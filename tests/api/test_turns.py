@@ -113,11 +113,28 @@ def test_a_request_that_waits_longer_than_it_may_is_refused(clock: Clock) -> Non
     assert turns.overdue(first) is None, "it has its thread"
     assert turns.overdue(second) is None, "it left by the refusal"
     clock.now += 1
+    third = turns.come(ME, begun.append)
     with pytest.raises(Crowded, match="the next has waited for 11 s"):
         turns.come(ME, begun.append)
     turns.end(first)
-    assert turns.come(ME, begun.append) is begun[-1], "there is a thread again"
+    assert begun[-1] is third, "there is a thread again"
     turns.leave(turns.come(ME, begun.append))
+
+
+def test_a_caller_whose_request_was_refused_late_is_next_all_the_same(clock: Clock) -> None:
+    """The others keep all threads busy and always have somebody who waits."""
+    turns = Turns(2, 10.0, clock)
+    begun: list[Turn] = []
+    crowd = [turns.come(caller, begun.append) for caller in (OTHER, THIRD, OTHER, THIRD)]
+    late = turns.come(ME, begun.append)
+    clock.now += 10.0
+    assert turns.overdue(late) is not None
+    again = turns.come(ME, begun.append)
+    for turn, caller in zip(crowd, (OTHER, THIRD, OTHER, THIRD), strict=True):
+        clock.now += 1
+        turns.come(caller, begun.append)
+        turns.end(turn)
+    assert again in begun
 
 
 def test_one_call_at_a_time_says_little_of_what_all_threads_can(clock: Clock) -> None:

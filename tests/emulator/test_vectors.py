@@ -227,7 +227,7 @@ def test_deletions_leave_no_trail_of_small_blocks() -> None:
 
 
 def test_unknown_changes_mean_reading_everything() -> None:
-    versions = RowVersions(most_rows=3)
+    versions = RowVersions(most_changes=3)
     cache, reads = ColumnCache(versions, Column.build, 1 << 20), list[object]()
     rows = rows_of([1, 0], [2, 0])
     cache.at(KEY, versions.current("T"), table_of(rows, reads))
@@ -237,6 +237,16 @@ def test_unknown_changes_mean_reading_everything() -> None:
     versions.begin_epoch()
     cache.at(KEY, versions.current("T"), table_of(rows, reads))
     assert reads == [None, None, None]
+
+
+def test_commits_without_rows_are_not_remembered_for_ever() -> None:
+    versions = RowVersions(most_changes=3)
+    first = versions.current("T")
+    for _ in range(3):
+        versions.advance("T", list)
+    assert versions.between("T", first, versions.current("T")) == set()
+    versions.advance("T", list)
+    assert versions.between("T", first, versions.current("T")) is None
 
 
 def test_changes_of_tables_that_nobody_searches_are_not_collected() -> None:

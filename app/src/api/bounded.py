@@ -4,6 +4,7 @@ fit, and two megabytes hold hundreds of thousands: to find and describe them all
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from itertools import islice
@@ -23,6 +24,9 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 def check_values(body: bytes) -> None:
     """Raises TooMuch for a body of more than MOST_VALUES values. Parses nothing: two megabytes take 2 to 20 ms."""
+    encoding = json.detect_encoding(body)
+    if not encoding.startswith("utf-8"):  # the parser reads the others too
+        body = body.decode(encoding, "replace").encode()
     if _beginnings(body) <= MOST_VALUES:
         return
     bare, texts = _TEXT.subn(b"", body, count=2 * MOST_VALUES)  # a value has at most one name
@@ -38,19 +42,26 @@ def _beginnings(body: bytes) -> int:
     return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
-def _with_few_faults(items: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """A long list is checked slice by slice, and told of up to the first slice with faults."""
-    if isinstance(items, list):
-        for end in range(MOST_FAULTS, len(items), MOST_FAULTS):
+def few_faults(most: int) -> WrapValidator:
+    """For a list of at most `most` items that are checked: it is checked slice by slice, and told of up to the first
+    slice with faults."""
+
+    def checked(items: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(items, list) or len(items) <= MOST_FAULTS:
+            return check(items)
+        good: list[Any] = []
+        for start in range(0, len(items), MOST_FAULTS):
+            end = start + MOST_FAULTS
             try:
-                check(items[end - MOST_FAULTS : end])
+                good += check(items[start:end])
             except ValidationError:
                 return check(items[:end])  # with the right positions
-    return check(items)
+        return good if len(items) <= most else check(items)
+
+    return WrapValidator(checked)
 
 
-FEW_FAULTS = WrapValidator(_with_few_faults)
-"""For a list whose items are checked."""
+FEW_FAULTS = few_faults(MOST_ITEMS)
 Texts = Annotated[list[str], Field(max_length=MOST_ITEMS), FEW_FAULTS, Tag("list[str]")]
 Numbers = Annotated[list[int], Field(max_length=MOST_ITEMS), FEW_FAULTS, Tag("list[int]")]
 ListsOfNumbers = Annotated[list[Numbers], Field(max_length=MOST_ITEMS), FEW_FAULTS, Tag("list[list[int]]")]

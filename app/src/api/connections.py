@@ -26,10 +26,11 @@ SLOWEST = 10_000
 """Bytes a second at which an answer must be fetched, or it is given up."""
 MOST_AHEAD = 32
 """Requests that one connection sends ahead of their answers. Each costs the parser more than its bytes."""
+MOST_HEADERS = 200
+"""Of one request. Each costs memory beyond its bytes for as long as the head may take."""
 FRAMING = 8
 """Bytes of chunk sizes, extensions and trailers for each byte of a body, beyond MOST_HEAD_BYTES. A client that sends
 one byte a chunk needs 5."""
-_NO_REQUEST = "what was sent is no HTTP request"
 _ACKNOWLEDGED = 120
 """Where Linux' tcp_info has tcpi_bytes_acked, a 64-bit number."""
 _RESET = struct.pack("ii", 1, 0)
@@ -60,7 +61,8 @@ class BoundedHttp(HttpToolsProtocol):
         """Bytes of this part that are no body."""
         self._body = 0
         """Bytes of this request's body."""
-        self._wrong = _NO_REQUEST
+        self._headers = 0
+        self._wrong = BAD_REQUEST, "what was sent is no HTTP request"
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._at_work: Any = None
@@ -87,12 +89,12 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self._passed, body = False, self._body
+        self._passed = False
         super().data_received(data)
         if self.transport.is_closing():
             return
         # Where in it a part ended cannot be told: the next one counts from now on.
-        self._beside = 0 if self._passed else self._beside + len(data) - (self._body - body)
+        self._beside = 0 if self._passed else self._beside + len(data)
         if self._part == "rest":
             wanted = 0 if self.cycle.response_complete else self._body  # nobody waits for what is left of the others
             if self._beside > MOST_HEAD_BYTES + FRAMING * wanted:
@@ -105,16 +107,21 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
-            self._wrong = f"more than {MOST_AHEAD} requests were sent ahead of their answers"
-            raise HttpParserError(self._wrong)
+            self._wrong = BAD_REQUEST, f"more than {MOST_AHEAD} requests were sent ahead of their answers"
+            raise HttpParserError(self._wrong[1])
         super().on_message_begin()
-        self._part, self._body = "head", 0
+        self._part, self._body, self._headers = "head", 0, 0
         self._start(self.bounds.read_timeout, self._too_slow)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Trailers come this way too. They are ignored: a request is judged by its head."""
-        if self._part == "head":
-            super().on_header(name, value)
+        if self._part != "head":
+            return
+        self._headers += 1
+        if self._headers > MOST_HEADERS:
+            self._wrong = HEAD_TOO_LARGE, f"the request has more than {MOST_HEADERS} headers"
+            raise HttpParserError(self._wrong[1])
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._part, self._passed = "rest", True
@@ -123,6 +130,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
+        self._beside -= len(body)
         super().on_body(body)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -196,7 +204,7 @@ class BoundedHttp(HttpToolsProtocol):
     # ----------------------------------------------------------------------------------------------------------- ending
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(BAD_REQUEST, self._wrong)
+        self._refuse(*self._wrong)
 
     def _too_slow(self) -> None:
         if self._at_work is not None and not self._at_work.response_complete:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.src.api.bounded import FEW_FAULTS, MOST_ITEMS, ListsOfNumbers, Numbers, Texts, few_unknown
+from app.src.api.bounded import FEW_FAULTS, MOST_ITEMS, ListsOfNumbers, Numbers, Texts, few_faults, few_unknown
 from app.src.browsing import MOST_IDS
 from app.src.passages import MOST as MOST_PASSAGES
 from app.src.searching import Asked, Like, Mode, SearchOptions
@@ -199,7 +199,7 @@ class SyncBody(Body):
     accept_schema: bool = Field(default=False, description="go on although a column in use has another type now")
 
 
-Keys = Annotated[list[dict[str, Any] | list[Any]], Field(max_length=10_000), FEW_FAULTS] | None
+Keys = Annotated[list[dict[str, Any] | list[Any]], Field(max_length=10_000), few_faults(10_000)] | None
 
 
 class VerifyBody(Body):
