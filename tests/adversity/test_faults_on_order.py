@@ -18,6 +18,7 @@ from connector.errors import (
     PermissionRefused,
     TransactionRolledBack,
     Unavailable,
+    Unreachable,
 )
 from connector.retry import RetryPolicy
 from tests.adversity.scene import EMPTY, PERSISTENT, ROWS, Scene
@@ -83,7 +84,7 @@ def test_a_page_that_fails_for_a_while(broken: Scene, number: int) -> None:
 
 def test_refused_connects(broken: Scene) -> None:
     order(broken, action="refuse", count=2)
-    with pytest.raises(ConnectionLost) as caught:
+    with pytest.raises(Unreachable) as caught:
         broken.pool(retry=RetryPolicy(attempts=1)).read("SELECT 1 FROM DUMMY")
     assert caught.value.code == -10709
     whole_after(broken)

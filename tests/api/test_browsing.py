@@ -191,7 +191,7 @@ def test_maps_that_are_refused(client: httpx.Client, synced: Service) -> None:
 def test_rows_like_one(client: httpx.Client, service: Service, source: TableSource) -> None:
     source.rows_by_key["5"] = {"MATNR": "5", "MAKTX": "steel bearing of a gearbox", "MTART": "ROH"}
     service.sync("materials")
-    ranked = client.post(SEARCH, json={"query": TEXTS["1"], "k": 5}).json()["hits"]
+    ranked = client.post(SEARCH, json={"query": TEXTS["1"], "k": 5, "mode": "vector"}).json()["hits"]
     assert ranked[0]["id"] == id_of("1")
     hits = client.post(SEARCH, json={"like": id_of("1"), "k": 5}).json()["hits"]
     assert [hit["id"] for hit in hits] == [hit["id"] for hit in ranked[1:]]

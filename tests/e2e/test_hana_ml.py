@@ -71,7 +71,7 @@ def test_what_was_written_comes_back(things: Any) -> None:
         "ID": "INT",
         "NAME": "NVARCHAR",
         "PRICE": "DOUBLE",
-        "KIND": "VARCHAR",
+        "KIND": "NVARCHAR",
         "DAY": "TIMESTAMP",
     }
 

@@ -72,7 +72,8 @@ class Turns:
             since = line.waiting[0].since if line.waiting else now
             waited = now - (since if line.overdue is None else line.overdue)
             expected = len(line.waiting) * line.pace
-            if line.waiting and max(waited, expected) > self._max_wait:
+            first = not line.waiting and (not line.busy or self._may_begin(line))
+            if not first and max(waited, expected) > self._max_wait:
                 raise Crowded(self._why(line, waited, expected), seconds=max(waited, expected))
             turn = Turn(line, start, now)
             line.waiting.append(turn)
