@@ -193,7 +193,7 @@ def test_doctor_on_a_service_that_is_well(service: Service, monkeypatch: pytest.
     found = checks(service)
     assert found["python"][0]
     assert found["model"] == (True, found["model"][1], "")
-    assert "64 finite numbers" in found["model"][1]
+    assert "64 dimensions" in found["model"][1]
     assert found["store writable"][:2] == (True, "the local store can be written")
     assert found["disk"][0]
 

@@ -209,7 +209,7 @@ GOLDEN = [
     (
         ["emulator", "sql", "--data", "nowhere", "SELECT 1 FROM DUMMY"],
         {},
-        "owl-sap: no stand-in is serving the folder nowhere; start it: owl-sap emulator --data nowhere",
+        "owl-sap: no emulator is serving the folder nowhere; start one: owl-sap emulator --data nowhere",
     ),
 ]
 

@@ -19,7 +19,7 @@ Cli = Callable[..., Any]
 def test_a_code_is_explained(cli: Cli) -> None:
     run = cli("--output", "table", "explain", "OWL-2006")
     assert run.code == 0
-    assert run.out.startswith("OWL-2006: HANA refused the login\n")
+    assert run.out.startswith("OWL-2006: HANA rejected the login\n")
     assert "What to do:" in run.out
     assert json.loads(cli("explain", "2006", "--json").out)["error"] == "LoginRefused"
     assert json.loads(cli("explain", "owl2006").out)["code"] == "OWL-2006", "off a terminal JSON lines"
@@ -30,7 +30,7 @@ def test_without_a_code_all_are_listed(cli: Cli) -> None:
     assert {each["code"] for each in json.loads(cli("explain", "--json").out)} == {
         each.code for each in explained().values()
     }
-    assert "HANA refused the login" in cli("--output", "table", "explain").out
+    assert "HANA rejected the login" in cli("--output", "table", "explain").out
 
 
 @pytest.mark.covers("explain", errors=True)

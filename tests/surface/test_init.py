@@ -272,7 +272,7 @@ def test_questions_on_a_terminal(tmp_path: Path, sample: Emulator) -> None:
         ("Port", str(sample.port)),
         ("Technical user", sample.user),
         ("Password", sample.password),
-        ("Tables to use", ","),
+        ("separated by commas) [1]: ", ","),
         ("separated by commas) [1]: ,", "99"),
         ("(1 to", "1, V_MATERIALS"),
     ]

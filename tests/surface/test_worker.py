@@ -129,7 +129,7 @@ def test_a_maintenance_window_is_waited_out_and_search_goes_on(scene: Scene) -> 
             found = client.post(f"/v1/collections/{NAME}/search", json={"query": "pump"}).json()
             assert (len(found["hits"]), found["stale_since"]) == (10, shown["last_sync"])
             code, _, told = scene.cli("search", NAME, "pump")
-            assert (code, f"since {shown['last_sync']}" in told) == (0, True)
+            assert (code, f"since the last complete sync at {shown['last_sync']}" in told) == (0, True)
             scene.run("ALTER SYSTEM CLEAR FAULTS")
             record = ended(client, job)
             assert (record["state"], record["note"]) == ("succeeded", None)
