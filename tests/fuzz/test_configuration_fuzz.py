@@ -215,6 +215,13 @@ def test_a_secret_in_place_of_the_file_that_holds_it(folder: Path, name: str) ->
         assert outcomes.check_configuration(folder, without, {name: text}) is None
 
 
+@pytest.mark.parametrize("changes", ['"a\\nb"', '{ method = "a\\u2028b" }'])
+def test_a_value_of_two_lines_is_told_in_one(folder: Path, changes: str) -> None:
+    """The message repeated it as it was, and its second line said nothing of where."""
+    toml = f'[[collections]]\nname = "a"\nsource = "S.T"\nchanges = {changes}\n'.encode()
+    assert outcomes.check_configuration(folder, toml, {}) is None
+
+
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 def test_numbers_without_an_end(folder: Path, number: str) -> None:
     """They were taken for seconds, and the driver's milliseconds overflowed."""

@@ -305,7 +305,8 @@ def _explained(error: ValidationError, layers: _Layers) -> Iterator[str]:
         elif fault["type"] == "model_type":
             yield f"{where}: {_NO_SECTION}"
         else:
-            yield f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+            told = " ".join(fault["msg"].removeprefix("Value error, ").split())  # one line, whatever value it repeats
+            yield f"{where}: {told}"
 
 
 def _origin(location: Sequence[str | int], origins: Mapping[SettingPath, str]) -> str:
