@@ -251,8 +251,8 @@ def _scraped(monitored: Monitored, least: float) -> bool:
 
 
 def _scrapes(monitored: Monitored) -> float:
-    """Of the target that was scraped least."""
-    result = monitored.query("min(count_over_time(up[1h]))")  # a minute of them is soon full
+    """Those that had an answer, of the target with the fewest: one that timed out saw no counter."""
+    result = monitored.query("min(sum_over_time(up[1h]))")  # a minute of them is soon full
     return float(result[0]["value"][1]) if result else 0.0
 
 
