@@ -400,7 +400,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         PermissionRefused,
         "the user lacks a privilege",
-        "`owl-sap grants` prints the statements that these settings need",
+        "`owl-sap grants` prints the statements that these settings need, with --search-only those for searching alone",
         codes=frozenset({258}),
         quotes=True,
     ),

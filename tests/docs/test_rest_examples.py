@@ -38,7 +38,7 @@ WRITE = bool(os.environ.get("OWL_WRITE_DOCS"))
 MATERIALS = {
     "000000000000001201": ("Gearbox, noise-damped, bearing steel", "FERT"),
     "000000000000001202": ("Garden hose, rubber, 25 m", "HAWA"),
-    "000000000000001203": ("Hydraulic oil pump", "ROH"),
+    "000000000000001203": ("Hydraulic oil pump", "ERSA"),
     "000000000000001204": ("Office chair with wheels", "HAWA"),
 }
 BROKEN: dict[str, Any] = {"MATNR": "000000000000009999", "MAKTX": "Seal ring", "MTART": float("nan")}

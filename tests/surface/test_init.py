@@ -270,13 +270,14 @@ def test_questions_on_a_terminal(tmp_path: Path, sample: Emulator) -> None:
     answers = [
         ("host name", sample.host),
         ("Port", str(sample.port)),
+        ("TLS", "n"),
         ("Technical user", sample.user),
         ("Password", sample.password),
         ("separated by commas) [1]: ", ","),
         ("separated by commas) [1]: ,", "99"),
         ("(1 to", "1, V_MATERIALS"),
     ]
-    code, screen = typed(tmp_path, ["init", "--no-encrypt", "--store", "local"], answers, **HASHING)
+    code, screen = typed(tmp_path, ["init", "--store", "local"], answers, **HASHING)
     assert code == 0, screen
     assert sample.password not in screen
     assert "99 is not in the list" in screen

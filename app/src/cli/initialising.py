@@ -139,6 +139,8 @@ def _asked(settings: Settings, flags: dict[tuple[str, ...], Any]) -> dict[tuple[
         answers["hana", "host"] = typer.prompt("HANA host name", err=True)
         if ("hana", "port") not in flags:
             answers["hana", "port"] = typer.prompt("Port (443 Cloud, 3NN13 or 3NN15)", default=443, type=int, err=True)
+        if ("hana", "encrypt") not in flags:
+            answers["hana", "encrypt"] = typer.confirm("Encrypt by TLS (the emulator does not)", default=True, err=True)
     if not hana.userkey and not hana.user:
         answers["hana", "user"] = typer.prompt("Technical user", err=True)
     if not hana.userkey and hana.password is None:
@@ -326,5 +328,5 @@ def _next(out: Path, names: Sequence[str]) -> list[str]:
     return [
         f"{where}owl-sap plan {names[0]}",
         f"owl-sap sync {names[0]}",
-        f'owl-sap search {names[0]} "what you look for" --mode hybrid',
+        f'owl-sap search {names[0]} "what you look for"',
     ]

@@ -173,6 +173,6 @@ class Page {
     if (found === undefined) return note("error", `Collection ${this.state.collection} does not exist.`);
     if (isEmpty(found) && writtenByClients(found)) return note("info", "This collection is empty. Clients write it over REST or LangChain.");
     if (isEmpty(found)) return note("warning", "This collection has not been synced yet. Run ", h("code", null, `owl-sap sync ${found.collection}`));
-    return h("div", { class: "card empty" }, h("p", null, "Describe what you need, or enter a number or code."), h("p", { class: "small" }, "Press ", h("kbd", null, "/"), " to go to the search box."));
+    return h("div", { class: "card empty" }, h("p", null, "Describe what you need, or enter a number or code."), h("p", { class: "small with-keyboard" }, "Press ", h("kbd", null, "/"), " to go to the search box."));
   }
 }
