@@ -112,7 +112,7 @@ def best_batch_size(encode: Callable[..., Any], load: Workload, sizes: Sequence[
 
 
 def demo_rows(count: int = DEMO_ROWS) -> Workload:
-    """Materials and notifications of the stand-in's sample tables, as the demo renders them; numbered to be enough."""
+    """Materials and notifications of the emulator's sample tables, as the demo renders them; numbered to be enough."""
     from hana_emulator.sample import all_rows
     from hana_emulator.sample.tables import TABLES
 

@@ -1,4 +1,4 @@
-"""How fast is the stand-in for HANA through the real hdbcli?
+"""How fast is the HANA emulator through the real hdbcli?
 
     python benchmarks/emulator.py [PART ...] [--rounds 5] [--queries 20] [--out benchmarks/results/emulator.json]
 
@@ -151,7 +151,7 @@ def measure_search(
 
 
 def on_this(part: Part) -> Part:
-    """Says what the stand-in was made of."""
+    """Says what the emulator was made of."""
 
     def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         report.machine |= machine(("hdbcli", "numpy", "sqlglot")) | {"sqlite": sqlite3.sqlite_version}

@@ -4,7 +4,7 @@
 
 `owl-sap serve` is a process of its own with the real model; this process has all the clients, on the same cores. Every
 answer is compared with what it must be: vectors computed here beforehand, the true nearest rows by NumPy. The searched
-rows come from the stand-in for HANA, once, into a local store. `api.max_wait` and `embedding.max_wait` are 1 s.
+rows come from the HANA emulator, once, into a local store. `api.max_wait` and `embedding.max_wait` are 1 s.
 
     crowd   1,000 connections that stay, a request each every second or so, search and embed mixed: several times
             what this machine computes. Bars: no wrong answer, no connection lost, p99 of accepted requests <= 3 s
@@ -175,7 +175,7 @@ class Running:
 
 @dataclass
 class World:
-    """The stand-in, the store that is filled from it once, and what is known of it. Made when first needed."""
+    """The emulator, the store that is filled from it once, and what is known of it. Made when first needed."""
 
     stage: Scene
     engine: EmbeddingEngine
@@ -484,7 +484,7 @@ class Held:
 
     def part(self, measured: Callable[[World, argparse.Namespace, Report], Iterator[Figure]]) -> Part:
         def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-            report.machine |= machine(PACKAGES) | {"source": "the stand-in, once, into a local store"}
+            report.machine |= machine(PACKAGES) | {"source": "the emulator, once, into a local store"}
             yield from measured(self.world(given), given, report)
 
         return run

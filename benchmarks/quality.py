@@ -7,7 +7,7 @@
     latency   milliseconds of one search, k = 10, query embedded each time: median and 95th percentile over every
               fifth query
 
-Through the product, over the demo's two collections in the stand-in for HANA. The stand-in reads every row for a
+Through the product, over the demo's two collections in the HANA emulator. The emulator reads every row for a
 ranking, so its share of a search is no figure of HANA's.
 """
 

@@ -2,13 +2,13 @@
 
     python benchmarks/sync.py [PART ...] [--rounds 5] [--rows 200000] [--out benchmarks/results/sync.json]
 
-The source is the stand-in, never HANA itself, reached through the real hdbcli; it runs as a child process on the same
+The source is the emulator, never HANA itself, reached through the real hdbcli; it runs as a child process on the same
 cores, so that reading, writing and computing share them. Every figure that can be is a ratio of two things measured in
 turns within one run; the median of the rounds counts. Where the rounds scatter, something else was running: the figure
 is marked `disturbed` and says nothing.
 
     overlap    a first sync of 20,000 rows with the real model, over its embedding alone on the same texts
-               <= 1.08 into the local store, <= 1.10 into the stand-in, whose own work shares the cores
+               <= 1.08 into the local store, <= 1.10 into the emulator, whose own work shares the cores
     rate       rows a second of a first sync with hash:384                      >= 10,000 local, >= 6,000 in HANA
     unchanged  a sync of unchanged rows, over a bare keyset scan of the same columns  <= 2.5 local, <= 3.5 in HANA
     memory     how much more a process needs for a sync of all rows than of a tenth of them             < 100 MB
@@ -376,7 +376,7 @@ def on_the_stand_in(part: Part) -> Part:
     """Says where the rows came from, and how many at a time."""
 
     def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        report.machine["source"] = "the stand-in, a child process on the same cores"
+        report.machine["source"] = "the emulator, a child process on the same cores"
         report.machine |= machine(("hdbcli", "sqlglot"))
         report.options |= {"page_rows": OPTIONS.page_rows, "window": OPTIONS.window}
         yield from part(given, report)

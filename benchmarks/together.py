@@ -11,7 +11,7 @@ load alone again; every round loads its share of the rows. The p95 is that of al
     greedy     as embedding, with a client that never thinks                                        (told, no bar)
     rest       `owl-sap serve`, a child process: searches over HTTP beside a job that POST started    (told, no bar)
 
-For `rest` the rows come from the stand-in for HANA, a child process on the same cores, through the real hdbcli; for the
+For `rest` the rows come from the HANA emulator, a child process on the same cores, through the real hdbcli; for the
 others from memory.
 
 Predicted before it was built (two cores, all-MiniLM-L6-v2): an idle search takes 5 ms, of which the engine has 4.
@@ -300,7 +300,7 @@ def rest(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         with serving(config) as address, closing(http.client.HTTPConnection(address, timeout=120)) as connection:
             api = Api(connection, address)
             api.sync("searched")
-            report.details["rest"] = {"precision": api.get("/v1/info").get("precision"), "source": "the stand-in"}
+            report.details["rest"] = {"precision": api.get("/v1/info").get("precision"), "source": "the emulator"}
             client = Client(api.hits, given.think)
             client.alone()
             turns: Counter[int] = Counter()
