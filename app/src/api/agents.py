@@ -15,7 +15,6 @@ from app.src.access.rates import RateExceeded
 from app.src.api import guard
 from app.src.api.asker import asker
 from app.src.api.audited import tell
-from app.src.api.bounded import check_values
 from app.src.api.desk import Desk, Json
 from app.src.api.direct import content_of, once_more
 from app.src.api.errors import ACCEPTED, BAD_REQUEST, FORBIDDEN, OK, NotFound, Refused, problem
@@ -120,7 +119,6 @@ async def _answer(agents: Streamable | None, scope: Scope, receive: Receive, sen
         await problem(Request(scope), FORBIDDEN, guard.FOREIGN)(scope, receive, send)
         return
     body = await content_of(receive)
-    check_values(body)
     wrong = agents.fault(body)
     if wrong is not None:
         await Json(wrong, BAD_REQUEST)(scope, receive, send)

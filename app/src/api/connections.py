@@ -1,5 +1,5 @@
-"""One connection: a head that does not come, or does not end; trailers and chunks without end; answers that nobody
-reads; and how many connections there may be. What no application can look at. Knows uvicorn's protocol, no route.
+"""Bounds of one connection that an application cannot enforce: the time and size of a head, the number of headers, the
+size of trailers and chunk framing, unread answers, and the number of connections. Knows uvicorn's protocol, no route.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._passed = False
         """A head or a request has ended in what comes now."""
         self._beside = 0
-        """Bytes of this part that are no body."""
+        """Bytes of this part outside the body."""
         self._body = 0
         """Bytes of this request's body."""
         self._headers = 0
@@ -96,7 +96,7 @@ class BoundedHttp(HttpToolsProtocol):
         # Where in it a part ended cannot be told: the next one counts from now on.
         self._beside = 0 if self._passed else self._beside + len(data)
         if self._part == "rest":
-            wanted = 0 if self.cycle.response_complete else self._body  # nobody waits for what is left of the others
+            wanted = 0 if self.cycle.response_complete else self._body  # an answered request is only drained
             if self._beside > MOST_HEAD_BYTES + FRAMING * wanted:
                 allowed = f"{MOST_HEAD_BYTES} bytes and {FRAMING} for each byte of the body"
                 self._refuse(HEAD_TOO_LARGE, f"chunk sizes, chunk extensions and trailers are larger than {allowed}")

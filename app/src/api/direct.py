@@ -31,7 +31,6 @@ class BoundedRoute(APIRoute):
             await super().handle(scope, receive, send)
             return
         content = await content_of(receive)
-        check_values(content)
         await super().handle(scope, once_more(content, receive), send)
 
 
@@ -51,7 +50,6 @@ class DirectRoute(APIRoute):
             await super().handle(scope, receive, send)
             return
         content = await content_of(receive)
-        check_values(content)
         body = self._checked(scope, content)
         if body is None:
             await super().handle(scope, once_more(content, receive), send)
@@ -88,7 +86,7 @@ def _is_json(scope: Scope) -> bool:
 
 
 async def content_of(receive: Receive) -> bytes:
-    """The whole body. Raises ClientLeft when the rest of it will never come."""
+    """Return the whole body. Raises ClientLeft when the rest never comes, and TooMuch for too many JSON values."""
     parts = []
     while True:
         message = await receive()
@@ -96,7 +94,9 @@ async def content_of(receive: Receive) -> bytes:
             raise ClientLeft("the connection was closed before the whole body had come")
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            content = parts[0] if len(parts) == 1 else b"".join(parts)
+            check_values(content)
+            return content
 
 
 def once_more(content: bytes, receive: Receive) -> Receive:

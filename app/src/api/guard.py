@@ -304,7 +304,7 @@ def _credential(headers: Sent) -> str:
 
 
 async def still_may(scope: Scope) -> bool:
-    """May who asked still ask for this? For answers that last: meanwhile keys are revoked and tokens expire."""
+    """Return whether the caller may still make this request; for streams, as keys are revoked and tokens expire."""
     again: Callable[[], Awaitable[bool]] | None = scope.get(_STILL)
     return again is None or await again()
 
