@@ -61,9 +61,12 @@ class Line:
             self._socket.sendall(data[start : start + size])
 
     def pause(self, seconds: float) -> bool:
-        """Wait; True when `wake` or `cut` ended it early."""
-        self._wake.clear()
+        """Wait; True when `wake` or `cut` was called since the last `begin`, or ends the wait early."""
         return self._wake.wait(seconds)
+
+    def begin(self) -> None:
+        """Forget earlier calls of `wake`: from now on they end the pauses of the request just received."""
+        self._wake.clear()
 
     def wake(self) -> None:
         self._wake.set()

@@ -181,6 +181,7 @@ class Session:
     def _serve_request(self) -> None:
         header = packet.parse_packet_header(self._line.receive(packet.PACKET_HEADER_SIZE))
         body = self._line.receive(header.length)
+        self._line.begin()
         try:
             reply = self._answer(packet.parse_request(body))
         except ProtocolError as error:

@@ -36,7 +36,7 @@ def test_the_benchmark_of_syncs_runs(tmp_path):
         assert len(found[f"unchanged, {kind}"]["rounds"]) == 2
         assert found[f"memory, {kind}"]["few"][0] > 10
     assert report["machine"]["commit"]
-    assert "stand-in" in report["machine"]["source"]
+    assert "emulator" in report["machine"]["source"]
 
 
 @pytest.mark.slow
