@@ -34,7 +34,7 @@ from app.src.evaluation.measures import MEASURES, mean  # noqa: E402
 from app.src.evaluation.queries import read  # noqa: E402
 from app.src.evaluation.report import Outcome  # noqa: E402
 from app.src.evaluation.run import Mode, Wanted  # noqa: E402
-from app.src.searching import SearchOptions  # noqa: E402
+from app.src.service.search import SearchOptions  # noqa: E402
 from app.src.settings import EmbeddingSettings, SearchSettings, Settings  # noqa: E402
 
 QUERIES = ROOT / "benchmarks" / "queries"

@@ -31,8 +31,8 @@ import app.src.core.loading  # noqa: E402
 from app.src.access import keys  # noqa: E402
 from app.src.api.server import serve  # noqa: E402
 from app.src.core.device import DeviceProfile  # noqa: E402
-from app.src.searching import Found, FoundHit  # noqa: E402
-from app.src.service import Service  # noqa: E402
+from app.src.service.search import Found, FoundHit  # noqa: E402
+from app.src.service.service import Service  # noqa: E402
 from app.src.settings import Settings  # noqa: E402
 from connector.model import Vectors  # noqa: E402
 

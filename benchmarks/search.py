@@ -48,10 +48,10 @@ sys.path.insert(0, str(ROOT))
 from app.src.benchmark.machine import machine  # noqa: E402
 from app.src.benchmark.report import Part, Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
-from app.src.blending import Blending, Narrow  # noqa: E402
+from app.src.service.blending import Blending, Narrow  # noqa: E402
 from connector.model import ChangeSet, Chunk, Filter, Vectors  # noqa: E402
-from connector.stores.int8_scan import best_scan  # noqa: E402
-from connector.stores.local import LocalStore  # noqa: E402
+from connector.stores.local.int8_scan import best_scan  # noqa: E402
+from connector.stores.local.store import LocalStore  # noqa: E402
 from connector.stores.scan import exact_scores  # noqa: E402
 
 DIMENSION, TOP, QUERIES = 384, 10, 25

@@ -36,7 +36,7 @@ READY = at_most(4.0)
 PARTS = {
     "python": "pass",
     "command line": "import app.src.cli.commands",
-    "service": "import app.src.service, connector.stores.local",
+    "service": "import app.src.service.service, connector.stores.local.store",
     "REST": "import app.src.api.server",
     "checking the model's files": "from app.src.core.backends.folder import *\n"
     "check_files(read_folder(find_folder('all-MiniLM-L6-v2'), 'all-MiniLM-L6-v2'))",

@@ -45,14 +45,14 @@ from app.src.benchmark.report import Part, Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, at_least, at_most  # noqa: E402
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
-from app.src.parts import EngineEmbedder  # noqa: E402
-from connector.hana import ConnectionOptions, HanaPool  # noqa: E402
+from app.src.service.wiring import EngineEmbedder  # noqa: E402
+from connector.hana.connection import ConnectionOptions, HanaPool  # noqa: E402
+from connector.hana.source import HanaSource  # noqa: E402
 from connector.model import ChangeSpec, CollectionSpec, TableRef  # noqa: E402
 from connector.protocols import VectorStore  # noqa: E402
-from connector.source import HanaSource  # noqa: E402
-from connector.stores.hana import HanaStore  # noqa: E402
-from connector.stores.local import LocalStore  # noqa: E402
-from connector.sync import Ends, SyncOptions, SyncReport, sync  # noqa: E402
+from connector.stores.hana.store import HanaStore  # noqa: E402
+from connector.stores.local.store import LocalStore  # noqa: E402
+from connector.sync.sync import Ends, SyncOptions, SyncReport, sync  # noqa: E402
 
 HASHING, MODEL = "hash:384", "all-MiniLM-L6-v2"
 OVERLAP_ROWS = 20_000

@@ -49,8 +49,8 @@ sys.path.insert(0, str(ROOT))
 from app.src.access.principal import OPERATOR  # noqa: E402
 from app.src.benchmark.report import Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
-from app.src.searching import SearchOptions  # noqa: E402
-from app.src.service import Service  # noqa: E402
+from app.src.service.search import SearchOptions  # noqa: E402
+from app.src.service.service import Service  # noqa: E402
 from app.src.settings import Settings  # noqa: E402
 from benchmarks.sync import HASHING, material, scene  # noqa: E402
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef  # noqa: E402

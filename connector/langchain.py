@@ -17,9 +17,9 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 from pydantic import ConfigDict
 
-from connector.documents import NewDocument
 from connector.model import Filter
 from connector.protocols import Embedder
+from connector.sync.documents import NewDocument
 
 Mode = Literal["vector", "keyword", "hybrid"]
 BATCH = 200

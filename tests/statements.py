@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.src import searching
-from connector.hana import HanaPool, Session
-from connector.stores import hana
-from connector.stores.sqlite_file import SqliteFile
+from app.src.service import search as searching
+from connector.hana.connection import HanaPool, Session
+from connector.stores.hana import store as hana
+from connector.stores.local.sqlite_file import SqliteFile
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from typing import IO, Any
 from pydantic import SecretStr
 
 from app.src.access.principal import OPERATOR
-from app.src.searching import FoundHit
-from app.src.service import Service
+from app.src.service.search import FoundHit
+from app.src.service.service import Service
 from app.src.settings import CollectionSettings, HanaSettings, Settings, StateSettings, StoreSettings
 from connector.errors import ConfigurationError, Unavailable
 

@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from app.src.access.principal import OPERATOR, Principal
-from app.src.embedder import EngineEmbedder
-from app.src.searching import FoundHit, SearchOptions
-from app.src.service import Service
+from app.src.service.embedder import EngineEmbedder
+from app.src.service.search import FoundHit, SearchOptions
+from app.src.service.service import Service
 from app.src.settings import load
-from connector.documents import NewDocument
 from connector.langchain import OwlEmbeddings, OwlRetriever, OwlVectorStore, SearchWith
+from connector.sync.documents import NewDocument
 
 
 class Owl:

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by scripts/demo, scripts/test and scripts/check: one virtual environment in .venv, made once, reused after.
+# Sourced by scripts/demo, scripts/test and scripts/check: one virtual environment in .venv with the three
+# distributions of this repository, made once, reused after.
 #
 #   ensure_venv EXTRA    make .venv if absent, install this project with EXTRA unless that is already done
 #   owl_root             the repository root
@@ -55,7 +56,9 @@ venv_create() {
 }
 
 # What was installed, as lines "checksum root extra": a changed pyproject.toml or a moved folder installs again.
-venv_stamp_line() { printf '%s %s %s\n' "$(cksum <"$owl_root/pyproject.toml")" "$owl_root" "$1"; }
+venv_stamp_line() {
+  printf '%s %s %s\n' "$(cat "$owl_root"/{,hana_emulator/,owl_sap_client/}pyproject.toml | cksum)" "$owl_root" "$1"
+}
 
 # The test extra holds every other one.
 venv_installed() {
@@ -69,7 +72,8 @@ ensure_venv() {
   venv_create || return 1
   venv_installed "$extra" && return 0
   venv_say "Installing owl-sap-connector[$extra] into $owl_venv (the first time takes minutes: torch is large)"
-  "$owl_venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "${owl_root}[$extra]" || {
+  "$owl_venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    -e "$owl_root/hana_emulator" -e "$owl_root/owl_sap_client" -e "${owl_root}[$extra]" || {
     venv_say "pip could not install owl-sap-connector[$extra]: see its message above. Is the package index reachable?"
     return 1
   }

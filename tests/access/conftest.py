@@ -12,7 +12,7 @@ import pytest
 from app.src.access.keys import Grant, create
 from app.src.access.principal import Scope
 from app.src.api.server import create_app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 
 Serve = Callable[..., httpx.AsyncClient]

@@ -10,8 +10,8 @@ import pytest
 
 from app.src.access.errors import AccessUnusable
 from app.src.access.keys import Grant, create
-from app.src.doctor import Fault
-from app.src.service import Service
+from app.src.observe.doctor import Fault
+from app.src.service.service import Service
 from app.src.settings import Settings
 
 Make = Callable[..., Service]

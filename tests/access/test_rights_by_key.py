@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.src.access.keys import Grant, create
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.access.conftest import settings_with
 from tests.api.conftest import TableSource, serving

@@ -15,7 +15,7 @@ import pytest
 from app.src.access import keys
 from app.src.access.keys import Grant, create, revoke, rotate
 from app.src.api import jobs
-from app.src.service import Service, SyncRequest
+from app.src.service.service import Service, SyncRequest
 from app.src.settings import Settings
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed
 from tests.access.test_tokens import at

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
+from hana_emulator.testing import Emulator
 from tests.adversity.scene import Scene
-from tests.emulator.process import Emulator
 
 pytest.importorskip("hdbcli")
 

@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.src.parts import EngineEmbedder
-from connector.hana import ConnectionOptions, HanaPool
+from app.src.service.wiring import EngineEmbedder
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
 from connector.model import ChunkSpec, CollectionSpec, KeyRange, Row, TableRef
 from connector.model import Query as SourceQuery
 from connector.protocols import VectorStore
 from connector.retry import RetryPolicy
-from connector.source import HanaSource
-from connector.stores.hana import HanaStore
+from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
-from connector.stores.local import LocalStore
-from connector.sync import Ends, SyncOptions, SyncReport, sync
-from connector.verify import verify
-from tests.emulator.process import REPOSITORY, Emulator
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.verify import verify
+from hana_emulator.testing import REPOSITORY, Emulator
 
 NAME = "rows"
 PAGE = 20

@@ -9,8 +9,8 @@ import pytest
 
 from connector.errors import ConfigurationError, UnknownTable
 from connector.model import CollectionStatus
-from connector.sync import Ends, SyncReport, sync
-from connector.verify import verify
+from connector.sync.sync import Ends, SyncReport, sync
+from connector.sync.verify import verify
 from tests.adversity.scene import EMPTY, NAME, ROWS, Scene, WatchedSource
 
 FULL = ROWS - EMPTY

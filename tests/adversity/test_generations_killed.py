@@ -14,13 +14,13 @@ from contextlib import contextmanager
 import pytest
 
 from app.src.access.principal import OPERATOR
-from app.src.generations import BuildReport
-from app.src.service import Service
+from app.src.service.generations import BuildReport
+from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.errors import GenerationRefused
+from connector.hana.source import HanaSource
 from connector.model import Generation
-from connector.source import HanaSource
-from connector.sync import SyncReport
+from connector.sync.sync import SyncReport
 from tests.adversity.proxy import COMMIT, EXECUTE, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, NAME, PAGE, ROWS, Content, Scene
 

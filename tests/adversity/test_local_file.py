@@ -24,10 +24,10 @@ from connector.errors import (
     StoreCorrupt,
     TransactionRolledBack,
 )
-from connector.stores import sqlite_file
-from connector.stores.local import LocalStore
-from connector.sync import Ends
-from connector.verify import verify
+from connector.stores.local import sqlite_file
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends
+from connector.sync.verify import verify
 from tests.adversity.scene import EMPTY, NAME, ROWS, Content, Scene
 from tests.proof import invariants
 from tests.proof.ground import seed_of_the_run

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from hdbcli import dbapi
 
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector.errors import ConnectionLost, DatabaseError, Unreachable
+from connector.hana.source import HanaSource
 from connector.model import Query
 from connector.retry import ONCE, RetryPolicy
-from connector.source import HanaSource
 from connector.stores.lease import LeaseTimes
-from connector.sync import Ends
+from connector.sync.sync import Ends
+from hana_emulator.testing import running
 from tests.adversity.proxy import ANY, COMMIT, CONNECT, EXECUTE, EXECUTE_DIRECT, PREPARE, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, PAGE, PERSISTENT, ROWS, Scene, WatchedSource
-from tests.emulator.process import running
 
 SOON = LeaseTimes(ttl=4, renew=0.5, poll=0.02)
 LOST = [Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.HALF_REPLY]

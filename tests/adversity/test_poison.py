@@ -17,14 +17,14 @@ import pytest
 from app.src.core.backends import OutOfMemory
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector.errors import ConfigurationError, DatabaseError, StoreCorrupt
 from connector.model import CollectionSpec, TableRef, Vectors
 from connector.retry import RetryPolicy
-from connector.stores.hana import HanaStore
-from connector.stores.local import LocalStore
-from connector.sync import Ends, SyncOptions, sync
-from connector.verify import verify
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.verify import verify
 from tests.adversity.proxy import COMMIT, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, NAME, PATIENT, ROWS, Scene
 

@@ -16,9 +16,9 @@ import pytest
 from httpx_sse import connect_sse
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
+from hana_emulator.testing import Emulator
 from tests.adversity.scene import NAME, Scene
-from tests.emulator.process import Emulator
 
 SLOW = {"OWL_SAP_SYNC__PAGE_ROWS": "1", "OWL_SAP_SYNC__WINDOW": "1", "OWL_SAP_STATE__PATH": "state"}
 QUICK = {"OWL_SAP_SYNC__PAGE_ROWS": "500", "OWL_SAP_SYNC__WINDOW": "500"}

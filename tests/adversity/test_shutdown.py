@@ -19,10 +19,10 @@ import httpx
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
+from hana_emulator.testing import Emulator
 from tests.adversity.scene import NAME, Scene
 from tests.adversity.test_faults_on_order import hits, order
-from tests.emulator.process import Emulator
 
 ALLOWED, MARGIN = 1.5, 2.0
 """Seconds: the setting, and what closing may take beyond it."""

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
+from hana_emulator.testing import Emulator, running
 from tests.adversity.scene import Scene
 from tests.adversity.soak import Soak
-from tests.emulator.process import Emulator, running
 
 SECONDS = float(os.environ.get("OWL_SOAK_SECONDS", "75"))
 LONG = SECONDS >= 300

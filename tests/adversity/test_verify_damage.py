@@ -15,7 +15,7 @@ import pytest
 from hdbcli import dbapi
 
 from connector.model import StoredRecord
-from connector.verify import VerifyReport, verify
+from connector.sync.verify import VerifyReport, verify
 from tests.adversity.scene import NAME, Scene
 
 KINDS = ("missing", "stale", "orphaned", "duplicates", "bad_vectors")

@@ -15,7 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
 from app.src.access.keys import Grant, create
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import TableSource, serving, settings_in
 from tests.surface.conftest import cli, hashing, make_scene

@@ -21,7 +21,7 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from app.src.service import Service
+from app.src.service.service import Service
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 from tests.agents.conftest import HOSTILE, Ground, said, serving_with

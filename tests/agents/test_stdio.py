@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from app.src.access.keys import Grant, create, revoke
 from app.src.cli import app
-from app.src.service import Service
+from app.src.service.service import Service
 from connector.extras import install_command
 from tests.adversity.scene import NAME, Scene
 from tests.agents.conftest import offering, rows, said

@@ -15,12 +15,12 @@ import pytest
 import uvicorn
 
 from app.src.api.server import bound, configuration, create_app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.errors import ConnectorError, UnknownTable
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef
 from connector.protocols import Capture
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 
 MATERIALS = TableRef("S", "MARA")
 TEXTS = {

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.src import browsing
 from app.src.access.principal import OPERATOR
-from app.src.service import Service
-from connector.documents import NewDocument
+from app.src.service import browse as browsing
+from app.src.service.service import Service
+from connector.sync.documents import NewDocument
 from tests.api.conftest import TEXTS, TableSource, serving
 from tests.api.test_document_routes import with_notes
 

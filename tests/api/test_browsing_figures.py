@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src import browsing
-from app.src.browsing import Field, joined, principal_plane
 from app.src.core.splitting import piece_spans
+from app.src.service import browse as browsing
+from app.src.service.browse import Field, joined, principal_plane
 
 
 def fields_of(rows: list[dict[str, Any]], *declared: str) -> dict[str, Field]:

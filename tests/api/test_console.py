@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 
 from app.src.access.keys import Grant, create
 from app.src.api.server import create_app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -30,7 +30,7 @@ from app.src.api.desk import Desk
 from app.src.api.direct import DirectRoute, direct
 from app.src.core.backends.hashing import _to_word
 from app.src.core.lanes import Pace
-from app.src.service import Service
+from app.src.service.service import Service
 from connector.model import Vectors
 from tests.api.conftest import TableSource, serving, settings_in
 

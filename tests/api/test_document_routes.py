@@ -16,11 +16,11 @@ import pytest
 
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.access.rows import RowsRefused
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
-from connector.documents import NewDocument
 from connector.errors import ModelMismatch
 from connector.model import ModelSource, Recipe
+from connector.sync.documents import NewDocument
 from tests.api.conftest import TableSource, serving, settings_in
 from tests.api.test_rates import limited
 
@@ -276,7 +276,7 @@ def test_documents_keep_their_model_which_is_said_once(
     service.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
     for number in range(2):
         wide.documents.put("notes", [NewDocument(f"b{number}", "gear box")], principal=OPERATOR)
-    told = [record.getMessage() for record in caplog.records if record.name == "app.src.documents"]
+    told = [record.getMessage() for record in caplog.records if record.name == "app.src.service.documents"]
     assert len(told) == 1
     assert "embedded by hash:64" in told[0]
     assert "settings name hash:128" in told[0]

@@ -14,7 +14,7 @@ from httpx import Client
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.src.core.backends import NonFinite, OutOfMemory
-from app.src.service import Service
+from app.src.service.service import Service
 from connector.errors import ConnectionLost
 from tests.api.conftest import TEXTS, TableSource, serving, settings_in
 

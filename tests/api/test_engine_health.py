@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from httpx import Client
 
-from app.src import probes
 from app.src.api import desk, server
 from app.src.core.backends.hashing import HashingBackend
 from app.src.core.batcher import WorkerDied
-from app.src.service import Service
+from app.src.service import readiness as probes
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving
 from tests.api.test_limits import problem

@@ -20,7 +20,7 @@ from app.src.api.bounded import MOST_ITEMS, MOST_VALUES, check_values, few_fault
 from app.src.api.direct import BoundedRoute, DirectRoute
 from app.src.api.errors import MOST_FAULTS, TooMuch
 from app.src.api.server import create_app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving, settings_in
 

@@ -18,7 +18,7 @@ from app.src.api import connections
 from app.src.api.connections import FRAMING, MOST_AHEAD, MOST_HEADERS
 from app.src.api.deadlines import MOST_HEAD_BYTES
 from app.src.api.scraping import MetricsListener
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving, settings_in
 from tests.api.test_slow_clients import HEAD, connected, rest, some, status, told, whole_answer

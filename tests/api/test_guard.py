@@ -21,7 +21,7 @@ from app.src.access.keys import Grant, create
 from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, Principal, Scope
 from app.src.api.guard import NEEDS, OPEN, PRINCIPAL, Guard, Unlisted, _Ways
 from app.src.api.server import create_app
-from app.src.service import Service
+from app.src.service.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
 
 ASKING = [name for name, need in NEEDS.items() if need]
@@ -299,7 +299,7 @@ def test_other_methods_of_a_route_are_405_for_who_is_known(client: httpx.Client,
 
 def test_health_says_nothing_of_details_to_strangers(client: httpx.Client, guarded: Guarded) -> None:
     def broken(*_: object) -> Any:
-        from app.src.probes import Readiness
+        from app.src.service.readiness import Readiness
 
         return Readiness({"engine": True, "store": False}, "10.1.2.3:30015 is away", "a note on 10.1.2.3")
 

@@ -13,7 +13,7 @@ from httpx import Client
 
 from app.src.api.headers import policy_for
 from app.src.api.server import create_app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving, settings_in
 

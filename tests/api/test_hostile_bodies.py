@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from httpx import Client
 
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import TableSource, serving, settings_in
 from tests.api.test_limits import SEARCH, post, problem

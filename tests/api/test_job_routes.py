@@ -15,7 +15,7 @@ from httpx_sse import ServerSentEvent, connect_sse
 
 from app.src.api import jobs as routes
 from app.src.jobs import Jobs
-from app.src.service import Service
+from app.src.service.service import Service
 from tests.api.conftest import TableSource, serving
 from tests.api.test_routes import finished, problem
 
@@ -104,7 +104,7 @@ def test_events_of_a_job_in_another_process(make_service: Make, source: TableSou
     """Two services share the folder; the other one runs the job."""
     worker, other = make_service(), make_service()
     source.gate.clear()
-    from app.src.service import SyncRequest
+    from app.src.service.service import SyncRequest
 
     job = worker.start_sync("materials", SyncRequest()).id
     with serving(other) as client:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from httpx import Client
 
-from app.src import background
 from app.src.jobs import Job, JobOptions, Patience, Run
 from app.src.jobs.patience import FIRST_WAIT
-from app.src.service import Service
+from app.src.service import background
+from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,

@@ -17,8 +17,8 @@ from httpx import Client, Response
 from app.src.api.errors import MOST_FAULTS, Crowded, retry_after
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
 from app.src.core.batcher import EngineOverloaded, WorkerDied
-from app.src.explaining import by_code
-from app.src.service import Service
+from app.src.service.explaining import by_code
+from app.src.service.service import Service
 from connector import errors
 from tests.api.conftest import TableSource, serving, settings_in
 

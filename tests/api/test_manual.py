@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from app.src.api.examples import TAGS
 from app.src.api.server import create_app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import TableSource
 

@@ -16,7 +16,7 @@ import pytest
 from app.src.core.backends import EngineClosed
 from app.src.core.batcher import EngineOverloaded
 from app.src.core.engine import EmbeddingEngine
-from app.src.service import Service
+from app.src.service.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
 
 ROUTE = "/v1/embeddings"

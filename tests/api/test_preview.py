@@ -10,8 +10,8 @@ import pytest
 
 from app.src.access.principal import LOOPBACK
 from app.src.access.rows import RowsRefused
-from app.src.discovery import LONGEST_SAMPLE
-from app.src.service import Service
+from app.src.service.catalog import LONGEST_SAMPLE
+from app.src.service.service import Service
 from tests.api.conftest import serving
 from tests.api.test_routes import problem
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.src.access.keys import Grant, create
 from app.src.api.server import configuration, create_app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 
 PROXY, GATEWAY = "172.20.0.1", "10.1.2.3"

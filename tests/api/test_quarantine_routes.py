@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from httpx import Client
 
-from app.src.service import Service
+from app.src.service.service import Service
 from tests.api.conftest import TableSource
 from tests.api.test_routes import finished, problem
 

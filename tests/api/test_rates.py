@@ -22,7 +22,7 @@ from app.src.api import guard
 from app.src.api.guard import PRINCIPAL
 from app.src.api.limiting import Limited, Throttled
 from app.src.api.server import create_app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.api.conftest import serving
 from tests.api.test_limits import problem

@@ -15,8 +15,8 @@ import pytest
 from pydantic import ValidationError
 
 from app.src.access.principal import OPERATOR, Principal
-from app.src.searching import SearchOptions
-from app.src.service import Service
+from app.src.service.search import SearchOptions
+from app.src.service.service import Service
 from app.src.settings import SearchSettings, Settings, SettingsError
 from tests.api.conftest import TEXTS, TableSource, serving, settings_in
 from tests.api.test_jobs import until

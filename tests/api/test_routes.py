@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.src.api import schemas
 from app.src.api.errors import OPENAI_PATHS
-from app.src.service import Service
+from app.src.service.service import Service
 from connector.errors import LoginRefused, Unavailable
 from connector.model import CollectionStatus
 

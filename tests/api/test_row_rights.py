@@ -15,23 +15,23 @@ import pytest
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.src import browsing
 from app.src.access.principal import LOOPBACK, OPERATOR, Principal
 from app.src.api import server
 from app.src.api.guard import PRINCIPAL
 from app.src.mcp import answers
 from app.src.mcp.refusals import Refused
 from app.src.mcp.tools import Tools
-from app.src.searching import MODES, SearchOptions
-from app.src.service import Service
+from app.src.service import browse as browsing
+from app.src.service.search import MODES, SearchOptions
+from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.errors import BadFilter
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, QuarantinedRow
-from connector.ranking import FEWEST_ROWS
-from connector.stores.hana import HanaStore
+from connector.stores.hana.store import HanaStore
+from connector.stores.ranking import FEWEST_ROWS
+from hana_emulator.testing import Emulator
 from tests.api.conftest import TableSource, serving, settings_in
-from tests.emulator.process import Emulator
 from tests.statements import statements
 
 SEARCH = "/v1/collections/materials/search"

@@ -22,11 +22,11 @@ import pytest
 from httpx import Client
 
 from app.src.access.keys import Grant, create
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import AccessSettings, Settings
 from connector.model import KeyRange, Query, Row
+from hana_emulator.testing import Emulator
 from tests.api.conftest import TableSource, serving, settings_in
-from tests.emulator.process import Emulator
 
 MOST = "100000000/day"
 """Requests: here nobody is limited."""

@@ -13,14 +13,14 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.src.access.principal import OPERATOR, Principal, Scope
-from app.src.remembered import Bounds, Remembered
-from app.src.searching import MODES, SearchOptions, _notes
-from app.src.service import Service
+from app.src.service.search import MODES, SearchOptions, _notes
+from app.src.service.service import Service
+from app.src.service.single_flight_cache import Bounds, Remembered
 from app.src.settings import Settings
-from connector import ranking
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
-from connector.ranking import FEWEST_ROWS, Backdrop
+from connector.stores import ranking
+from connector.stores.ranking import FEWEST_ROWS, Backdrop
 from tests.api.conftest import TableSource, serving
 
 SEARCH = "/v1/collections/materials/search"
@@ -126,8 +126,8 @@ def test_hybrid_finds_a_number_of_the_key_that_no_text_holds(
 def test_a_number_of_several_parts_is_found_in_keys_however_it_is_written(
     client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr("app.src.searching.DEEP", 1)
-    monkeypatch.setattr("app.src.searching.DEEPEST", 1)
+    monkeypatch.setattr("app.src.service.search.DEEP", 1)
+    monkeypatch.setattr("app.src.service.search.DEEPEST", 1)
     source.rows_by_key["M-4711/2"] = {"MATNR": "M-4711/2", "MAKTX": "grey lid", "MTART": "ROH"}
     service.sync("materials")
     answer = ask(client, query=text, mode="hybrid", k=1, explain=True)
@@ -140,8 +140,8 @@ def test_a_row_behind_others_that_hold_the_digits_is_not_missed(
     client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither because they do not fit the filter, nor because they hold them in the midst of a longer number."""
-    monkeypatch.setattr("app.src.searching.DEEP", 1)
-    monkeypatch.setattr("app.src.searching.DEEPEST", 1)
+    monkeypatch.setattr("app.src.service.search.DEEP", 1)
+    monkeypatch.setattr("app.src.service.search.DEEPEST", 1)
     for key, kind in (("04711", "ROH"), ("14711", "ROH"), ("4711", "FERT"), ("4711X", "FERT")):
         source.rows_by_key[key] = {"MATNR": key, "MAKTX": "grey lid", "MTART": kind}
     service.sync("materials")
@@ -154,8 +154,8 @@ def test_a_row_behind_others_that_hold_the_digits_is_not_missed(
 def test_letters_of_a_number_are_found_in_either_case(
     client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.src.searching.DEEP", 1)
-    monkeypatch.setattr("app.src.searching.DEEPEST", 1)
+    monkeypatch.setattr("app.src.service.search.DEEP", 1)
+    monkeypatch.setattr("app.src.service.search.DEEPEST", 1)
     source.rows_by_key["AB1234"] = {"MATNR": "AB1234", "MAKTX": "grey lid", "MTART": "ROH"}
     service.sync("materials")
     for text in ("ab1234", "AB1234"):
@@ -224,8 +224,8 @@ def test_min_score_is_the_cosine_in_hybrid_mode(client: httpx.Client, synced: Se
 def test_min_score_looks_up_the_cosine_of_what_words_alone_found(
     synced: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.src.searching.DEEP", 1)
-    monkeypatch.setattr("app.src.searching.DEEPEST", 1)
+    monkeypatch.setattr("app.src.service.search.DEEP", 1)
+    monkeypatch.setattr("app.src.service.search.DEEPEST", 1)
     near = synced.search("materials", "pump seal", 50, None, SearchOptions("vector"), principal=OPERATOR).hits
     cosine = {hit.id: hit.score for hit in near}
     words = synced.search("materials", "rubber office", 1, None, SearchOptions("keyword"), principal=OPERATOR).hits
@@ -444,7 +444,7 @@ def test_passages_of_many_hits_are_read_in_portions(synced: Service, monkeypatch
         return read(name, ids, *given)
 
     whole, read = found(), synced.store.texts_of
-    monkeypatch.setattr("app.src.passages.PORTION", 4)
+    monkeypatch.setattr("app.src.service.passages.PORTION", 4)
     monkeypatch.setattr(synced.store, "texts_of", texts_of)
     assert found() == whole
     assert asked == [4, 4, 1]
@@ -528,7 +528,7 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
         return close(*arguments)
 
     monkeypatch.setattr(Backdrop, "of", of)
-    monkeypatch.setattr("app.src.blending.closeness", closeness)
+    monkeypatch.setattr("app.src.service.blending.closeness", closeness)
     with threadpool_limits(2, user_api="blas"):
         service.search("materials", "pump", principal=OPERATOR)
     assert threads == {"backdrop": {1}, "closeness": {1}}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from app.src.access.principal import OPERATOR
-from app.src.doctor import Fault
-from app.src.searching import unit_vector
-from app.src.service import Service, SyncRequest
+from app.src.observe.doctor import Fault
+from app.src.service.search import unit_vector
+from app.src.service.service import Service, SyncRequest
 from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,

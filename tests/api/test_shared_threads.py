@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from app.src.access.keys import Grant, create
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.cancellation import Cancellation
 from connector.stores import filter_sql

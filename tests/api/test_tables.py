@@ -10,9 +10,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
-from connector.hana import HanaPool
+from connector.hana.connection import HanaPool
 from tests.api.conftest import serving
 from tests.api.test_routes import problem
 

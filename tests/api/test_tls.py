@@ -22,7 +22,7 @@ import trustme
 from cryptography import x509
 
 from app.src.api import tls
-from app.src.doctor import Fault, certificate
+from app.src.observe.doctor import Fault, certificate
 from app.src.settings import ApiSettings
 from connector.errors import ConfigurationError
 from tests.surface.test_serve import VARIABLES

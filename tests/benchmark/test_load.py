@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.src.service import Service
+from app.src.service.service import Service
 from benchmarks import load, load_clients
 from benchmarks.load_clients import Address, Answer, Crowd, Huge, Question, Slow, Tally
 from tests.api.conftest import TEXTS, TableSource, serving, settings_in

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from owl_sap_client import Client, Retries
 from tests.api.conftest import TableSource, serving, settings_in

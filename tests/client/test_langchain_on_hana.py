@@ -11,13 +11,13 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import VectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests, VectorStoreIntegrationTests
 
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
+from hana_emulator.testing import Emulator
 from owl_sap_client import Client
 from owl_sap_client.langchain import OwlSapRetriever, OwlSapVectorStore
 from tests.api.conftest import TableSource, serving, settings_in
 from tests.client.test_langchain import empty
-from tests.emulator.process import Emulator
 
 SCHEMA = "LANGCHAIN_OVER_REST"
 _CLIENTS: dict[str, Client] = {}

@@ -13,8 +13,8 @@ import pytest
 
 from connector.errors import TextsNotEmbeddable
 from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef, Value
-from connector.stores.local import LocalStore
-from connector.sync import Ends
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends
 
 MATERIALS = TableRef("S", "MARA")
 

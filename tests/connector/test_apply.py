@@ -9,9 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from connector.apply import GROW_AFTER, DocumentWriter, Target
-from connector.clock import StageClock
-from connector.document import Renderer
+from connector.document.document import Renderer
 from connector.errors import (
     RULES,
     ConnectorError,
@@ -25,9 +23,11 @@ from connector.errors import (
     make,
 )
 from connector.model import ChangeSet, Chunk, Lease
-from connector.stores.local import LocalStore
-from connector.sync import Ends, SyncOptions, sync
-from connector.verify import verify
+from connector.stores.local.store import LocalStore
+from connector.sync.apply import GROW_AFTER, DocumentWriter, Target
+from connector.sync.clock import StageClock
+from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.verify import verify
 from tests.connector.test_sync import MANY_DELETES, OPTIONS, SPEC, add_up, fill, stored
 
 WIDE = SyncOptions(page_rows=1000, window=1000, max_deletes=1.0)
@@ -201,7 +201,7 @@ def test_an_overloaded_store_gets_less_at_a_time(ends, source, store, rows, most
 
 
 def test_when_the_overload_is_over_the_size_comes_back(ends, source, store, monkeypatch):
-    monkeypatch.setattr("connector.apply.CHUNKS_PER_APPLY", 160)
+    monkeypatch.setattr("connector.sync.apply.CHUNKS_PER_APPLY", 160)
     small = Small(store, 20)
     with store_of(ends, source, small) as write:
         write(range(200))

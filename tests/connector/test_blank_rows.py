@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from connector.reconcile import FREE_DELETES
-from connector.sync import SyncOptions, sync
-from connector.verify import verify
+from connector.sync.reconcile import FREE_DELETES
+from connector.sync.sync import SyncOptions, sync
+from connector.sync.verify import verify
 from tests.connector.test_sync import OPTIONS, SPEC, add_up, fill, stored
 
 AS_USUAL = replace(OPTIONS, max_deletes=0.2)

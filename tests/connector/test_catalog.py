@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from connector.catalog import check_columns, describe, did_you_mean, resolve_key
 from connector.errors import NoKey, UnknownColumn, UnknownTable
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.catalog import check_columns, describe, did_you_mean, resolve_key
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import CollectionSpec, Column, Table, TableRef
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 
 
 @pytest.fixture(scope="module")

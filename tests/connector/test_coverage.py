@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector import coverage as module
-from connector.coverage import (
+from connector.stores import coverage as module
+from connector.stores.coverage import (
     Coverage,
     asked_words,
     content_words,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector import difference
-from connector.difference import Difference, StoredIndex
-from connector.document import content_hash
+from connector.document.document import content_hash
 from connector.model import Document, StoredChunk
+from connector.sync import difference
+from connector.sync.difference import Difference, StoredIndex
 
 
 def document(id_: str, text: bytes = b"t" * 16, meta: bytes = b"m" * 16) -> Document:

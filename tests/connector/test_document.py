@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from connector.document import (
+from connector.document.document import (
     Renderer,
     content_hash,
     document_id,

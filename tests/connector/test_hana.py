@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector import hana
 from connector.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -27,7 +26,8 @@ from connector.errors import (
     Unreachable,
 )
 from connector.extras import install_command
-from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, quote
+from connector.hana import connection as hana
+from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, quote
 from connector.retry import ONCE, RetryPolicy
 
 RETRYABLE = [-10807, -10108, -10735, 18, 597, 1888, 131, 133, 138, 143, 146, 129, 145, 149, 139, 4, 142, 613]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.src.explaining import code_of
+from app.src.service.explaining import code_of
 from connector.cancellation import Cancellation, cancelled_by
 from connector.errors import (
     Cancelled,
@@ -28,9 +28,9 @@ from connector.errors import (
     UnknownTable,
     Unreachable,
 )
-from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, Session
+from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, Session
 from connector.retry import ONCE, RetryPolicy
-from tests.emulator.process import Emulator, running
+from hana_emulator.testing import Emulator, running
 
 pytest.importorskip("hdbcli")
 

@@ -9,15 +9,15 @@ import pytest
 
 from app.src.settings import load
 from app.src.settings.writing import collection_block
-from connector.catalog import describe, tables, tables_with_key, unique_keys
-from connector.document import Renderer
+from connector.discovery.introspection import introspect
+from connector.document.document import Renderer
 from connector.errors import PermissionRefused, UnknownTable
-from connector.hana import ConnectionOptions, HanaPool
-from connector.introspection import introspect
+from connector.hana.catalog import describe, tables, tables_with_key, unique_keys
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
 from connector.model import TableRef
-from connector.source import HanaSource
+from hana_emulator.testing import Emulator
 from tests.connector.conftest import WordEmbedder
-from tests.emulator.process import Emulator
 
 
 @pytest.fixture(scope="module")

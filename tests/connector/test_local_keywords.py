@@ -17,8 +17,9 @@ import pytest
 
 from connector.errors import ConfigurationError, RowRejected, StoreCorrupt
 from connector.model import ChangeSet, Chunk
-from connector.stores import local, local_keywords
-from connector.stores.local import LocalStore
+from connector.stores.local import keywords as local_keywords
+from connector.stores.local import store as local
+from connector.stores.local.store import LocalStore
 from connector.stores.words import Word
 
 NAME = "materials"

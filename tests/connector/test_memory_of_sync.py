@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector.model import CollectionSpec, Query, Row
-from connector.stores.local import LocalStore
-from connector.sync import Ends, SyncOptions, sync
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, SyncOptions, sync
 from tests.connector.conftest import MATERIALS, MemorySource
 
 GROWTH_MB = 100

@@ -15,16 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from connector.errors import ModelMismatch, PermissionRefused, TextsNotEmbeddable, UnknownColumn
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChunkSpec, CollectionSpec
-from connector.plan import Plan, PlanOptions, plan
 from connector.protocols import VectorStore
-from connector.reconcile import FREE_DELETES
-from connector.stores.hana import HanaStore
-from connector.stores.local import FILE, LocalStore
-from connector.sync import Ends, SyncOptions, SyncReport, sync
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import FILE, LocalStore
+from connector.sync.plan import Plan, PlanOptions, plan
+from connector.sync.reconcile import FREE_DELETES
+from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from hana_emulator.testing import Emulator
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
-from tests.emulator.process import Emulator
 
 SPEC = CollectionSpec("plans", MATERIALS, "{MAKTX}", metadata=("MTART",), chunk=ChunkSpec(max_tokens=4, overlap=1))
 QUICK = PlanOptions(page_rows=3, measure_seconds=None)
@@ -332,7 +332,7 @@ class Slow(WordEmbedder):
 
 def test_the_estimate_follows_the_speed_that_is_measured(source, store, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("connector.plan.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("connector.sync.plan.time.perf_counter", lambda: now[0])
 
     def wait(seconds: float) -> None:
         now[0] += seconds
@@ -352,7 +352,7 @@ def test_the_estimate_follows_the_speed_that_is_measured(source, store, monkeypa
 def test_the_range_of_the_estimate_is_that_of_single_batches(source, store, monkeypatch):
     """Small batches of a quarter of the speed, as on a card."""
     now = [0.0]
-    monkeypatch.setattr("connector.plan.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("connector.sync.plan.time.perf_counter", lambda: now[0])
 
     class Faster(WordEmbedder):
         def embed_documents(self, texts):

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from app.src.settings import load
 from app.src.settings.writing import collection_block
-from connector.document import Renderer
+from connector.discovery.proposal import Facts, Proposal, collection_name, propose
+from connector.discovery.roles import Role, guess
+from connector.discovery.text_views import TextSources, create_view, nearest_first
+from connector.document.document import Renderer
+from connector.document.template import Template
 from connector.errors import NoProposal
 from connector.model import Column, Table, TableRef
-from connector.proposal import Facts, Proposal, collection_name, propose
-from connector.roles import Role, guess
-from connector.template import Template
-from connector.text_views import TextSources, create_view, nearest_first
 from hana_emulator.sample.tables import TABLES
 from tests.connector.conftest import WordEmbedder
 

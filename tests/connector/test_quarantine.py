@@ -9,9 +9,9 @@ import pytest
 
 from connector.errors import LeaseLost, UnknownKey
 from connector.model import ChangeSet, QuarantinedRow
-from connector.quarantine import RetryReport, chosen, drop, entry, parse_conditions, retry
-from connector.sync import Ends, SyncOptions, Watch, sync
-from connector.verify import verify
+from connector.sync.quarantine import RetryReport, chosen, drop, entry, parse_conditions, retry
+from connector.sync.sync import Ends, SyncOptions, Watch, sync
+from connector.sync.verify import verify
 from tests.connector.test_sync import OPTIONS, SPEC, fill, stored
 
 BAD = {f"pump number {number}" for number in (2, 4, 6)}
@@ -291,7 +291,7 @@ def test_a_row_given_up_that_left_the_source_or_turned_blank_leaves_quarantine(a
 
 
 def test_a_full_comparison_that_proves_tokens_leaves_them_alone_too(aside, embedder, monkeypatch):
-    from connector.changes.full import FullFeed
+    from connector.sync.feeds.full import FullFeed
 
     for _ in range(4):
         sync(SPEC, aside, BOUNDED)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.model import Hit
-from connector.ranking import FEWEST_ROWS, Backdrop, blend, closeness, mmr, overlap, rank_biased_overlap, units
+from connector.stores.ranking import FEWEST_ROWS, Backdrop, blend, closeness, mmr, overlap, rank_biased_overlap, units
 
 
 def hits(*ids: str, number: int = 0) -> list[Hit]:

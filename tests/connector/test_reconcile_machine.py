@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from connector import failpoints
-from connector.changes.feed import Batch
-from connector.changes.full import FullFeed
-from connector.document import Renderer, document_id
+from connector.document.document import Renderer, document_id
 from connector.errors import LeaseLost
 from connector.failpoints import Failpoint, InjectedFailure
 from connector.model import ChunkSpec, CollectionSpec, Key, Row
-from connector.reconcile import Before, Ends, Reconciler, SyncOptions, SyncReport, Watch
+from connector.sync.feeds.feed import Batch
+from connector.sync.feeds.full import FullFeed
+from connector.sync.reconcile import Before, Ends, Reconciler, SyncOptions, SyncReport, Watch
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 from tests.proof import invariants
 from tests.proof.invariants import Stored, Truth, Wanted

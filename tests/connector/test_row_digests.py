@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from connector.document import Renderer
+from connector.document.document import Renderer
 from connector.model import Cells, ChunkSpec, CollectionSpec, Column, Row, Table, TableRef
 
 VALUES = st.one_of(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from connector.model import ChunkSpec, CollectionSpec, KeyRange, Query, Row
-from connector.sampling import FARTHEST, PARTS, SPARE, sample_texts
+from connector.sync.sampling import FARTHEST, PARTS, SPARE, sample_texts
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 
 SPEC = CollectionSpec("materials", MATERIALS, "{MAKTX}")

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from connector.change_advice import Stamps, advise, stamp_column
-from connector.document import Renderer
+from connector.discovery.change_advice import Stamps, advise, stamp_column
+from connector.discovery.introspection import introspect
+from connector.discovery.proposal import Facts, propose
+from connector.discovery.roles import measures
+from connector.discovery.text_views import TextSources
+from connector.document.document import Renderer
 from connector.errors import NoProposal
-from connector.hana import ConnectionOptions, HanaPool
-from connector.introspection import introspect
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import CollectionSpec, Column, Table, TableRef
-from connector.proposal import Facts, propose
-from connector.roles import measures
-from connector.text_views import TextSources
+from hana_emulator.testing import Emulator
 from tests.connector.conftest import WordEmbedder
 from tests.connector.sap_catalogue import CATALOGUE, create
-from tests.emulator.process import Emulator
 
 FULL = {"method": "full"}
 KEPT_UP = Stamps(rows=100, filled=100, distinct=90)

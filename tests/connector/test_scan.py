@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
 from connector.protocols import Ranking, VectorScan
-from connector.stores import int8_scan, scan
-from connector.stores.int8_scan import Int8Scan, available, best_scan
+from connector.stores import scan
+from connector.stores.local import int8_scan
+from connector.stores.local.int8_scan import Int8Scan, available, best_scan
 from connector.stores.scan import Blocks, NumpyScan, exact_scores, kth_largest, scan_error, shortlist, take
 
 SCANS: dict[str, VectorScan] = {"numpy": NumpyScan(), "int8": Int8Scan()}

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector import source as source_module
 from connector.errors import ConnectionLost, NoKey, Overloaded, SchemaChanged, UnknownColumn, UnknownTable
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana import source as source_module
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource, Statement
 from connector.model import Query, Row, TableRef
-from connector.source import HanaSource, Statement
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 
 REF = TableRef("S", "T")
 

@@ -20,10 +20,10 @@ from connector.errors import (
     StatementFailed,
     UnknownTable,
 )
-from connector.hana import ConnectionOptions, HanaFeatures, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, ModelSource, Recipe, TableRef
-from connector.stores.hana import HanaStore
-from connector.stores.hana_tables import VectorSql, table_name
+from connector.stores.hana.store import HanaStore
+from connector.stores.hana.tables import VectorSql, table_name
 from connector.stores.records import from_fvecs, fvecs
 
 DIMENSION = 8

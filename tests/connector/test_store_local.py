@@ -41,13 +41,18 @@ from connector.model import (
     Recipe,
     TableRef,
 )
-from connector.stores import filter_sql, local, local_generations, local_schema, local_search, snapshot
+from connector.stores import filter_sql
 from connector.stores.lease import LeaseTimes
-from connector.stores.local import LocalStore
-from connector.stores.local_schema import SCHEMA
+from connector.stores.local import generations as local_generations
+from connector.stores.local import schema as local_schema
+from connector.stores.local import search as local_search
+from connector.stores.local import snapshot
+from connector.stores.local import store as local
+from connector.stores.local.schema import SCHEMA
+from connector.stores.local.sqlite_file import SqliteFile
+from connector.stores.local.store import LocalStore
 from connector.stores.records import unit_query
 from connector.stores.scan import NumpyScan, exact_scores
-from connector.stores.sqlite_file import SqliteFile
 
 DIMENSION = 8
 NAME = "materials"

@@ -17,9 +17,9 @@ from connector.errors import (
     UnknownColumn,
 )
 from connector.model import ChangeSet, Chunk, ChunkSpec, CollectionSpec, Lease, TableRef
-from connector.stores.local import LocalStore
-from connector.sync import Ends, SyncOptions, SyncReport, sync
-from connector.verify import verify
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.verify import verify
 
 SPEC = CollectionSpec(
     "materials", TableRef("S", "MARA"), "{MAKTX}", metadata=("MTART",), chunk=ChunkSpec(max_tokens=4, overlap=1)

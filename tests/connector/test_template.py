@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.document.template import Template
 from connector.errors import ConfigurationError
-from connector.template import Template
 
 
 def render(template: str, *values: str) -> str:

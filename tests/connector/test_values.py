@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.document.values import amount, canonical, clean, formatter, is_amount, is_currency, plain, scalar
 from connector.model import Column
-from connector.values import amount, canonical, clean, formatter, is_amount, is_currency, plain, scalar
 
 
 def characters(name: str, length: int, comment: str = "") -> Column:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from connector.model import ChangeSet, Chunk, ChunkSpec, CollectionSpec, StoredRecord, TableRef
-from connector.sync import Ends, SyncOptions, sync
-from connector.verify import VerifyReport, verify
+from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.verify import VerifyReport, verify
 
 SPEC = CollectionSpec(
     "materials", TableRef("S", "MARA"), "{MAKTX}", metadata=("MTART",), chunk=ChunkSpec(max_tokens=4, overlap=1)

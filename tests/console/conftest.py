@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from app.src.service import Service
+from app.src.service.service import Service
 from tests.api.conftest import serving
 from tests.console.scene import Shelf, Watch, settings_in
 

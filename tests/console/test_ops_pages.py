@@ -12,11 +12,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from app.src.core import nvml
+from hana_emulator.testing import Emulator
 from tests.api.test_gpu import STATE
 from tests.api.test_quarantine_routes import TOO_MUCH
 from tests.console.conftest import Open, Serve
 from tests.console.scene import Shelf
-from tests.emulator.process import Emulator
 
 RULES: Mapping[Literal["light", "dark"], Any] = {
     "light": {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]},

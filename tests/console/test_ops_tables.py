@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from hana_emulator.testing import Emulator
 from tests.console.conftest import Open, Serve
 from tests.console.scene import SCRIPT, Watch
-from tests.emulator.process import Emulator
 
 PAGE = 50
 

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from connector.change_log import installation
 from connector.errors import LogMissing
-from connector.hana import HanaPool
+from connector.hana.change_log import installation
+from connector.hana.connection import HanaPool
+from connector.hana.source import HanaSource
 from connector.model import (
     ChangeSpec,
     CollectionSpec,
@@ -29,8 +30,7 @@ from connector.model import (
     Value,
 )
 from connector.protocols import Embedder, VectorStore
-from connector.source import HanaSource
-from connector.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 TIMESTAMP = Column("AT", "TIMESTAMP", 27, 7)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
-from connector.change_log import log_of
+from app.src.service.wiring import EngineEmbedder
 from connector.errors import LogMissing
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.change_log import log_of
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import Query
 from connector.protocols import Embedder
-from connector.stores.local import LocalStore
+from connector.stores.local.store import LocalStore
 from tests.contracts.changing import WAYS, Changing, HanaTable, MemoryTable, Synced, second
 
 PARTIAL = ("watermark", "log")
@@ -245,7 +245,7 @@ def test_equal_watermarks_over_the_border_of_pages_and_of_runs(synced, stopped_a
 
 
 def _stopped(synced: Synced, pages: int) -> Any:
-    from connector.sync import Ends, sync
+    from connector.sync.sync import Ends, sync
     from tests.contracts.changing import OPTIONS
 
     asked = iter([False] * (pages - 1) + [True])
@@ -383,7 +383,7 @@ def _plug_in(table: Changing) -> None:
     if isinstance(table, MemoryTable):
         table.logging = True
     else:
-        from connector.change_setup import install
+        from connector.hana.change_setup import install
 
         done = [piece.name for piece in install(table.pool, table.spec("log"), "X").pieces if piece.done]
         assert done == ["OWL_LOG_C_U", "OWL_LOG_C_D"]

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
-from connector.change_log import log_of
+from app.src.service.wiring import EngineEmbedder
 from connector.errors import LeaseLost
+from connector.hana.change_log import log_of
 from connector.model import ChangeSet, QuarantinedRow
 from connector.protocols import Embedder
-from connector.stores.local import LocalStore
-from connector.sync import Ends, sync
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, sync
 from tests.contracts.changing import OPTIONS, MemorySource, MemoryTable, Synced, second
 
 LARGE = "x" * 100_001

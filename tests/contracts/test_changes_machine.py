@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
-from connector.stores.local import LocalStore
-from connector.sync import Ends, sync
+from app.src.service.wiring import EngineEmbedder
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, sync
 from tests.contracts.changing import OPTIONS, WAYS, MemoryTable, Synced
 
 KEYS = st.integers(0, 7)

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.embedder import EngineEmbedder
-from connector.documents import Documents, NewDocument, Turn, delete, given_id, stored_id
+from app.src.service.embedder import EngineEmbedder
 from connector.errors import BadDocument, LeaseLost, ModelMismatch, TextsNotEmbeddable, WrongOrigin
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import (
     NO_TABLE,
     ChangeSet,
@@ -31,11 +30,12 @@ from connector.model import (
     Vectors,
 )
 from connector.protocols import VectorStore
-from connector.schema import check_origin
-from connector.stores.hana import HanaStore
+from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
-from connector.stores.local import LocalStore
-from tests.emulator.process import Emulator
+from connector.stores.local.store import LocalStore
+from connector.sync.documents import Documents, NewDocument, Turn, delete, given_id, stored_id
+from connector.sync.schema import check_origin
+from hana_emulator.testing import Emulator
 
 SPEC = CollectionSpec("notes", NO_TABLE, "", ("id",), chunk=ChunkSpec(8, 2))
 QUICK = LeaseTimes(ttl=5, renew=1, poll=0.02)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector.protocols import Embedder
 
 TEXTS = [

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.blending import Blending, Narrow, explanation
-from connector.hana import ConnectionOptions, HanaPool
+from app.src.service.blending import Blending, Narrow, explanation
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, Filter, Hit
 from connector.protocols import VectorStore
-from connector.ranking import FEWEST_ROWS
-from connector.stores import hana_keywords
-from connector.stores.hana import HanaStore
-from connector.stores.local import LocalStore
+from connector.stores.hana import keywords as hana_keywords
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import LocalStore
+from connector.stores.ranking import FEWEST_ROWS
 from tests.statements import statements
 
 DIMENSION = 8

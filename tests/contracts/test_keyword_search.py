@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from connector.errors import BadFilter
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk
 from connector.protocols import VectorStore
-from connector.stores import hana_keywords
-from connector.stores.hana import HanaStore
-from connector.stores.local import LocalStore
+from connector.stores.hana import keywords as hana_keywords
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import LocalStore
 
 DIMENSION = 4
 _names = itertools.count(1)

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from connector.errors import BadFilter, GenerationChanged, UnknownCollection
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, StoredText
 from connector.protocols import VectorStore
 from connector.stores import records
-from connector.stores.hana import HanaStore
-from connector.stores.local import LocalStore
-from tests.emulator.process import Emulator
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import LocalStore
+from hana_emulator.testing import Emulator
 
 DIMENSION = 8
 NAME, OTHER, KEYS = "reading", "other", "keys"

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from connector.catalog import resolve_key
-from connector.document import document_id, parse_id
+from connector.document.document import document_id, parse_id
 from connector.errors import NoKey, UnknownColumn, UnknownTable
-from connector.hana import ConnectionOptions, HanaPool, quote
+from connector.hana.catalog import resolve_key
+from connector.hana.connection import ConnectionOptions, HanaPool, quote
+from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, Query, TableRef
 from connector.protocols import Source
-from connector.source import HanaSource
 
 _names = itertools.count(1)
 

@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
-from connector import candidates, catalog, change_setup
+from app.src.service.wiring import EngineEmbedder
+from connector.discovery import candidates
+from connector.discovery.introspection import introspect
 from connector.errors import ConnectorError, StatementFailed
-from connector.hana import ConnectionOptions, HanaFeatures, HanaPool, utc_now
-from connector.introspection import introspect
+from connector.hana import catalog, change_setup
+from connector.hana.connection import ConnectionOptions, HanaFeatures, HanaPool, utc_now
+from connector.hana.privileges import effective
+from connector.hana.source import HanaSource
 from connector.model import (
     ChangeSet,
     ChangeSpec,
@@ -31,12 +34,10 @@ from connector.model import (
     Recipe,
     TableRef,
 )
-from connector.privileges import effective
-from connector.source import HanaSource
-from connector.stores import hana_tables
-from connector.stores.hana import HanaStore
-from connector.sync import Ends, SyncOptions, sync
-from connector.verify import verify
+from connector.stores.hana import tables as hana_tables
+from connector.stores.hana.store import HanaStore
+from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.verify import verify
 
 LIST = Path(__file__).resolve().parents[2] / "docs" / "hana-sql.md"
 FILTERS = [

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from connector.errors import BadFilter, ConnectorError
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, Filter, Hit
 from connector.protocols import VectorStore
-from connector.stores.hana import HanaStore
-from connector.stores.local import LocalStore
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import LocalStore
 
 DIMENSION = 12
 _names = itertools.count(1)

@@ -32,13 +32,13 @@ from connector.errors import (
     RowsRejected,
     UnknownCollection,
 )
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Checkpoint, Chunk, Lease, QuarantinedRow
 from connector.protocols import VectorStore
 from connector.stores import filters
-from connector.stores.hana import HanaStore
+from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
-from connector.stores.local import LocalStore
+from connector.stores.local.store import LocalStore
 
 DIMENSION = 8
 PATIENT = LeaseTimes(ttl=60, renew=5, poll=0.05)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector.errors import ConfigurationError, UnknownColumn
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
+from connector.hana.watermarks import Reach, reach, watermark
 from connector.model import ChangeSpec, CollectionSpec, Column, TableRef
-from connector.source import HanaSource
-from connector.stores.local import LocalStore
-from connector.sync import Ends, SyncOptions, SyncReport, sync
-from connector.watermarks import Reach, reach, watermark
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 500_000, tzinfo=UTC)
 TABLE = TableRef("S", "T")

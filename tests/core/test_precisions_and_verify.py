@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector.model import CollectionSpec, TableRef, Vectors
-from connector.stores.local import LocalStore
-from connector.sync import Ends, sync
-from connector.verify import COSINE_FLOOR, verify
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, sync
+from connector.sync.verify import COSINE_FLOOR, verify
 from tests.connector.conftest import MemorySource
 from tests.core.test_pytorch import ODD, mixed_lengths
 

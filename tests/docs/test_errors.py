@@ -16,7 +16,7 @@ from app.src.cli import exits
 from app.src.core import backends
 from app.src.core.finetune import recipe
 from app.src.core.onnx_export import optimizer, serving
-from app.src.explaining import Explained, explained
+from app.src.service.explaining import Explained, explained
 from connector import errors
 from tests.docs.sections import ROOT, check_section
 

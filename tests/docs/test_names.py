@@ -112,7 +112,11 @@ def test_readme_shows_the_demos_queries() -> None:
 def test_nothing_is_installed_from_an_index_that_has_it_not() -> None:
     """Documentation and messages name the clone; `connector.extras` alone knows when there is another way."""
     pages = [*FILES, *(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "benchmarks").glob("*.py")]
-    code = [path for folder in ("app", "connector", "owl_sap_client") for path in (ROOT / folder).rglob("*.py")]
+    code = [
+        path
+        for folder in ("app", "connector", "owl_sap_client/owl_sap_client")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     wrong = re.compile(r"pip install [^`\n]*owl-sap-connector\[")
     assert [name_of(path) for path in (*pages, *code) if wrong.search(text_of(path))] == []
 
@@ -126,6 +130,6 @@ def test_the_extra_of_the_notebooks_opens_them() -> None:
 def test_the_password_of_the_emulator_is_its_default(page: Path) -> None:
     """HANA locks users after wrong logins, and so does the emulator."""
     told = set(re.findall(r"\bOwl-\w[\w-]*", text_of(page)))
-    default = re.search(r'"--password", default="([^"]+)"', text_of(ROOT / "hana_emulator/__main__.py"))
+    default = re.search(r'"--password", default="([^"]+)"', text_of(ROOT / "hana_emulator/hana_emulator/__main__.py"))
     assert default is not None
     assert told <= {default[1]}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.emulator.process import running
+from hana_emulator.testing import running
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8")

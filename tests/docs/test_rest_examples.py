@@ -25,13 +25,13 @@ import pytest
 from app.src.api import examples as page
 from app.src.api.examples import BASE, FILE, KEY, Example, curl, examples
 from app.src.api.guard import ANYBODY, NEEDS, OPEN
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.model import Column
+from hana_emulator.testing import Emulator
 from owl_sap_client import Client, Retries
 from tests.api.conftest import TableSource, serving
 from tests.docs.sections import check_section
-from tests.emulator.process import Emulator
 
 ME = "tests/docs/test_rest_examples.py"
 WRITE = bool(os.environ.get("OWL_WRITE_DOCS"))

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.src.cli import app
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = (ROOT / "docs/operations.md").read_text(encoding="utf-8")

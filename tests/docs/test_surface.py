@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from app.src.api.server import create_app
 from app.src.cli import app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.docs.sections import ROOT, check_section
 

@@ -17,8 +17,8 @@ from ruamel.yaml import YAML
 
 from app.src.core.builds import BUILDS, driver_ceiling
 from app.src.core.device import CARDS, DeviceProfile, choose_precision
-from app.src.metrics import Metrics
-from app.src.scraped import DRIVER_ANSWERS, FIGURES, GPU_LABELS, GPU_METRICS
+from app.src.observe.metrics import Metrics
+from app.src.observe.scraped import DRIVER_ANSWERS, FIGURES, GPU_LABELS, GPU_METRICS
 from app.src.settings import Settings
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 from tests.docs import variables_by_card

@@ -9,12 +9,12 @@ import pytest
 import sqlalchemy as sa
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
-from connector.hana import ConnectionOptions, HanaPool
-from connector.source import HanaSource
-from connector.stores.hana import HanaStore
-from connector.sync import Ends
-from tests.emulator.process import Emulator
+from app.src.service.wiring import EngineEmbedder
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
+from connector.stores.hana.store import HanaStore
+from connector.sync.sync import Ends
+from hana_emulator.testing import Emulator
 
 _PASSWORD = "Alchemist-1"
 

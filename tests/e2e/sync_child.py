@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.service import EngineEmbedder
-from connector.hana import ConnectionOptions, HanaPool
+from app.src.service.service import EngineEmbedder
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef
 from connector.protocols import VectorStore
-from connector.source import HanaSource
-from connector.stores import local
-from connector.stores.hana import HanaStore
+from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
-from connector.sync import Ends, SyncOptions, sync
+from connector.stores.local import store as local
+from connector.sync.sync import Ends, SyncOptions, sync
 
 TIMES = LeaseTimes(ttl=1, renew=0.3, poll=0.05)
 PATIENT = LeaseTimes(ttl=60, renew=5, poll=0.05)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.emulator.process import REPOSITORY
+from hana_emulator.testing import REPOSITORY
 
 FORMS = ("base64", "floats", "raw")
 ALONE = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 
 dataframe = pytest.importorskip("hana_ml.dataframe")
 

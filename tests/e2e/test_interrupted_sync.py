@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from connector.hana import ConnectionOptions, HanaPool, load_driver
+from connector.hana.connection import ConnectionOptions, HanaPool, load_driver
+from connector.hana.source import HanaSource
 from connector.protocols import VectorStore
-from connector.source import HanaSource
-from connector.stores.hana import HanaStore
-from connector.stores.local import LocalStore
-from connector.sync import Ends, sync
-from connector.verify import verify
+from connector.stores.hana.store import HanaStore
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, sync
+from connector.sync.verify import verify
+from hana_emulator.testing import REPOSITORY, running
 from tests.e2e import sync_child
-from tests.emulator.process import REPOSITORY, running
 
 ROWS = 200
 KILLS = {"hana": (9, 24, 39, 43), "local": (9, 24, 250, 250, 250)}

@@ -13,7 +13,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_hana import HanaDB
 from langchain_hana.utils import DistanceStrategy
 
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 
 TEXTS = ["the pump leaks at the seal", "a motor smells of smoke", "the conveyor belt tears", "pumps hum quietly"]
 METADATAS: list[dict[str, Any]] = [

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from connector.document import metadata_names
+from connector.document.document import metadata_names
 from connector.errors import ConfigurationError, NoKey, UnknownColumn, UnknownTable
+from connector.hana.source import HanaSource
 from connector.model import ChunkSpec, CollectionSpec, TableRef
-from connector.source import HanaSource
-from connector.stores.hana import HanaStore
-from connector.sync import Ends, SyncOptions, sync
-from connector.verify import verify
-from tests.emulator.process import running
+from connector.stores.hana.store import HanaStore
+from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.verify import verify
+from hana_emulator.testing import running
 
 OPTIONS = SyncOptions(page_rows=4, window=8, max_deletes=1.0)
 

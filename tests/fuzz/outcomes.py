@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from app.src.settings import Loaded, SettingsError, load
+from connector.document.template import Template
 from connector.errors import BadFilter, ConfigurationError
 from connector.stores import filter_sql, filters
-from connector.template import Template
 
 CANARY = "canary-0b5e1c"
 """Stands in every secret; no message may repeat it."""

@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 from tests.fuzz.packets import after_login, command, split
 
 TABLES = (

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.emulator.process import REPOSITORY, Emulator
-from tests.emulator.wire_client import WireClient
+from emulator_wire import WireClient
+from hana_emulator.testing import REPOSITORY, Emulator
 from tests.fuzz.packets import Reading
 
 ANSWERED_SECONDS = 30.0

@@ -11,7 +11,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["hana_emulator"]):
-    from tests.emulator.sql_session import USER, Sql, open_database
+    from emulator_sql import USER, Sql, open_database
     from tests.fuzz.statements import TABLES
     from tests.fuzz.verdict import run_statement
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from app.src.settings.sources import own_variables
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
-from tests.emulator.process import REPOSITORY
+from hana_emulator.testing import REPOSITORY
 from tests.fuzz import outcomes
 
 QUICKLY = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)

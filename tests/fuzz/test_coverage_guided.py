@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulator.process import REPOSITORY, running
-from tests.emulator.test_sql_robustness import STATEMENTS
+from emulator_sql import STATEMENTS
+from hana_emulator.testing import REPOSITORY, running
 from tests.fuzz import recordings
 from tests.fuzz.packets import HEADER_SIZE
 from tests.fuzz.statements import SEEDS, TABLES, WORDS

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.emulator.sql_session import USER, Sql, open_database
-from tests.emulator.wire_client import WireClient
+from emulator_sql import USER, Sql, open_database
+from emulator_wire import WireClient
 from tests.fuzz.packets import EXECUTE_DIRECT
 from tests.fuzz.recordings import create_tables
 from tests.fuzz.served import Target, attacked

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.src.service import Service
+from app.src.service.service import Service
 from connector.errors import BadFilter
 from connector.stores import filters
 from tests.api.conftest import TableSource, serving, settings_in

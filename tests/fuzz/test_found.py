@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from emulator_sql import USER, Sql, open_database
+from emulator_wire import ScriptedDatabase, served
 from hana_emulator.errors import HanaError
 from hana_emulator.faults import CONNECT, Fault, FaultList
 from hana_emulator.line import Line
@@ -20,8 +22,6 @@ from hana_emulator.protocol.options import parse_options
 from hana_emulator.protocol.packet import Part
 from hana_emulator.seam import FunctionCode, Outcome, Statement
 from hana_emulator.types import BIGINT, Column
-from tests.emulator.sql_session import USER, Sql, open_database
-from tests.emulator.wire_client import ScriptedDatabase, served
 from tests.fuzz.packets import EXECUTE_DIRECT
 from tests.fuzz.statements import TABLES
 from tests.fuzz.verdict import run_statement

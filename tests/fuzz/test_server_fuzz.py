@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.emulator.process import running
-from tests.emulator.wire_client import HANDSHAKE, Proof, fields, request_packet
+from emulator_wire import HANDSHAKE, Proof, fields, request_packet
+from hana_emulator.testing import running
 from tests.fuzz import packets, recordings
 from tests.fuzz.packets import Change, changes, damaged, damages, may_commit
 from tests.fuzz.served import Target, attacked, converse

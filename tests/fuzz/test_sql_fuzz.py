@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from emulator_sql import USER, Sql, open_database
 from hana_emulator.errors import HanaError
 from hana_emulator.sql import catalog as catalogue
 from hana_emulator.sql.functions import Context
-from tests.emulator.sql_session import USER, Sql, open_database
 from tests.fuzz import statements
 from tests.fuzz.verdict import run_statement
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from connector.document.template import Template
 from connector.errors import ConfigurationError
-from connector.template import Template
 from tests.fuzz import outcomes
 
 QUICKLY = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)

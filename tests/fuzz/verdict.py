@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from emulator_sql import Sql
 from hana_emulator.errors import HanaError
-from tests.emulator.sql_session import Sql
 
 CODES_OF_FAULTS = (2, 2048)
 """A general error means that SQLite refused what was let through; 2048 that a value is not of its declared type."""

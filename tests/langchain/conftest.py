@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.src.langchain import Owl
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 
 NOTES = {"name": "notes", "documents": True}

@@ -17,7 +17,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from app.src.access.principal import OPERATOR, Principal
 from app.src.evaluation.run import Wanted as Labelled
 from app.src.langchain import Owl
-from app.src.searching import Like
+from app.src.service.search import Like
 from connector.errors import BadDocument, BadFilter, UnknownCollection, UnknownRow, WrongOrigin
 from connector.langchain import BATCH, OwlVectorStore
 from tests.langchain.conftest import NOTES, Open

@@ -12,7 +12,7 @@ from langchain_hana import HanaDB
 
 from connector.errors import WrongOrigin
 from connector.langchain import OwlVectorStore
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 from tests.langchain.conftest import Open
 
 ON_HANA = pytest.mark.parametrize("open_owl", ["hana"], indirect=True)

@@ -11,7 +11,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 
 from app.src.langchain import Owl
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from connector.langchain import OwlEmbeddings
 

@@ -22,10 +22,10 @@ from ruamel.yaml import YAML
 from app.src.access.keys import Grant, create
 from app.src.access.principal import Scope
 from app.src.core import nvml
-from app.src.embedder import EngineEmbedder
-from app.src.metrics import CONTENT_TYPE, Metrics
+from app.src.observe.metrics import CONTENT_TYPE, Metrics
+from app.src.service.embedder import EngineEmbedder
+from hana_emulator.testing import Emulator
 from tests.adversity.scene import NAME, Scene
-from tests.emulator.process import Emulator
 from tests.monitoring.names import PROMETHEUS, ROOT, read_yaml
 from tests.ports import free_port
 from tests.surface.conftest import hashing as hashing

@@ -12,8 +12,8 @@ import promql_parser
 from prometheus_client import Histogram
 from ruamel.yaml import YAML
 
-from app.src.metrics import Metrics
-from app.src.scraped import DRIVER_ANSWERS, FIGURES, GPU_METRICS
+from app.src.observe.metrics import Metrics
+from app.src.observe.scraped import DRIVER_ANSWERS, FIGURES, GPU_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "monitoring/prometheus"

@@ -16,11 +16,11 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.src.background import SyncRequest
-from app.src.metrics import SYNC_OUTCOMES
-from app.src.service import Service
+from app.src.observe.metrics import SYNC_OUTCOMES
+from app.src.service.background import SyncRequest
+from app.src.service.service import Service
+from app.src.service.watching import ANSWER_SECONDS, LOOK_SECONDS, LOOK_WAIT, StoreLook, behind
 from app.src.settings import Settings
-from app.src.watching import ANSWER_SECONDS, LOOK_SECONDS, LOOK_WAIT, StoreLook, behind
 from connector.errors import ConnectionLost
 from connector.model import Checkpoint, CollectionStatus
 from connector.protocols import VectorStore

@@ -93,11 +93,15 @@ def test_no_slow_test_begins_shortly_before_the_limit(project: Host) -> None:
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(60, "1 passed"), (-60, "1 skipped")])
 def test_a_test_after_the_time_is_skipped(seconds: int, outcome: str, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    shutil.copy(ROOT / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:randomly", "--rootdir", str(tmp_path), str(tmp_path)],
-        env=os.environ | {"OWL_TESTS_UNTIL": str(time.time() + seconds), "PYTHONPATH": str(ROOT)},
+        env=os.environ
+        | {
+            "OWL_TESTS_UNTIL": str(time.time() + seconds),
+            "PYTHONPATH": f"{ROOT}:{ROOT}/hana_emulator:{ROOT}/owl_sap_client",
+        },
         capture_output=True,
         text=True,
         check=False,

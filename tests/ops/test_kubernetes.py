@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
-from app.src.metrics import Metrics
+from app.src.observe.metrics import Metrics
 from app.src.settings import Settings, SettingsError, load
 
 ROOT = Path(__file__).resolve().parents[2]

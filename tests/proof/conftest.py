@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 from tests.proof import worker
 from tests.proof.cycles import Cycles
 from tests.proof.ground import Ground, Plan, seed_of_the_run

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connector.change_log import log_of
-from connector.hana import ConnectionOptions, HanaPool, quote
+from connector.hana.change_log import log_of
+from connector.hana.connection import ConnectionOptions, HanaPool, quote
+from connector.hana.source import HanaSource
 from connector.model import ChangeSpec, Checkpoint, ChunkSpec, CollectionSpec, TableRef
 from connector.protocols import Embedder, VectorStore
 from connector.retry import RetryPolicy
-from connector.source import HanaSource
-from connector.stores.hana import HanaStore
+from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
-from connector.stores.local import LocalStore
-from connector.sync import Ends
-from connector.verify import verify
-from tests.emulator.process import Emulator
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends
+from connector.sync.verify import verify
+from hana_emulator.testing import Emulator
 from tests.proof import invariants
 from tests.proof.invariants import Stored, Truth, Wanted
 from tests.proof.methods import METHODS, Method

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from connector import change_setup
-from connector.change_log import log_of
-from connector.document import document_id, parse_id
-from connector.hana import HanaPool
+from connector.document.document import document_id, parse_id
+from connector.hana import change_setup
+from connector.hana.change_log import log_of
+from connector.hana.connection import HanaPool
+from connector.hana.source import HanaSource
 from connector.model import ChangeSpec, Checkpoint, CollectionSpec, Query
-from connector.source import HanaSource
 
 if TYPE_CHECKING:
     from tests.proof.ground import Ground

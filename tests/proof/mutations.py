@@ -21,7 +21,17 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("mutations.toml")
-COPIED = ("app", "connector", "hana_emulator", "owl_sap_client", "tests", "pyproject.toml", "owl-sap.example.toml")
+SOURCES = (".", "hana_emulator", "owl_sap_client")
+COPIED = (
+    "app",
+    "connector",
+    "hana_emulator",
+    "owl_sap_client",
+    "tests",
+    "conftest.py",
+    "pyproject.toml",
+    "owl-sap.example.toml",
+)
 SECONDS = 180
 HURRY = ("--hypothesis-profile=hurry",)
 """A failing example need not be made small."""
@@ -100,7 +110,7 @@ class Copy:
                 *tests,
             ],
             cwd=self._folder,
-            env=unhurried() | {"PYTHONPATH": str(self._folder)},
+            env=unhurried() | {"PYTHONPATH": os.pathsep.join(str(self._folder / name) for name in SOURCES)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

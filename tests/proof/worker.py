@@ -20,13 +20,13 @@ from typing import Any
 from hdbcli import dbapi  # noqa: F401 - imported before the fork, as slow as it is
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector import failpoints
 from connector.errors import ConnectorError, TextsNotEmbeddable
 from connector.failpoints import Failpoint
+from connector.hana.source import HanaSource
 from connector.model import Vectors
-from connector.source import HanaSource
-from connector.sync import Ends, SyncOptions, sync
+from connector.sync.sync import Ends, SyncOptions, sync
 from tests.proof.ground import PAGE, POISON, Plan
 
 PATIENCE = 60.0

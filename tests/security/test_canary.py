@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 from app.src.access.keys import KeyRing, write_private
 from app.src.access.principal import Principal
 from app.src.cli import app as owl_sap
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import load
 from connector.errors import ConnectorError
+from hana_emulator.testing import Emulator
 from tests.api.conftest import serving
-from tests.emulator.process import Emulator
 from tests.security.canaries import Canary
 
 PASSWORD = Canary("the password of HANA", "Pw1-cAnAry\"ä'+/=?& x")

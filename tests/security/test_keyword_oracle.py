@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from app.src.access.principal import LOOPBACK, Principal
-from app.src.searching import Mode, SearchOptions
-from app.src.service import Service
+from app.src.service.search import Mode, SearchOptions
+from app.src.service.service import Service
 from app.src.settings import Settings
-from connector.hana import ConnectionOptions, HanaPool
-from connector.stores.hana import HanaStore
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.stores.hana.store import HanaStore
 from tests.api.conftest import TableSource, settings_in
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
+from hana_emulator.testing import Emulator
 from tests.adversity.scene import Scene
-from tests.emulator.process import Emulator
 
 ROOT = Path(__file__).parents[2]
 CLEAN = {

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.src.core.backends.folder import find_folder
+from hana_emulator.testing import Emulator, running
 from tests.core.conftest import TINY, module, random_weights, write
-from tests.emulator.process import Emulator, running
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("hdbcli.dbapi")

@@ -22,13 +22,13 @@ import pytest
 import trustme
 from ruamel.yaml import YAML
 
-from app.src import health, starting
 from app.src.cli.worker import until_over
 from app.src.core import first_look
 from app.src.core.device import DeviceError, DeviceProfile
 from app.src.core.nvml import GpuSnapshot
-from app.src.doctor import Fault
 from app.src.jobs import JobOptions, Jobs
+from app.src.observe import health, starting
+from app.src.observe.doctor import Fault
 from app.src.settings import ApiSettings, EmbeddingSettings, WorkerSettings
 from connector.errors import ConfigurationError
 from tests.adversity.scene import NAME, Scene
@@ -181,7 +181,9 @@ def test_a_card_that_torch_does_not_use_ends_the_start_where_it_is_asked_for(
 
 
 def test_torch_is_asked_only_where_there_may_be_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.src.doctor.machine.look", lambda: GpuSnapshot(reason="there is no NVIDIA driver here"))
+    monkeypatch.setattr(
+        "app.src.observe.doctor.machine.look", lambda: GpuSnapshot(reason="there is no NVIDIA driver here")
+    )
     said = starting.look(EmbeddingSettings(), lambda _: pytest.fail("torch costs seconds"))
     assert said == "the CPU computes: there is no NVIDIA driver here"
 

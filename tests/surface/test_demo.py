@@ -21,7 +21,7 @@ from app.src.api.examples import BASE
 from app.src.cli.interrupts import interruptible
 from app.src.cli.showing import _Shown
 from app.src.demo import Answer, Demo, DemoQuery, StandIn, demo_settings
-from app.src.searching import FoundHit
+from app.src.service.search import FoundHit
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, Unavailable
 

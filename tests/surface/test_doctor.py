@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from app.src import doctor
 from app.src.core import device
 from app.src.core.device import TorchBuild
 from app.src.core.nvml import GpuSnapshot, GpuState, throttles
-from app.src.doctor import Fault, machine
-from app.src.parts import Parts
-from app.src.probes import Probes
+from app.src.observe import doctor
+from app.src.observe.doctor import Fault, machine
+from app.src.service.readiness import Probes
+from app.src.service.wiring import Parts
 from app.src.settings import ApiSettings, CollectionSettings, EmbeddingSettings, HanaSettings, Settings, proxy_variables
 from connector.errors import DatabaseError, LoginRefused, PermissionRefused, StatementFailed, UnknownTable
-from connector.hana import HanaFeatures
+from connector.hana.connection import HanaFeatures
 
 
 class Known(Exception):
@@ -516,7 +516,9 @@ def test_a_login_with_a_key_names_the_key(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("seconds", "side"), [(90, "ahead of"), (-8, "behind"), (2, None), (-3, None)])
 def test_clocks(monkeypatch: pytest.MonkeyPatch, seconds: int, side: str | None) -> None:
-    monkeypatch.setattr("connector.hana.utc_now", lambda pool: datetime.now(UTC) + timedelta(seconds=seconds))
+    monkeypatch.setattr(
+        "connector.hana.connection.utc_now", lambda pool: datetime.now(UTC) + timedelta(seconds=seconds)
+    )
     examined = probes(monkeypatch, Pool())
     if side is None:
         assert f"{abs(seconds)}.0 s" in examined.probe_clock(examined.settings.hana)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import trustme
 
-from app.src.doctor import Fault, network
-from app.src.doctor.network import Network
+from app.src.observe.doctor import Fault, network
+from app.src.observe.doctor.network import Network
 from app.src.settings import HanaSettings
 
 NOW = datetime.datetime.now(datetime.UTC)

@@ -12,9 +12,9 @@ from app.src.core.backends import NonFinite
 from app.src.core.computing import Running
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.embedder import EngineEmbedder
-from app.src.metrics import Metrics
-from app.src.query_cache import QueryCache
+from app.src.observe.metrics import Metrics
+from app.src.service.embedder import EngineEmbedder
+from app.src.service.query_cache import QueryCache
 from app.src.settings import Settings
 from connector.errors import TextsNotEmbeddable
 from connector.protocols import Embedder

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.src.cli.interrupts import CLEANUP, GRACE
-from connector.prompt import is_blank, split
-from tests.emulator.process import Emulator, running
+from connector.hana.prompt import is_blank, split
+from hana_emulator.testing import Emulator, running
 from tests.surface.conftest import ROOT, environment
 
 pytest.importorskip("hdbcli")

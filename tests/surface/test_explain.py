@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.src.explaining import UnknownCode, by_code, code_of, explained, explanation
 from app.src.jobs import JobRunning
+from app.src.service.explaining import UnknownCode, by_code, code_of, explained, explanation
 from connector import errors
 
 Cli = Callable[..., Any]

@@ -19,11 +19,11 @@ from typer.testing import CliRunner, Result
 
 from app.src.api.server import create_app
 from app.src.cli import app
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import load
+from connector.hana.privileges import Held, Holder, excess
 from connector.model import TableRef
-from connector.privileges import Held, Holder, excess
-from tests.emulator.process import Emulator, running
+from hana_emulator.testing import Emulator, running
 
 pytest.importorskip("hdbcli")
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from app.src.cli import app
 from app.src.cli.application import guarded
 from app.src.settings import load
-from tests.emulator.process import Emulator, running
+from hana_emulator.testing import Emulator, running
 from tests.surface.conftest import Cli, Run, environment
 
 FILE, VARIABLES = "owl-sap.toml", ".env.example"

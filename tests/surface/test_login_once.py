@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.emulator.process import Emulator, running
+from hana_emulator.testing import Emulator, running
 from tests.surface.conftest import ROOT, environment
 
 pytest.importorskip("hdbcli")

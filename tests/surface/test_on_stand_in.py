@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.adversity.proxy import AUTHENTICATE, CONNECT, Proxy
 

@@ -12,11 +12,11 @@ from app.src.access.principal import OPERATOR
 from app.src.api import schemas
 from app.src.core import loading as engines
 from app.src.core.engine import EmbeddingEngine
-from app.src.service import Service
+from app.src.service.service import Service
+from app.src.service.status import own_models
 from app.src.settings import Settings
-from app.src.statuses import own_models
 from connector.model import ModelSource
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.src.remembered import Bounds, Remembered, Seen
+from app.src.service.single_flight_cache import Bounds, Remembered, Seen
 from connector.cancellation import Cancellation, cancelled_by, current
 from connector.errors import Cancelled, ConnectionLost
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.src.cli.searching import _text
-from tests.emulator.process import Emulator, running
+from hana_emulator.testing import Emulator, running
 from tests.surface.conftest import Run
 
 CONFIGURATION = """

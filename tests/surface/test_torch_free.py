@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 
 ROOT = Path(__file__).parents[2]
 BLOCK = """

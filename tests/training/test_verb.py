@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from app.src.core.finetune.checkpoints import last_checkpoint, step_of
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import load
-from tests.emulator.process import Emulator
+from hana_emulator.testing import Emulator
 from tests.surface.conftest import Run, environment
 from tests.training.toy import CANARY, files_with, tiny_model, toy_pairs, write_pairs
 

@@ -21,7 +21,7 @@ class Rights:
 
     def visible(self, name: str, principal: Principal) -> Filter | Nothing | None:
         """As `rows.visible`."""
-        from connector.document import metadata_names
+        from connector.document.document import metadata_names
 
         block = self._block(name)
         return visible(block.row_rights, metadata_names(block.metadata), principal)
@@ -33,6 +33,6 @@ class Rights:
 
     def filter_shape(self, name: str, where: Filter | None) -> Any:
         """As `audit.shape_of`."""
-        from connector.document import metadata_names
+        from connector.document.document import metadata_names
 
         return shape_of(where, metadata_names(self._block(name).metadata))

@@ -9,7 +9,7 @@ from fastapi import Request
 from app.src.access.principal import ANONYMOUS, Principal
 from app.src.access.rows import RowsRefused
 from app.src.api.guard import PRINCIPAL, REFUSED
-from app.src.service import Service
+from app.src.service.service import Service
 
 
 def asker(request: Request) -> Principal:

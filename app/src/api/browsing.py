@@ -16,7 +16,7 @@ from app.src.api.asker import asker
 from app.src.api.audited import AUDITED, tell
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import Unprocessable
-from app.src.browsing import POINTS, SAMPLE
+from app.src.service.browse import POINTS, SAMPLE
 
 _PLACE = "/v1/collections/{name}"
 

@@ -17,8 +17,8 @@ from app.src.access.rates import Rates
 from app.src.api.errors import ClientLeft, Crowded, TooMuch, Unprocessable
 from app.src.api.limiting import principal_of
 from app.src.api.turns import Turn, Turns
-from app.src.probes import Readiness
-from app.src.service import Service
+from app.src.service.readiness import Readiness
+from app.src.service.service import Service
 from connector.cancellation import Cancellation, cancelled_by
 from connector.model import Vectors
 

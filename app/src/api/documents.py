@@ -11,7 +11,7 @@ from app.src.api.asker import asker
 from app.src.api.audited import tell
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import TooMuch
-from connector.documents import NewDocument
+from connector.sync.documents import NewDocument
 
 _PLACE = "/v1/collections/{name}/documents"
 

@@ -16,7 +16,7 @@ from app.src.api import forms, schemas
 from app.src.api.desk import Desk, Json
 from app.src.api.direct import direct
 from app.src.api.errors import BadRequest, UnknownModel, Unprocessable
-from app.src.service import Service
+from app.src.service.service import Service
 from connector.model import Vectors
 
 _ERRORS: dict[int | str, dict[str, Any]] = {

@@ -23,10 +23,10 @@ from starlette.routing import Match, Route
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
 from app.src.core import backends, batcher
-from app.src.discovery import NotPreviewable
-from app.src.explaining import code_of, explained
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
-from app.src.service import Service
+from app.src.service.catalog import NotPreviewable
+from app.src.service.explaining import code_of, explained
+from app.src.service.service import Service
 from connector import errors
 
 PROBLEM = "application/problem+json"

@@ -12,7 +12,7 @@ from app.src.api.asker import check_every_row
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, OK
 from app.src.api.jobs import JOB_LINKS, started
-from app.src.service import SyncRequest
+from app.src.service.service import SyncRequest
 
 _PLACE = "/v1/collections/{name}/generations"
 _ANSWERS: dict[int | str, dict[str, Any]] = {

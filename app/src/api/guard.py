@@ -21,7 +21,7 @@ from app.src.access.errors import IssuerAway, Unauthenticated
 from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, Principal
 from app.src.access.principal import Scope as Right
 from app.src.api.errors import FORBIDDEN, MISDIRECTED, NOT_FOUND, UNAUTHORIZED, UNAVAILABLE, problem
-from app.src.metrics import Metrics
+from app.src.observe.metrics import Metrics
 from app.src.settings import is_loopback
 
 PRINCIPAL = "owl_sap.principal"

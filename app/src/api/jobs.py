@@ -16,7 +16,7 @@ from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, NO_CONTENT, OK, TooManyStreams, Unprocessable
 from app.src.api.guard import still_may
 from app.src.jobs import Event, Job, Jobs, State
-from app.src.service import SyncRequest
+from app.src.service.service import SyncRequest
 
 POLL_SECONDS = 0.2
 PING_SECONDS = 15

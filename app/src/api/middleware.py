@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.src.api.errors import CRASHED, METHODS, TOO_LARGE, UNAVAILABLE, WHY_CRASHED, log_without_text, problem
-from app.src.metrics import Metrics
+from app.src.observe.metrics import Metrics
 
 REQUEST_ID = b"x-request-id"
 _ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")

@@ -27,9 +27,9 @@ from app.src.api.audited import AUDITED, tell
 from app.src.api.desk import Desk, Json
 from app.src.api.direct import direct
 from app.src.api.errors import OK, PROBLEM, RETRY_AFTER, UNAVAILABLE, Unprocessable
-from app.src.metrics import CONTENT_TYPE
-from app.src.searching import Found, mode_of
-from app.src.service import Service
+from app.src.observe.metrics import CONTENT_TYPE
+from app.src.service.search import Found, mode_of
+from app.src.service.service import Service
 from connector.model import Vectors
 
 _RAW = "application/octet-stream"

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.src.api.bounded import FEW_FAULTS, MOST_ITEMS, ListsOfNumbers, Numbers, Texts, few_faults, few_unknown
-from app.src.browsing import MOST_IDS
-from app.src.passages import MOST as MOST_PASSAGES
-from app.src.searching import Asked, Like, Mode, SearchOptions
+from app.src.service.browse import MOST_IDS
+from app.src.service.passages import MOST as MOST_PASSAGES
+from app.src.service.search import Asked, Like, Mode, SearchOptions
 
 _LAST_NUMBER = 2**31 - 1
 """Of a generation: both stores keep it as an integer of 32 bits."""

@@ -19,8 +19,8 @@ from app.src.api.headers import SecurityHeaders
 from app.src.api.limiting import Limited, Throttled
 from app.src.api.middleware import Observed
 from app.src.api.server import address, bound, configuration, refuse_public
-from app.src.metrics import CONTENT_TYPE
-from app.src.service import Service
+from app.src.observe.metrics import CONTENT_TYPE
+from app.src.service.service import Service
 
 _SHUTDOWN_SECONDS = 3
 """A scrape that is under way may take so long; then the process ends without it."""

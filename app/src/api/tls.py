@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography import x509
 
 from app.src.access.files import edition
-from app.src.scraped import Reading
+from app.src.observe.scraped import Reading
 from app.src.settings import ApiSettings
 from connector.errors import ConfigurationError
 

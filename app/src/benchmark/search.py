@@ -22,7 +22,7 @@ from app.src.benchmark.report import Report
 from app.src.benchmark.side_by_side import Figure, Target, Work, interleaved, significant
 from app.src.benchmark.workloads import Clusters, exact_best, overlap
 from connector.model import ChangeSet, Chunk, Vectors
-from connector.stores.local import LocalStore
+from connector.stores.local.store import LocalStore
 
 OURS = "ours"
 K = 10

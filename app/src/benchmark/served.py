@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from app.src.api import server
-from app.src.service import Service
+from app.src.service.service import Service
 from app.src.settings import Settings, StateSettings, StoreSettings, load
 
 

@@ -15,13 +15,13 @@ from app.src.benchmark.report import Report
 from app.src.benchmark.side_by_side import Target, interleaved, wall
 from app.src.benchmark.workloads import material
 from app.src.demo import StandIn
-from app.src.parts import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from app.src.settings import SyncSettings
-from connector.hana import ConnectionOptions, HanaPool
+from connector.hana.connection import ConnectionOptions, HanaPool
+from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef
-from connector.source import HanaSource
-from connector.stores.local import LocalStore
-from connector.sync import Ends, SyncOptions, sync
+from connector.stores.local.store import LocalStore
+from connector.sync.sync import Ends, SyncOptions, sync
 
 _TEMPLATE = "{MAKTX}. {LTEXT}"
 _BATCH = 10_000

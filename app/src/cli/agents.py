@@ -15,7 +15,7 @@ from app.src.settings import no_collections
 from connector.extras import install_command
 
 if TYPE_CHECKING:
-    from app.src.service import Service
+    from app.src.service.service import Service
 
 
 @verb(app, "mcp")

@@ -24,7 +24,7 @@ from app.src.settings import Loaded, load
 from connector import failpoints
 
 if TYPE_CHECKING:
-    from app.src.service import Service
+    from app.src.service.service import Service
 
 # The panels of `owl-sap --help` with their verbs, in the order shown.
 PANELS = {
@@ -104,7 +104,7 @@ Name = Annotated[str, typer.Argument(help="Collection.", metavar="NAME")]
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from app.src.service import version
+        from app.src.service.service import version
 
         typer.echo(version())
         raise typer.Exit
@@ -191,7 +191,7 @@ def _invocation(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Invoc
 def report_error(error: Exception, debug: bool = False, subject: str = "") -> int:
     if debug:
         traceback.print_exception(error)
-    from app.src.explaining import code_of
+    from app.src.service.explaining import code_of
 
     *before, last = message(error).splitlines() or [type(error).__name__]
     for line in (*before, f"{last} [{code_of(error)}]"):
@@ -201,7 +201,7 @@ def report_error(error: Exception, debug: bool = False, subject: str = "") -> in
 
 @contextmanager
 def opened(loaded: Loaded) -> Iterator[Service]:
-    from app.src.service import Service
+    from app.src.service.service import Service
 
     if loaded.failpoint is not None:
         output.say(f"failpoint {loaded.failpoint} is armed: this process will fail there (for tests only)")

@@ -41,7 +41,7 @@ def calibrate(
     json: JsonFlag = False,
 ) -> int:
     """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
-    from app.src.calibration import CalibrationRequest
+    from app.src.service.calibration import CalibrationRequest
 
     request = CalibrationRequest(texts, None if algorithm is None else algorithm.value, stored)
     with opened(loaded_for(ctx)) as service:

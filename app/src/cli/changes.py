@@ -11,7 +11,7 @@ from app.src.cli.application import JsonFlag, Name, changes_app, loaded_for, ope
 from app.src.cli.exits import FAILED, OK, UsageFault
 
 if TYPE_CHECKING:
-    from connector.change_setup import Setup
+    from connector.hana.change_setup import Setup
 
 _COLUMNS = ("name", "present")
 

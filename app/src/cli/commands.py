@@ -17,9 +17,9 @@ from app.src.cli.progress import watched
 from app.src.settings import Settings, no_collections, show
 
 if TYPE_CHECKING:
-    from app.src.service import Service
-    from connector.sync import SyncReport
-    from connector.verify import VerifyReport
+    from app.src.service.service import Service
+    from connector.sync.sync import SyncReport
+    from connector.sync.verify import VerifyReport
 
 _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
 _MOMENTS = ("last_sync", "next_sync", "stale_since")
@@ -46,7 +46,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """Update collections: read rows, embed what changed, delete what is gone."""
-    from app.src.service import SyncRequest
+    from app.src.service.service import SyncRequest
 
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
         chosen = _chosen(service, names or [], all_)
@@ -105,7 +105,7 @@ class _SyncRun:
         self.code = OK
 
     def one(self, name: str) -> None:
-        from connector.sync import SyncReport
+        from connector.sync.sync import SyncReport
 
         try:
             with watched(name) as observer:

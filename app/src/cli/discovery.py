@@ -14,7 +14,7 @@ from app.src.cli.progress import watched
 from connector.model import TableRef
 
 if TYPE_CHECKING:
-    from connector.plan import Plan
+    from connector.sync.plan import Plan
 
 _TABLE_COLUMNS = ("schema", "name", "kind", "columns", "rows", "comment")
 _PLAN_COLUMNS = (

@@ -26,7 +26,7 @@ from app.src.cli.application import (
 from app.src.cli.exits import UsageFault
 
 if TYPE_CHECKING:
-    from connector.hana import ConnectionOptions
+    from connector.hana.connection import ConnectionOptions
 
 emulator_app = subcommands("emulator", "The HANA emulator, and an SQL prompt for it.", no_args_is_help=False)
 
@@ -97,7 +97,7 @@ def sql(  # noqa: PLR0913 - as above
 ) -> int:
     """Run SQL in an emulator. Takes statements from the arguments, from stdin, or typed line by line."""
     from app.src.cli.prompting import Screen, interact, run_statements
-    from connector.prompt import Prompt
+    from connector.hana.prompt import Prompt
 
     flags = {"port": port, "host": host, "user": user, "password": password}
     flags["trust_store"] = None if tls_trust is None else str(tls_trust)
@@ -116,7 +116,7 @@ def sql(  # noqa: PLR0913 - as above
 
 def _options(ctx: typer.Context, data: Path | None, flags: Mapping[str, Any]) -> ConnectionOptions:
     """From the data folder, or the standard values with --port, or [hana] if that is on this machine; flags win."""
-    from connector.hana import ConnectionOptions
+    from connector.hana.connection import ConnectionOptions
 
     if data is not None:
         found = _of_folder(data)

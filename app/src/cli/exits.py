@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from app.src.explaining import UnknownCode
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
+from app.src.service.explaining import UnknownCode
 from app.src.settings import SettingsError
 from connector import errors
 

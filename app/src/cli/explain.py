@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from app.src import explaining
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, app, verb
+from app.src.service import explaining
 
 
 @verb(app, "explain")

@@ -16,7 +16,7 @@ from app.src.cli.interrupts import Interrupted, interruptible
 from app.src.cli.progress import watched
 
 if TYPE_CHECKING:
-    from app.src.service import Service
+    from app.src.service.service import Service
     from app.src.training.run import Report
 
 _EVERY = 5.0

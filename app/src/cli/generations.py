@@ -15,7 +15,7 @@ from app.src.cli.interrupts import interruptible
 from app.src.cli.progress import watched
 
 if TYPE_CHECKING:
-    from app.src.service import Service
+    from app.src.service.service import Service
 
 _COLUMNS = ("generation", "state", "complete", "rows", "model", "dimension", "last_sync", "created", "table")
 _COMPARED = (
@@ -126,7 +126,7 @@ def _minute(moment: str | None) -> str | None:
 
 
 def _build(service: Service, name: str, json: bool) -> int:
-    from app.src.service import SyncRequest
+    from app.src.service.service import SyncRequest
 
     with interruptible() as interrupted, watched(name) as observer:
         report = service.build(name, SyncRequest(owner=f"cli-{os.getpid()}"), observer, interrupted)

@@ -13,7 +13,7 @@ from app.src.cli import output
 from app.src.cli.application import JsonFlag, app, loaded_for, verb
 
 if TYPE_CHECKING:
-    from app.src.grants import Statement
+    from app.src.service.grants import Statement
 
 _HEAD = (
     "The rights that the technical user needs, and nothing more; made by owl-sap grants. To be run by the owner of the "
@@ -37,7 +37,7 @@ def grants(
     json: JsonFlag = False,
 ) -> None:
     """Print the least HANA rights these settings need, as SQL. An administrator runs it once (grants.sql)."""
-    from app.src.grants import Grantee, statements
+    from app.src.service.grants import Grantee, statements
 
     grantee = Grantee(user=user, role=role, search_only=search_only, setup=setup)
     found = statements(loaded_for(ctx).settings, grantee)

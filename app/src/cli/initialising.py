@@ -23,8 +23,8 @@ from connector.errors import NoProposal
 from connector.model import TableRef
 
 if TYPE_CHECKING:
-    from app.src.service import Service
-    from connector.candidates import Candidate
+    from app.src.service.service import Service
+    from connector.discovery.candidates import Candidate
 
 _FILE, _ENVIRONMENT = "owl-sap.toml", ".env.example"
 _VECTORS = "vectors"

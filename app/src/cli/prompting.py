@@ -15,7 +15,7 @@ from typing import Any
 from app.src.cli import output
 from app.src.cli.exits import OK, USAGE, exit_code
 from connector.errors import ConnectorError
-from connector.prompt import Answer, Prompt, StatementRefused, is_blank, split
+from connector.hana.prompt import Answer, Prompt, StatementRefused, is_blank, split
 
 _HELP = r"""Statements end with ; and may go over several lines.
 \d          tables and views of the current schema

@@ -14,8 +14,8 @@ from app.src.cli.interrupts import interruptible
 from app.src.cli.progress import watched
 
 if TYPE_CHECKING:
-    from app.src.service import Service
-    from connector.quarantine import Wanted
+    from app.src.service.service import Service
+    from connector.sync.quarantine import Wanted
 
 _COLUMNS = ("key", "stage", "reason", "attempts", "given_up", "last_seen")
 _RETRY_COLUMNS = ("retried", "upserted", "empty", "gone", "quarantined", "seconds")
@@ -100,7 +100,7 @@ def _wanted(service: Service, name: str, keys: list[str] | None) -> list[Wanted]
 
 
 def _key(text: str, columns: tuple[str, ...]) -> Wanted:
-    from connector.quarantine import parse_conditions
+    from connector.sync.quarantine import parse_conditions
 
     if text.lstrip().startswith(("[", "{")):
         return _json_key(text)

@@ -17,7 +17,7 @@ from app.src.cli.exits import UsageFault
 from connector.errors import UnknownRow
 
 if TYPE_CHECKING:
-    from app.src.service import Service
+    from app.src.service.service import Service
 
 _MODES = "vector (meaning), keyword (words) or hybrid (both)"
 
@@ -108,7 +108,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _asked(text: str | None, like: str | None) -> Any:
-    from app.src.searching import Like
+    from app.src.service.search import Like
 
     if (text is None) == (like is None):
         raise UsageFault("give either TEXT or --like ID")
@@ -142,7 +142,7 @@ def rows(
 
 
 def _options(mode: str | None, min_score: float | None, mmr_lambda: float | None, passages: int, explain: bool) -> Any:
-    from app.src.searching import MODES, SearchOptions
+    from app.src.service.search import MODES, SearchOptions
 
     chosen = next((known for known in MODES if known == mode), None)
     if mode is not None and chosen is None:

@@ -11,12 +11,12 @@ from app.src.cli import output
 from app.src.cli.application import app, loaded_for, opened, verb
 from app.src.cli.exits import OK, UNEXPECTED, UsageFault
 from app.src.cli.interrupts import leave_behind_what_hangs, orderly
-from app.src.health import Heartbeat, forget
+from app.src.observe.health import Heartbeat, forget
 from app.src.settings import WorkerSettings, no_collections
 
 if TYPE_CHECKING:
     from app.src.api.scraping import MetricsListener
-    from app.src.service import Service
+    from app.src.service.service import Service
 
 _LOOKED_SECONDS = 30.0
 """Without a look for jobs for so long the worker is not well: it looks every second, and a file that is locked or a

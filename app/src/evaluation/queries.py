@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from connector.document import document_id
+from connector.document.document import document_id
 from connector.errors import ConfigurationError
 from connector.model import Filter
 

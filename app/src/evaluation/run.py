@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from app.src.evaluation.queries import LabelledQuery, read
 from app.src.evaluation.recall import RecallReport, probe
 from app.src.evaluation.report import Evaluation, Progress, evaluate
-from app.src.parts import Parts
+from app.src.service.wiring import Parts
 from connector.errors import UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter
 

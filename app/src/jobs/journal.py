@@ -30,7 +30,7 @@ from app.src.jobs.record import (
     Turn,
     UnknownJob,
 )
-from connector.stores.sqlite_file import SqliteFile
+from connector.stores.local.sqlite_file import SqliteFile
 
 EVENTS_KEPT = 1000
 """Progress events of one job; older ones say nothing that a newer one does not."""

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from app.src.jobs.record import Job
-from connector.stores.sqlite_file import Schema
+from connector.stores.local.sqlite_file import Schema
 
 FILE = "jobs.sqlite"
 

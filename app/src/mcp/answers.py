@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.src.searching import Mode
+from app.src.service.search import Mode
 
 _NAME = "Name of the collection, as list_collections gives it."
 

@@ -20,7 +20,7 @@ from app.src.mcp.answers import Answer, Arguments, OfRows
 from app.src.mcp.refusals import Refused, ScopeMissing, faults, told
 from app.src.mcp.tools import Tool, Tools
 from app.src.mcp.untrusted import fenced
-from app.src.service import Service, version
+from app.src.service.service import Service, version
 
 Result = TypeVar("Result")
 SCHEME = "owl-sap://collections/"

@@ -18,7 +18,7 @@ from app.src.access.principal import OPERATOR, Principal
 from app.src.access.rates import Rates
 from app.src.mcp.refusals import Refused
 from app.src.mcp.server import Agents
-from app.src.service import Service
+from app.src.service.service import Service
 from connector.errors import ConfigurationError
 
 Result = TypeVar("Result")

@@ -18,8 +18,8 @@ from app.src.mcp import answers
 from app.src.mcp.answers import Answer, Arguments
 from app.src.mcp.refusals import Refused, ScopeMissing
 from app.src.mcp.untrusted import bounded, cut, visible
-from app.src.searching import FoundHit, SearchOptions
-from app.src.service import Service, SyncRequest
+from app.src.service.search import FoundHit, SearchOptions
+from app.src.service.service import Service, SyncRequest
 
 _VALUE = 24
 """Characters that a value takes beside itself."""
@@ -275,7 +275,7 @@ class Tools:
         )
 
     def list_collections(self, asked: answers.Nothing, principal: Principal) -> answers.Collections:
-        from connector.document import metadata_names
+        from connector.document.document import metadata_names
 
         blocks = {block.name: block for block in self._service.settings.collections}
         listed = []

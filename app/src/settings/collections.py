@@ -298,7 +298,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_]")
 
 
 def _may_meet(one: str, other: str) -> bool:
-    """Whether two columns may be given the same name in the metadata (`connector.document.metadata_names`)."""
+    """Whether two columns may be given the same name in the metadata (`connector.document.document.metadata_names`)."""
     if not _ODD.search(one) and not _ODD.search(other):
         return False
     first, second = (re.sub(r"(_\d+)+$", "", _ODD.sub("_", name).strip("_")) for name in (one, other))

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from connector import values
-from connector.catalog import check_columns, resolve_key
-from connector.document import UNREADABLE
+from connector.document import values
+from connector.document.document import UNREADABLE
 from connector.errors import ConfigurationError
+from connector.hana.catalog import check_columns, resolve_key
 from connector.model import CollectionSpec, Column, Query, Row, Table
 from connector.protocols import Source
 

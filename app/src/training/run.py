@@ -18,7 +18,7 @@ from app.src.core.backends import DeviceUnavailable
 from app.src.core.backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from app.src.core.device import DeviceError, DeviceProfile, detect
 from app.src.core.finetune.recipe import Pace, Recipe, Technique, Trained, TrainingJob, Watch
-from app.src.parts import Parts
+from app.src.service.wiring import Parts
 from app.src.training import card
 from app.src.training.evaluation import Figures, Trial
 from app.src.training.pairs import Pairs, read_file, read_rows

@@ -1,0 +1,91 @@
+"""INT8 for a collection's model: its own texts sampled, the model calibrated and judged on them, the outcome kept where
+the engine looks for it. Knows the parts; no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.src.service.wiring import Parts
+from app.src.settings import EmbeddingSettings
+from connector.errors import ConfigurationError
+from connector.extras import install_command
+from connector.model import CollectionSpec
+
+if TYPE_CHECKING:
+    from app.src.core.onnx_export.optimizer import Optimized
+
+HELD_BACK_TOO = 1.25
+"""Texts taken for each one that calibrates: one in five judges."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRequest:
+    """`texts`: to calibrate on, about; others are held back to judge by. `algorithm` None: as configured. `stored`:
+    take the texts from the store instead of the source."""
+
+    texts: int = 1000
+    algorithm: str | None = None
+    stored: bool = False
+
+
+class Calibration:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def calibrate(self, spec: CollectionSpec, request: CalibrationRequest) -> dict[str, Any]:
+        """Figures of the calibration, `accepted` by the gate or not. Raises the connector's and the engine's errors."""
+        texts = self._texts(spec, request)
+        embedding = self._parts.settings.embedding_of(spec.name)
+        done = self._optimized(
+            spec.name, embedding, texts, request.algorithm or self._parts.settings.tensorrt.algorithm
+        )
+        wanted = self._parts.settings.tensorrt
+        notes = []
+        if done.accepted and not wanted.enabled:
+            notes.append('it serves with [tensorrt] enabled = true (on a card, precision = "int8" is enough)')
+        if done.accepted and done.algorithm != wanted.algorithm:
+            notes.append(f'it serves with [tensorrt] algorithm = "{done.algorithm}"; now it is "{wanted.algorithm}"')
+        return {
+            "collection": spec.name,
+            "model": embedding.model,
+            **done.as_dict(),
+            "notes": notes,
+        }
+
+    def _texts(self, spec: CollectionSpec, request: CalibrationRequest) -> list[str]:
+        from connector.sync.generations import sample_texts as stored_texts
+        from connector.sync.sampling import sample_texts
+
+        count = int(request.texts * HELD_BACK_TOO)
+        if request.stored:
+            return stored_texts(self._parts.store, spec.name, count)
+        return sample_texts(spec, self._parts.source, self._parts.embedder_for(spec.name), count)
+
+    def _optimized(self, name: str, wanted: EmbeddingSettings, texts: list[str], algorithm: str) -> Optimized:
+        """`wanted`: the model of the collection, which may have one of its own."""
+        tensorrt = self._parts.settings.tensorrt
+        try:
+            from app.src.core.memory import MemoryLimits
+            from app.src.core.onnx_export.gate import Bar
+            from app.src.core.onnx_export.models import Model
+            from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer, divided
+            from app.src.core.onnx_export.providers import BuildOptions
+
+            options = OptimizerOptions(
+                cache=self._parts.graphs_folder,
+                device=wanted.device,
+                build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+                bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
+                limits=MemoryLimits(wanted.memory_fraction, wanted.reserve_mb << 20),
+                threads=wanted.threads,
+            )
+            divided(texts)  # too few of them are told before a model is looked for
+            model = Model.find(wanted.model, wanted.revision, wanted.weights_sha256)
+            return T4TensorRTOptimizer(options).optimize_model_with_calibration(model, name, texts, algorithm)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"calibration needs the package {error.name or 'torch'}, which cannot be imported: "
+                f"{install_command('engine', 'onnx')}"
+            ) from error

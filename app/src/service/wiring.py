@@ -1,0 +1,354 @@
+"""The parts of a service, each built from Settings when it is first needed: connections, source, store, engine, and
+what embeds with it. Knows no operation on them, no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from app.src.observe.metrics import Metrics
+from app.src.service.embedder import EngineEmbedder as EngineEmbedder
+from app.src.settings import HanaSettings, Settings
+from connector.errors import ConfigurationError, ConnectorError, UnknownTable
+from connector.extras import install_command
+from connector.model import ModelSource
+from connector.protocols import ScanCopy, Source, VectorScan, VectorStore
+
+if TYPE_CHECKING:
+    from app.src.core.engine import EmbeddingEngine
+    from connector.hana.connection import HanaPool
+
+Part = TypeVar("Part")
+
+
+class EnginesScan:
+    """A `VectorScan` for the local store, on the card that the engine computes on. Nothing is loaded before vectors are
+    searched: then the query has just been embedded, so the engine is there."""
+
+    def __init__(self, engine: Callable[[], EmbeddingEngine], *, wanted: bool) -> None:
+        """`wanted`: a card is asked for, so that having none is an error."""
+        self._engine = engine
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._found: VectorScan | None = None
+
+    def copy(self, dimension: int) -> ScanCopy:
+        with self._lock:
+            if self._found is None:
+                self._found = self._find()
+            return self._found.copy(dimension)
+
+    def _find(self) -> VectorScan:
+        from app.src.core.backends import EngineError
+        from connector.stores.local.int8_scan import best_scan
+
+        try:
+            engine = self._engine()
+        except EngineError:
+            if self._wanted:
+                raise
+            return best_scan()  # vectors can be searched without the model
+        if engine.profile.kind == "cuda":
+            from app.src.core.scan import CardScan
+
+            return CardScan(engine.profile, engine.memory, best_scan())
+        if self._wanted:
+            raise ConfigurationError(
+                f'[store] scan = "gpu", but the model computes on {engine.profile.name}, which is no GPU:'
+                " use auto or cpu"
+            )
+        return best_scan()
+
+
+class Parts:
+    """Thread-safe. Nothing is connected or loaded before it is needed; `close` ends what was opened."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        *,
+        source: Source | None = None,
+        store: VectorStore | None = None,
+        loaded: Callable[[EmbeddingEngine], None] = lambda _: None,
+        graphs_folder: Path | None = None,
+    ) -> None:
+        """`source` and `store` replace what the settings describe; they are closed all the same. `loaded` is told of
+        each engine once it is there, before anybody uses it; it must not ask for parts.
+        `graphs_folder`: where calibrations are kept; default: as if no settings file had been read."""
+        self.settings = settings
+        self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
+        self._loaded = loaded
+        self._metrics = metrics or Metrics()
+        self._lock = threading.RLock()
+        given = {"source": source, "store": store}
+        self._parts: dict[str, Any] = {name: part for name, part in given.items() if part is not None}
+        self._others: dict[tuple[str, str | None, str], EngineEmbedder] = {}
+        self._others_lock = threading.Lock()
+        self.store_in_hana = store is None and settings.store.kind == "hana"
+
+    @property
+    def expected_errors(self) -> tuple[type[Exception], ...]:
+        """Errors whose message is meant for people."""
+        from app.src.core.backends import EngineError
+
+        return (ConnectorError, EngineError)
+
+    @property
+    def engine(self) -> EmbeddingEngine:
+        return self._part("engine", self._load_engine)
+
+    @property
+    def engine_if_loaded(self) -> EmbeddingEngine | None:
+        """Loads none."""
+        return self._parts.get("engine")
+
+    @property
+    def engines_loaded(self) -> list[EmbeddingEngine]:
+        """The configured model's, and those of other models that collections have. Loads none."""
+        own = self.engine_if_loaded
+        return ([] if own is None else [own]) + [each.engine for each in list(self._others.values())]
+
+    def engine_if_loaded_for(self, collection: str) -> EmbeddingEngine | None:
+        """Of the model that the settings name for a collection. Loads none."""
+        wanted = self.settings.embedding_of(collection)
+        if wanted.model == self.settings.embedding.model:
+            return self.engine_if_loaded
+        there = self._others.get((wanted.model, wanted.revision, wanted.precision))
+        return None if there is None else there.engine
+
+    @property
+    def embedder_if_loaded(self) -> EngineEmbedder | None:
+        """Loads none."""
+        return self._parts.get("embedder")
+
+    @property
+    def embedder(self) -> EngineEmbedder:
+        return self._part("embedder", lambda: self._embedder_over(self.engine))
+
+    def embedder_for(self, collection: str) -> EngineEmbedder:
+        """The model that the settings name for a collection. Raises the engine's errors."""
+        wanted = self.settings.embedding_of(collection)
+        if wanted.model == self.settings.embedding.model:
+            return self.embedder
+        return self.embedder_of(ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision))
+
+    def model_source_for(self, collection: str) -> ModelSource:
+        """What would load that model again."""
+        wanted = self.settings.embedding_of(collection)
+        weights = self.embedder_for(collection).engine.weights_sha256
+        return ModelSource(wanted.model, wanted.revision, weights, wanted.precision)
+
+    def embedder_of(self, model: ModelSource) -> EngineEmbedder:
+        """The configured model, or another, beside it in memory from now on. Raises the engine's errors."""
+        key = (model.name, model.revision, model.precision)
+        wanted = self.settings.embedding
+        if key == (wanted.model, wanted.revision, wanted.precision):
+            return self.embedder  # never a second time
+        if (there := self._others.get(key)) is not None:
+            return there  # also while another model is loaded
+        with self._others_lock:  # not the parts' own lock: loading takes seconds
+            if key not in self._others:
+                self._others[key] = self._embedder_over(self._load_engine(model))
+            return self._others[key]
+
+    def load(self, model: ModelSource) -> EmbeddingEngine:
+        """A model of the caller's own, who closes it. Raises the engine's errors."""
+        return self._load_engine(model)
+
+    @property
+    def source(self) -> Source:
+        return self._part("source", self._open_source)
+
+    @property
+    def store(self) -> VectorStore:
+        return self._part("store", self._open_store)
+
+    @contextmanager
+    def store_to_read(self) -> Iterator[VectorStore | None]:
+        """The store, for looking only: nothing is created or migrated. None where there is no store yet."""
+        wanted = self.settings.store
+        if "store" in self._parts or wanted.kind == "hana":
+            yield self.store
+            return
+        from connector.stores.local.store import FILE, LocalStore
+
+        folder = wanted.path or Path()
+        if not (folder / FILE).exists():
+            yield None
+            return
+        store = LocalStore(folder, names=self._metadata_names(), read_only=True)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def pool(self, section: str) -> HanaPool:
+        """Connections to the HANA of `[section]`: "hana" or "store.hana"."""
+        hana = self.settings.hana if section == "hana" else self.settings.store_hana
+        prefix = "HANA" if section == "hana" else "HANA_STORE"
+        if not hana.configured:
+            raise ConfigurationError(f"no HANA to connect to: set [{section}] host in owl-sap.toml, or {prefix}_HOST")
+        if not hana.userkey and not (hana.user and hana.password and hana.password.get_secret_value()):
+            missing = "password" if hana.user else "user"
+            raise ConfigurationError(f"[{section}] has no {missing}: set {prefix}_USER and {prefix}_PASSWORD")
+        return self._part(f"pool {section}", lambda: open_pool(hana))
+
+    @property
+    def store_pool(self) -> HanaPool:
+        return self.pool("hana" if self.settings.store.hana is None else "store.hana")
+
+    def allow_login(self) -> None:
+        """After a refused login: somebody says that it may be tried again, once."""
+        with self._lock:
+            pools = [part for name, part in self._parts.items() if name.startswith("pool ")]
+        for pool in pools:
+            pool.allow_login()
+
+    def check_schema(self) -> None:
+        """Raises UnknownTable when the schema that the vectors belong in is not there. Other stores have none."""
+        from connector.hana.catalog import FIND_SCHEMA, did_you_mean, schemas
+
+        if not self.store_in_hana:
+            return
+        schema = self._schema()
+        if not self.store_pool.read(FIND_SCHEMA, (schema,), doing="looking for the store's schema"):
+            near = did_you_mean(schema, schemas(self.store_pool))
+            raise UnknownTable(
+                f'the schema for the vectors, "{schema}", does not exist or cannot be seen by this user; names are '
+                f'case-sensitive. CREATE SCHEMA "{schema}", or change [store] schema.{near}'
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            parts, self._parts = self._parts, {}
+        for name in ("store", *(name for name in parts if name.startswith("pool ")), "embedder", "engine"):
+            if name in parts:
+                parts[name].close()
+        with self._others_lock:
+            others, self._others = self._others, {}
+        for embedder in others.values():
+            embedder.close()
+
+    # ----------------------------------------------------------------------------------------------- how they are built
+
+    def _part(self, name: str, build: Callable[[], Part]) -> Part:
+        with self._lock:
+            if name not in self._parts:
+                self._parts[name] = build()
+            part: Part = self._parts[name]
+        return part
+
+    def _may_have_card(self) -> bool:
+        """Told without loading a model, which a search by a vector does not need."""
+        from app.src.core.device import torch_build
+
+        wanted = self.settings.embedding
+        if wanted.hashing or wanted.device == "cpu":
+            return False
+        build = torch_build()
+        return build is not None and build.cuda is not None
+
+    def _embedder_over(self, engine: EmbeddingEngine) -> EngineEmbedder:
+        wanted = self.settings.embedding
+        size = wanted.query_cache_mb << 20
+        return EngineEmbedder(engine, self._metrics, max_wait=wanted.max_wait, cache_bytes=size)
+
+    def _load_engine(self, model: ModelSource | None = None) -> EmbeddingEngine:
+        """The configured model; or another, on the same device within the same limits."""
+        from app.src.core.loading import EngineOptions, load_engine
+        from app.src.core.onnx_export.serving import Bar, BuildOptions, GraphOptions
+
+        wanted, tensorrt = self.settings.embedding, self.settings.tensorrt
+        if model is not None:
+            pinned = {"revision": model.revision, "weights_sha256": model.weights_sha256}
+            wanted = wanted.model_copy(update={"model": model.name, "precision": model.precision, **pinned})
+        options = EngineOptions(
+            model=wanted.model,
+            precision=wanted.precision,
+            device=wanted.device,
+            memory_fraction=wanted.memory_fraction,
+            reserve_mb=wanted.reserve_mb,
+            weights_sha256=wanted.weights_sha256,
+            revision=wanted.revision,
+            threads=wanted.threads,
+            onnx=GraphOptions(
+                cache=self.graphs_folder,
+                enabled=tensorrt.enabled,
+                algorithm=tensorrt.algorithm,
+                build=BuildOptions(tensorrt.workspace_mb, tensorrt.optimization_level),
+                bar=Bar(tensorrt.least_cosine, tensorrt.least_overlap, tensorrt.least_int8_share),
+            ),
+            overlap=wanted.overlap,
+            pinned=wanted.pinned,
+            graphs=wanted.cuda_graphs,
+            preallocate=wanted.preallocate,
+            clear_cache=wanted.clear_cache,
+            cudnn_benchmark=wanted.cudnn_benchmark,
+            profiling=wanted.profiling,
+        )
+        try:
+            engine = load_engine(options)
+        except ImportError as error:
+            raise ConfigurationError(
+                f'the model "{wanted.model}" needs the package {error.name or "torch"}, which cannot be imported: '
+                f"{install_command('engine')}"
+            ) from error
+        self._loaded(engine)
+        return engine
+
+    def _open_source(self) -> Source:
+        from connector.hana.source import HanaSource
+
+        return HanaSource(self.pool("hana"))
+
+    def _open_store(self) -> VectorStore:
+        wanted = self.settings.store
+        if wanted.kind == "local":
+            from connector.stores.local.store import LocalStore
+
+            anywhere = wanted.scan == "gpu" or (wanted.scan == "auto" and self._may_have_card())
+            scan = EnginesScan(lambda: self.engine, wanted=wanted.scan == "gpu") if anywhere else None
+            return LocalStore(wanted.path or Path(), names=self._metadata_names(), scan=scan)
+        from connector.stores.hana.store import HanaStore
+
+        pool = self.store_pool
+        return HanaStore(pool, self._schema(), names=self._metadata_names())
+
+    def _schema(self) -> str:
+        if not self.settings.store_schema:
+            raise ConfigurationError(
+                "no schema for the vectors: set [store] schema (or [hana] schema) in owl-sap.toml, or HANA_SCHEMA"
+            )
+        return self.settings.store_schema
+
+    def _metadata_names(self) -> dict[str, dict[str, str]]:
+        """Per collection, column -> its name in the stored metadata: filters may use either."""
+        from connector.document.document import metadata_names
+
+        return {collection.name: metadata_names(collection.metadata) for collection in self.settings.collections}
+
+
+def open_pool(hana: HanaSettings) -> HanaPool:
+    """Connections as the settings say; nothing is connected yet."""
+    from connector.hana.connection import ConnectionOptions, HanaPool
+
+    options = ConnectionOptions(
+        host=hana.host or "",
+        port=hana.port,
+        user=hana.user or "",
+        password="" if hana.password is None else hana.password.get_secret_value(),
+        userkey=hana.userkey or "",
+        schema=hana.schema_name or "",
+        encrypt=hana.encrypt,
+        validate_certificate=hana.validate_certificate,
+        trust_store=hana.trust_store or "",
+        host_name_in_certificate=hana.host_name_in_certificate or "",
+        connect_timeout=hana.connect_timeout,
+        communication_timeout=hana.communication_timeout,
+    )
+    return HanaPool(options, size=hana.pool_size)

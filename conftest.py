@@ -1,0 +1,69 @@
+"""Fixtures and settings that the tests of all three distributions share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+import owl_sap_client  # noqa: F401 - before pytest names modules after the folder owl_sap_client/
+from hana_emulator.testing import Emulator, running
+
+_schemas = itertools.count(1)
+CALM = settings(settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""How long an example took says what else the machine does; Hypothesis' own profile for CI sees it so too."""
+settings.register_profile("calm", CALM)
+settings.load_profile("calm")
+settings.register_profile("hurry", CALM, phases=(Phase.explicit, Phase.generate))
+"""For scripts/mutations: a failing example is not made smaller."""
+
+UNTIL = float(os.environ.get("OWL_TESTS_UNTIL", "inf"))
+"""Seconds since the epoch after which no further test begins: .ci/run ends slow tests between two of them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.time() > UNTIL:
+        pytest.skip("the time of this run is over")
+
+
+@pytest.fixture(autouse=True)
+def _no_late_answers_of_a_driver() -> None:
+    """What one test's driver told too late is not the next test's answer."""
+    if (nvml := sys.modules.get("app.src.core.nvml")) is not None:
+        nvml._READINGS.clear()
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    """One stand-in for HANA for the whole run, with a data folder of its own and the empty schema SAPDEMO."""
+    with running("--data", str(tmp_path_factory.mktemp("stand-in"))) as emulator:
+        yield emulator
+        assert emulator.process.poll() is None, "the stand-in died during the tests"
+        assert emulator.stop() == 0
+
+
+@pytest.fixture
+def hana_schema(emulator: Emulator) -> Iterator[str]:
+    """The name of a new, empty schema in the stand-in, dropped afterwards."""
+    name = f"TEST_{next(_schemas)}"
+    connection = emulator.connect(autocommit=True)
+    cursor = connection.cursor()
+    cursor.execute(f'CREATE SCHEMA "{name}"')
+    yield name
+    cursor.execute(f'DROP SCHEMA "{name}" CASCADE')
+    connection.close()
+
+
+@pytest.fixture
+def hana(emulator: Emulator, hana_schema: str) -> Iterator[Any]:
+    """A new hdbcli connection (autocommit off, no reconnecting) whose current schema is `hana_schema`."""
+    connection = emulator.connect(currentSchema=hana_schema)
+    yield connection
+    connection.close()

@@ -1,0 +1,62 @@
+"""Which tables of a schema are worth a collection: those that hold texts for people, the best known and the largest
+first. Asks the catalogue only, and of a schema of a hundred thousand tables no more than the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from connector.discovery.roles import TEXTS, guess
+from connector.discovery.sap_tables import KNOWN, known, unreadable
+from connector.hana import catalog
+from connector.hana.connection import HanaPool
+from connector.model import Column, TableRef
+
+_SMALL = 300
+"""Tables of a schema that are all looked at."""
+_OURS = "OWL_"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """`rows` as HANA keeps count; None for a view, and where the user may not see it. `texts`: its text columns."""
+
+    ref: TableRef
+    is_view: bool
+    rows: int | None
+    about: str
+    texts: tuple[str, ...]
+
+
+def candidates(pool: HanaPool, schema: str, most: int = 30) -> list[Candidate]:
+    """Best first. Empty tables stand last, but for views, of which nobody knows. Raises UnknownTable for a schema that
+    is not there."""
+    listed = catalog.tables(pool, schema, limit=_SMALL + 1)
+    if len(listed) > _SMALL:
+        largest = catalog.largest_tables(pool, schema, _SMALL)
+        there = catalog.tables_named(pool, schema, KNOWN)
+        rows = largest | catalog.record_counts(pool, schema, there)
+        names = dict.fromkeys([*there, *(name for _, name in largest)])
+        entries = [(name, False, rows.get((schema, name)), known(name).about) for name in names]
+    else:
+        about = {each.ref.name: each.comment or known(each.ref.name).about for each in listed}
+        entries = [(each.ref.name, each.is_view, each.rows, about[each.ref.name]) for each in listed]
+    usable = [entry for entry in entries if not entry[0].startswith(_OURS) and not unreadable(entry[0])]
+    columns = catalog.columns_of(pool, schema, [name for name, is_view, *_ in usable if not is_view], views=False)
+    columns |= catalog.columns_of(pool, schema, [name for name, is_view, *_ in usable if is_view], views=True)
+    found = [
+        Candidate(TableRef(schema, name), is_view, rows, about, texts)
+        for name, is_view, rows, about in usable
+        if (texts := _texts(columns.get(name, ())))
+    ]
+    return sorted(found, key=_rank)[:most]
+
+
+def _texts(columns: Iterable[Column]) -> tuple[str, ...]:
+    return tuple(column.name for column in columns if guess(column).role in TEXTS)
+
+
+def _rank(candidate: Candidate) -> tuple[bool, bool, int, str]:
+    empty = candidate.rows == 0
+    return (empty, candidate.ref.name not in KNOWN, -(candidate.rows or 0), candidate.ref.name)

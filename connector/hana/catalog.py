@@ -1,0 +1,301 @@
+"""What HANA's catalogue says about a table or view, and whether a collection's names fit it.
+Reads the SYS views only; never a row of the table itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from connector.errors import NoKey, PermissionRefused, UnknownColumn, UnknownTable
+from connector.hana.connection import HanaPool
+from connector.model import CollectionSpec, Column, Table, TableRef
+
+LOB_TYPES = frozenset({"NCLOB", "CLOB", "BLOB", "TEXT", "BINTEXT"})
+VECTOR_TYPES = frozenset({"REAL_VECTOR", "HALF_VECTOR"})
+NOT_COMPARABLE = LOB_TYPES | VECTOR_TYPES | {"ST_GEOMETRY", "ST_POINT", "ARRAY"}
+"""Types that HANA cannot order by, so no column of theirs can be a key."""
+
+FIND_TABLE = "SELECT TABLE_NAME, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
+_VIEW = "SELECT VIEW_NAME, COMMENTS FROM SYS.VIEWS WHERE SCHEMA_NAME = ? AND VIEW_NAME = ?"
+FIND_COLUMNS = (
+    "SELECT COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION "
+    "FROM SYS.TABLE_COLUMNS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? ORDER BY POSITION"
+)
+_VIEW_COLUMNS = (
+    "SELECT COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION "
+    "FROM SYS.VIEW_COLUMNS WHERE SCHEMA_NAME = ? AND VIEW_NAME = ? ORDER BY POSITION"
+)
+_PRIMARY_KEY = (
+    "SELECT COLUMN_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? "
+    "AND IS_PRIMARY_KEY = 'TRUE' ORDER BY POSITION"
+)
+FIND_SCHEMA = "SELECT SCHEMA_NAME FROM SYS.SCHEMAS WHERE SCHEMA_NAME = ?"
+_SCHEMAS = "SELECT SCHEMA_NAME FROM SYS.SCHEMAS ORDER BY SCHEMA_NAME"
+_TABLES = "SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = ? ORDER BY TABLE_NAME"
+_VIEWS = "SELECT VIEW_NAME FROM SYS.VIEWS WHERE SCHEMA_NAME = ? ORDER BY VIEW_NAME"
+
+
+_VISIBLE = (
+    "SELECT SCHEMA_NAME, NAME, KIND, COMMENTS FROM ("
+    "SELECT SCHEMA_NAME, TABLE_NAME AS NAME, 'table' AS KIND, COMMENTS FROM SYS.TABLES "
+    "WHERE IS_TEMPORARY = 'FALSE' AND IS_USER_DEFINED_TYPE = 'FALSE' "
+    "UNION ALL SELECT SCHEMA_NAME, VIEW_NAME AS NAME, 'view' AS KIND, COMMENTS FROM SYS.VIEWS) AS T WHERE {schemas} "
+    "AND (UPPER(NAME) LIKE UPPER(?) ESCAPE '\\' OR UPPER(COMMENTS) LIKE UPPER(?) ESCAPE '\\') "
+    "ORDER BY SCHEMA_NAME, NAME LIMIT ? OFFSET ?"
+)
+_OF_SCHEMA = _VISIBLE.format(schemas="SCHEMA_NAME = ?")
+_OF_ALL = _VISIBLE.format(schemas="SCHEMA_NAME <> 'SYS' AND SCHEMA_NAME NOT LIKE '\\_SYS\\_%' ESCAPE '\\'")
+_LISTING = "listing tables"
+_NAMES_AT_ONCE = 64
+"""Names per look-up statement, always as many, so that there is one statement text."""
+_NAMES = ", ".join("?" * _NAMES_AT_ONCE)
+_COUNT_COLUMNS = (
+    "SELECT {kind}_NAME, COUNT(*) FROM SYS.{kind}_COLUMNS "
+    "WHERE SCHEMA_NAME = ? AND {kind}_NAME IN ({names}) GROUP BY {kind}_NAME"
+)
+_COUNT_TABLE_COLUMNS = _COUNT_COLUMNS.format(kind="TABLE", names=_NAMES)
+_COUNT_VIEW_COLUMNS = _COUNT_COLUMNS.format(kind="VIEW", names=_NAMES)
+_RECORD_COUNTS = f"SELECT TABLE_NAME, RECORD_COUNT FROM SYS.M_TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME IN ({_NAMES})"  # noqa: S608
+_LARGEST = (
+    "SELECT TABLE_NAME, RECORD_COUNT FROM SYS.M_TABLES WHERE SCHEMA_NAME = ? AND RECORD_COUNT > 0 "
+    "ORDER BY RECORD_COUNT DESC, TABLE_NAME LIMIT ?"
+)
+_THERE = f"SELECT TABLE_NAME FROM SYS.TABLES WHERE SCHEMA_NAME = ? AND TABLE_NAME IN ({_NAMES}) ORDER BY TABLE_NAME"  # noqa: S608
+_COLUMNS_OF = (
+    "SELECT {kind}_NAME, COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS, POSITION "
+    "FROM SYS.{kind}_COLUMNS WHERE SCHEMA_NAME = ? AND {kind}_NAME IN ({names}) ORDER BY {kind}_NAME, POSITION"
+)
+_COLUMNS_OF_TABLES = _COLUMNS_OF.format(kind="TABLE", names=_NAMES)
+_COLUMNS_OF_VIEWS = _COLUMNS_OF.format(kind="VIEW", names=_NAMES)
+_UNIQUE_CONSTRAINTS = (
+    "SELECT CONSTRAINT_NAME, COLUMN_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? "
+    "AND IS_PRIMARY_KEY = 'FALSE' AND IS_UNIQUE_KEY = 'TRUE' ORDER BY CONSTRAINT_NAME, POSITION"
+)
+_UNIQUE_INDEXES = (
+    "SELECT INDEX_NAME, COLUMN_NAME FROM SYS.INDEX_COLUMNS WHERE SCHEMA_NAME = ? AND TABLE_NAME = ? "
+    "AND CONSTRAINT IN ('UNIQUE', 'NOT NULL UNIQUE') ORDER BY INDEX_NAME, POSITION"
+)
+_TABLES_BY_KEY = (
+    "SELECT TABLE_NAME, COLUMN_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND IS_PRIMARY_KEY = 'TRUE' "
+    "AND TABLE_NAME IN (SELECT TABLE_NAME FROM SYS.CONSTRAINTS WHERE SCHEMA_NAME = ? AND IS_PRIMARY_KEY = 'TRUE' "
+    "AND COLUMN_NAME = ?) ORDER BY TABLE_NAME, POSITION"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """A table or view in a list. `rows` as HANA keeps count; None for a view and where the user may not see it."""
+
+    ref: TableRef
+    is_view: bool
+    comment: str
+    columns: int
+    rows: int | None
+
+
+def describe(pool: HanaPool, ref: TableRef) -> Table:
+    """The table or view with columns, primary key and comments. Raises UnknownTable with the nearest names."""
+    place = (ref.schema, ref.name)
+    doing = f"looking up {ref}"
+    if found := pool.read(FIND_TABLE, place, doing=doing):
+        columns = _columns(pool.read(FIND_COLUMNS, place, doing=doing))
+        key = tuple(row[0] for row in pool.read(_PRIMARY_KEY, place, doing=doing))
+        return Table(ref, columns, key, comment=found[0][1] or "")
+    if found := pool.read(_VIEW, place, doing=doing):
+        columns = _columns(pool.read(_VIEW_COLUMNS, place, doing=doing))
+        return Table(ref, columns, is_view=True, comment=found[0][1] or "")
+    raise UnknownTable(_unknown(pool, ref))
+
+
+def tables(
+    pool: HanaPool, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
+) -> list[TableEntry]:
+    """What this user can see, by schema and name: tables that are not temporary, and views.
+
+    Without `schema` all but SYS and _SYS_...; `text` must stand in the name or the comment, in capitals or not.
+    Raises UnknownTable for a schema that is not there.
+    """
+    doing = _LISTING
+    pattern = f"%{_escaped(text)}%"
+    last = (pattern, pattern, limit, offset)
+    found = (
+        pool.read(_OF_ALL, last, doing=doing) if schema is None else pool.read(_OF_SCHEMA, (schema, *last), doing=doing)
+    )
+    if schema is not None and not found:
+        _check_schema(pool, schema)
+    columns: dict[tuple[str, str], int] = {}
+    rows: dict[tuple[str, str], int] = {}
+    for place in dict.fromkeys(row[0] for row in found):
+        of_tables = [row[1] for row in found if row[0] == place and row[2] == "table"]
+        of_views = [row[1] for row in found if row[0] == place and row[2] == "view"]
+        columns |= _numbers(pool, _COUNT_TABLE_COLUMNS, place, of_tables)
+        columns |= _numbers(pool, _COUNT_VIEW_COLUMNS, place, of_views)
+        rows |= record_counts(pool, place, of_tables)
+    return [
+        TableEntry(
+            TableRef(place, name), kind == "view", comment or "", columns.get((place, name), 0), rows.get((place, name))
+        )
+        for place, name, kind, comment in found
+    ]
+
+
+def record_counts(pool: HanaPool, schema: str, names: Sequence[str]) -> dict[tuple[str, str], int]:
+    """Rows by (schema, table) as HANA itself keeps count: no table is read. {} where the user may not see that."""
+    try:
+        return _numbers(pool, _RECORD_COUNTS, schema, names)
+    except (PermissionRefused, UnknownTable, UnknownColumn):
+        return {}
+
+
+def schemas(pool: HanaPool) -> list[str]:
+    """What this user can see, but for those of the system."""
+    names = [str(row[0]) for row in pool.read(_SCHEMAS, doing="listing schemas")]
+    return [name for name in names if name != "SYS" and not name.startswith("_SYS_")]
+
+
+def largest_tables(pool: HanaPool, schema: str, limit: int) -> dict[tuple[str, str], int]:
+    """Rows by (schema, table) of the tables with most rows, as HANA keeps count. {} where the user may not see that."""
+    try:
+        found = pool.read(_LARGEST, (schema, limit), doing=f"looking for large tables of {schema}")
+    except (PermissionRefused, UnknownTable, UnknownColumn):
+        return {}
+    return {(schema, str(name)): int(rows) for name, rows in found}
+
+
+def tables_named(pool: HanaPool, schema: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that are tables of the schema."""
+    batches = _batches(list(names))
+    return [str(row[0]) for batch in batches for row in pool.read(_THERE, (schema, *batch), doing=_LISTING)]
+
+
+def columns_of(pool: HanaPool, schema: str, names: Sequence[str], *, views: bool) -> dict[str, tuple[Column, ...]]:
+    """The columns of several tables, or of several views, by name."""
+    sql = _COLUMNS_OF_VIEWS if views else _COLUMNS_OF_TABLES
+    found: dict[str, list[Sequence[object]]] = {}
+    for batch in _batches(names):
+        for name, *column in pool.read(sql, (schema, *batch), doing=_LISTING):
+            found.setdefault(str(name), []).append(column)
+    return {name: _columns(rows) for name, rows in found.items()}
+
+
+def _batches(names: Sequence[str]) -> Iterator[list[str]]:
+    """As many as a look-up statement takes; the last name fills up the rest."""
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        batch = list(names[start : start + _NAMES_AT_ONCE])
+        yield batch + batch[-1:] * (_NAMES_AT_ONCE - len(batch))
+
+
+def _numbers(pool: HanaPool, sql: str, schema: str, names: Sequence[str]) -> dict[tuple[str, str], int]:
+    numbers: dict[tuple[str, str], int] = {}
+    for batch in _batches(names):
+        numbers |= {
+            (schema, str(name)): int(number) for name, number in pool.read(sql, (schema, *batch), doing=_LISTING)
+        }
+    return numbers
+
+
+def _escaped(text: str) -> str:
+    """For LIKE ... ESCAPE '\\'."""
+    for char in "\\%_":
+        text = text.replace(char, "\\" + char)
+    return text
+
+
+def unique_keys(pool: HanaPool, table: Table) -> list[tuple[str, ...]]:
+    """Columns that identify a row besides the primary key: unique constraints and indexes over columns that are NOT
+    NULL (HANA lets NULL come twice). Fewest columns first."""
+    place = (table.ref.schema, table.ref.name)
+    found: dict[tuple[str, str], list[str]] = {}
+    for sql in (_UNIQUE_CONSTRAINTS, _UNIQUE_INDEXES):
+        for name, column in pool.read(sql, place, doing=f"looking up the keys of {table.ref}"):
+            found.setdefault((sql, str(name)), []).append(str(column))
+    nullable = {column.name for column in table.columns if column.nullable}
+    keys = {tuple(columns) for columns in found.values() if nullable.isdisjoint(columns)}
+    return sorted(keys, key=lambda key: (len(key), key))
+
+
+def tables_with_key(pool: HanaPool, schema: str, column: str) -> dict[str, tuple[str, ...]]:
+    """Tables of the schema with `column` in their primary key, and that key."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, part in pool.read(_TABLES_BY_KEY, (schema, schema, column), doing=f"looking for keys with {column}"):
+        found[str(name)] = (*found.get(str(name), ()), str(part))
+    return found
+
+
+def _columns(rows: Iterable[Sequence[object]]) -> tuple[Column, ...]:
+    return tuple(
+        Column(
+            name=str(name),
+            type_name=str(type_name),
+            length=int(str(length or 0)),
+            scale=int(str(scale or 0)),
+            nullable=nullable == "TRUE",
+            comment=str(comment or ""),
+        )
+        for name, type_name, length, scale, nullable, comment, _ in rows
+    )
+
+
+def _unknown(pool: HanaPool, ref: TableRef) -> str:
+    doing = f"looking for names like {ref}"
+    if missing := _no_schema(pool, ref.schema):
+        return f"{ref}: {missing}"
+    known = [row[0] for names in (_TABLES, _VIEWS) for row in pool.read(names, (ref.schema,), doing=doing)]
+    hint = (
+        did_you_mean(ref.name, known)
+        or " If it exists, the user lacks SELECT on it: `owl-sap grants` prints the GRANT."
+    )
+    return f"{ref}: schema {ref.schema!r} has no table or view {ref.name!r} that this user can see.{hint}"
+
+
+def _check_schema(pool: HanaPool, schema: str) -> None:
+    if missing := _no_schema(pool, schema):
+        raise UnknownTable(missing)
+
+
+def _no_schema(pool: HanaPool, schema: str) -> str:
+    """ "" when it is there, else a sentence with the nearest names."""
+    doing = f"looking for schema {schema!r}"
+    if pool.read(FIND_SCHEMA, (schema,), doing=doing):
+        return ""
+    known = [row[0] for row in pool.read(_SCHEMAS, doing=doing)]
+    return f"there is no schema {schema!r} that this user can see.{did_you_mean(schema, known)}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?' with the nearest names, or ''. Says so when only upper and lower case differ."""
+    names = list(known)
+    same = [other for other in names if other.lower() == name.lower() and other != name]
+    if same:
+        return f" Did you mean {same[0]!r}? Names are case-sensitive."
+    folded: dict[str, str] = {}
+    for other in names:
+        folded.setdefault(other.lower(), other)
+    near = [folded[match] for match in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.6)]
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def check_columns(table: Table, names: Iterable[str], setting: str) -> None:
+    """Raises UnknownColumn for the first name that is no column of the table; `setting` is where it was written."""
+    known = [column.name for column in table.columns]
+    for name in names:
+        if name not in known:
+            raise UnknownColumn(f"`{setting}`: {table.ref} has no column {name!r}.{did_you_mean(name, known)}")
+
+
+def resolve_key(spec: CollectionSpec, table: Table) -> tuple[str, ...]:
+    """The key columns: `key` as configured, else the primary key. Raises NoKey where neither can serve."""
+    if not spec.key and not table.primary_key:
+        kind = "a view" if table.is_view else "a table without a primary key"
+        raise NoKey(f'{table.ref} is {kind}: name the columns that identify a row, key = ["...", ...]')
+    check_columns(table, spec.key, "key")
+    if len(set(spec.key)) < len(spec.key):
+        raise NoKey(f"`key` names a column twice: {', '.join(spec.key)}")
+    key = spec.key or table.primary_key
+    for name in key:
+        column = table.column(name)
+        if column is not None and column.type_name in NOT_COMPARABLE:
+            raise NoKey(f"`key`: column {name!r} of {table.ref} is a {column.type_name}, which cannot identify a row")
+    return key

@@ -1,0 +1,87 @@
+"""Puts the change log of a collection in and takes it out: what of it is there, and the statements that are missing.
+Changes the source, so only where a person asked for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from connector.hana.capture import FIND_TRIGGERS
+from connector.hana.catalog import FIND_TABLE, describe
+from connector.hana.change_log import WARNING, Installation, installation
+from connector.hana.connection import HanaPool
+from connector.hana.privileges import named, reading
+from connector.model import CollectionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The log table or one of its triggers. `done`: put in or taken out just now."""
+
+    name: str
+    present: bool
+    create: str
+    drop: str
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """`pieces` in the order in which they are put in. `complete`: all of them are there."""
+
+    collection: str
+    log: str
+    complete: bool
+    pieces: tuple[Piece, ...]
+    grants: tuple[str, ...]
+    warning: str = WARNING
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def look(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
+    """Reads the catalogue only. `user`: who syncs, for the grants; "" when it is not known. Raises UnknownTable, NoKey,
+    and ConfigurationError for a view.
+    """
+    plan = installation(spec, describe(pool, spec.source))
+    log, doing = plan.log, f"looking for the change log of {spec.name}"
+    found = {str(row[0]) for row in pool.read(FIND_TRIGGERS, (spec.source.schema, spec.source.name), doing=doing)}
+    if pool.read(FIND_TABLE, (log.schema, log.name), doing=doing):
+        found.add(log.name)
+    grants = tuple(each.grant(named(user) if user else "<the user who syncs>") for each in reading(spec))
+    return _setup(spec, plan, found, grants)
+
+
+def install(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
+    """Put in what is missing; once more does nothing. Needs the right to create in the schema of the log, TRIGGER on
+    the source, and INSERT on the log."""
+    before = look(pool, spec, user)
+    for piece in before.pieces:
+        if not piece.present:
+            pool.execute(piece.create, doing=f"creating {piece.name}")
+    return _changed(before, look(pool, spec, user))
+
+
+def remove(pool: HanaPool, spec: CollectionSpec, user: str) -> Setup:
+    """Take out what is there, the triggers first: without its log a trigger would make every write fail."""
+    before = look(pool, spec, user)
+    for piece in reversed(before.pieces):
+        if piece.present:
+            pool.execute(piece.drop, doing=f"dropping {piece.name}")
+    return _changed(before, look(pool, spec, user))
+
+
+def _setup(spec: CollectionSpec, plan: Installation, found: set[str], grants: tuple[str, ...]) -> Setup:
+    table = Piece(plan.log.name, plan.log.name in found, plan.create_table, plan.drop_table)
+    triggers = [
+        Piece(name, name in found, create, drop)
+        for (name, create), drop in zip(plan.triggers.items(), plan.drop_triggers, strict=True)
+    ]
+    pieces = (table, *triggers)
+    return Setup(spec.name, str(plan.log), all(piece.present for piece in pieces), pieces, grants)
+
+
+def _changed(before: Setup, after: Setup) -> Setup:
+    pairs = zip(before.pieces, after.pieces, strict=True)
+    return replace(after, pieces=tuple(replace(now, done=old.present != now.present) for old, now in pairs))

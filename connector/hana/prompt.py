@@ -1,0 +1,161 @@
+"""Statements as a person types them: cut at `;`, run one by one on one connection, with column names and HANA's own
+error texts. For the prompt of the stand-in; knows no terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+from connector.errors import ConnectFailed, ConnectionLost, ConnectorError, Unavailable, classify
+from connector.hana.connection import ConnectionOptions, load_driver
+
+T = TypeVar("T")
+_PIECES = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/|[^'"\-/;]+|.""", re.DOTALL)
+_OPENED = ("'", '"')
+_LEFT_OUT = ("--", "/*")
+_TRIGGER = re.compile(r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TRIGGER\b", re.IGNORECASE)
+_BLOCKS = re.compile(r"\b(?:END\s+IF|END|BEGIN|CASE|IF)\b")
+"""What opens and closes a block in the body of a trigger."""
+_TABLES = (
+    "SELECT TABLE_NAME AS NAME, 'TABLE' AS KIND, COMMENTS FROM SYS.TABLES WHERE SCHEMA_NAME = CURRENT_SCHEMA "
+    "UNION ALL SELECT VIEW_NAME, 'VIEW', COMMENTS FROM SYS.VIEWS WHERE SCHEMA_NAME = CURRENT_SCHEMA ORDER BY NAME"
+)
+_COLUMNS = (
+    "SELECT COLUMN_NAME, DATA_TYPE_NAME, LENGTH, SCALE, IS_NULLABLE, COMMENTS FROM SYS.{kind}_COLUMNS "
+    "WHERE SCHEMA_NAME = {schema} AND {kind}_NAME = ? ORDER BY POSITION"
+)
+
+
+def split(text: str) -> tuple[list[str], str]:
+    """The statements of `text` that a `;` ends, outside quotes, comments and the bodies of triggers, and what is left
+    after the last one."""
+    found, start, code = [], 0, ""
+    for piece in _PIECES.finditer(text):
+        if piece.group() in _OPENED or (text.startswith("/*", piece.start()) and len(piece.group()) == 1):
+            break
+        if piece.group() == ";" and not _is_in_body(code):
+            found.append(text[start : piece.start()].strip())
+            start, code = piece.end(), ""
+        else:
+            code += " " if piece.group()[:2] in _LEFT_OUT or piece.group()[0] in _OPENED else piece.group()
+    return [statement for statement in found if not is_blank(statement)], text[start:]
+
+
+def _is_in_body(code: str) -> bool:
+    """Whether a `;` after `code`, a statement so far without its quotes and comments, is inside a trigger."""
+    if not _TRIGGER.match(code):
+        return False
+    words: list[str] = _BLOCKS.findall(code.upper())
+    return 2 * sum(word.startswith("END") for word in words) < len(words)
+
+
+def is_blank(text: str) -> bool:
+    """Nothing but white space and comments?"""
+    return all(piece[:2] in _LEFT_OUT or piece.isspace() for piece in _PIECES.findall(text))
+
+
+class StatementRefused(Exception):
+    """No ConnectorError: no statement of ours, but a person's.
+
+    `code` and `text` as HANA gave them; `kind` is the class that the connector has for such an error.
+
+    The text may quote what the person typed, so it is for the person only.
+    """
+
+    def __init__(self, code: int, text: str, kind: type[ConnectorError]) -> None:
+        super().__init__(f"{code}: {text}" if code else text)
+        self.code = code
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a statement gave. `columns` is empty when it has no result; `more` says that rows were left out."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    affected: int
+    more: bool = False
+
+
+class _Cursor(Protocol):
+    description: Sequence[Sequence[Any]] | None
+    rowcount: int
+
+    def execute(self, sql: str, parameters: Any = ..., /) -> Any: ...
+    def fetchmany(self, size: int, /) -> Sequence[Any]: ...
+
+
+class Prompt:
+    """One connection, autocommit on, made at once. A lost one is made anew by the next statement."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        """Raises the errors of connecting: LoginRefused, ConnectFailed ..."""
+        self._options = options
+        self._driver = load_driver()
+        self._connection: Any = None
+        self._connect()
+
+    def _connect(self) -> None:
+        self._options.check_trust_store()
+        failure: ConnectorError | None = None
+        try:
+            self._connection = self._driver.connect(**self._options.properties() | {"vectoroutputtype": "list"})
+        except self._driver.Error as error:
+            code, text = _told(error)
+            failure = classify(code, text, doing=f"connecting to {self._options.place}")
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(self._driver.Error):
+                connection.close()
+
+    def run(self, sql: str, most_rows: int, parameters: Sequence[Any] = ()) -> Answer:
+        """At most `most_rows` rows of the result. Raises StatementRefused, and the errors of connecting."""
+        if self._connection is None:
+            self._connect()
+        cursor = cast(_Cursor, self._call(self._connection.cursor))
+        # Without parameters nothing is prepared, which every statement allows.
+        self._call(lambda: cursor.execute(sql, tuple(parameters)) if parameters else cursor.execute(sql))
+        if not cursor.description:
+            return Answer((), [], max(cursor.rowcount, 0))
+        rows = self._call(lambda: [tuple(row) for row in cursor.fetchmany(most_rows + 1)])
+        columns = tuple(str(column[0]) for column in cursor.description)
+        return Answer(columns, rows[:most_rows], len(rows[:most_rows]), len(rows) > most_rows)
+
+    def tables(self, most_rows: int) -> Answer:
+        """Tables and views of the current schema."""
+        return self.run(_TABLES, most_rows)
+
+    def columns(self, schema: str, name: str, most_rows: int) -> Answer:
+        """Columns of a table or view; `schema` '' is the current one. No rows when there is none of that name."""
+        place = (schema, name) if schema else (name,)
+        answer = Answer((), [], 0)
+        for kind in ("TABLE", "VIEW"):
+            sql = _COLUMNS.format(kind=kind, schema="?" if schema else "CURRENT_SCHEMA")
+            answer = self.run(sql, most_rows, place)
+            if answer.rows:
+                break
+        return answer
+
+    def _call(self, work: Callable[[], T]) -> T:
+        refused: StatementRefused
+        try:
+            return work()
+        except self._driver.Error as error:
+            code, text = _told(error)
+            refused = StatementRefused(code, text, type(classify(code, text, doing="")))
+        if issubclass(refused.kind, ConnectionLost | ConnectFailed | Unavailable):
+            self.close()
+        raise refused
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    return int(getattr(error, "errorcode", 0) or 0), str(getattr(error, "errortext", "") or error)

@@ -1,0 +1,176 @@
+"""The SQL of one query: what is selected of its table, in which order, from which key on; and how result rows are read.
+Pure: sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from connector.errors import NoKey
+from connector.hana.connection import Rows, quote
+from connector.model import Cells, Key, Query, Row, TableRef
+
+LOOKUP_SIZES = (1, 8, 64)
+"""Keys per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
+
+
+class Statement:
+    """The SQL of one query, and how its result rows are read; `upto`: the last key of interest. Pure: sends nothing."""
+
+    def __init__(self, query: Query, upto: Key | None = None) -> None:
+        if not query.key:
+            raise NoKey(f"{query.table}: a query needs key columns")
+        self._key = [quote(name) for name in query.key]
+        self._width = len(query.key)
+        self._names = (*query.key, *(name for name in dict.fromkeys(query.columns) if name not in query.key))
+        self._places = {name: place for place, name in enumerate(self._names)}
+        self._own = _own_condition(query.where)
+        self._table = place(query.table)
+        self.key_list = ",".join(self._key)
+        # Every name is quoted, and `where` is the operator's own: S608 has nothing to find here.
+        self.count = self.of_all("COUNT(*)")
+        self.select = f"SELECT {','.join(map(quote, self._names))} FROM {self._table}"  # noqa: S608
+        self.keys = f"SELECT {self.key_list} FROM {self._table}"  # noqa: S608
+        self.order = f" ORDER BY {self.key_list}"
+        self._upto = ("", ()) if upto is None else self.upto(upto)
+
+    def of_all(self, what: str) -> str:
+        """`what` (SQL) of all rows of the query."""
+        return f"SELECT {what} FROM {self._table}{self.where()}"  # noqa: S608
+
+    def select_with(self, what: str) -> str:
+        """As `select`, with one more column at the end."""
+        return f"SELECT {','.join(map(quote, self._names))},{what} FROM {self._table}"  # noqa: S608
+
+    def where(self, condition: str = "") -> str:
+        both = " AND ".join(part for part in (self._own, condition) if part)
+        return f" WHERE {both}" if both else ""
+
+    def after(self, last: Key) -> tuple[str, tuple[Any, ...]]:
+        """The condition for all rows behind this key, and its parameters: K1 > ? OR (K1 = ? AND K2 > ?) ..."""
+        terms: list[str] = []
+        parameters: list[Any] = []
+        for column in reversed(range(self._width)):
+            # Built from the last column outwards, so each step wraps what stands already.
+            above, above_parameters = _greater(self._key[column], last[column])
+            if terms:
+                same, same_parameters = _equal(self._key[column], last[column])
+                terms = [f"({above} OR ({same} AND {terms[0]}))"]
+                parameters = [*above_parameters, *same_parameters, *parameters]
+            else:
+                terms, parameters = [above], above_parameters
+        return terms[0], tuple(parameters)
+
+    def upto(self, last: Key) -> tuple[str, tuple[Any, ...]]:
+        """The condition for this key and all before it: exactly the rows that `after` leaves out."""
+        sql, parameters = _not_greater(self._key[-1], last[-1])
+        for name, value in reversed(list(zip(self._key[:-1], last[:-1], strict=True))):
+            below, below_parameters = _less(name, value)
+            same, same_parameters = _equal(name, value)
+            terms = [term for term in (below, f"({same} AND {sql})") if term]
+            sql = f"({' OR '.join(terms)})"
+            parameters = [*below_parameters, *same_parameters, *parameters]
+        return sql, tuple(parameters)
+
+    def between(self, last: Key | None) -> tuple[str, tuple[Any, ...]]:
+        """The condition for what comes behind `last` and is still of interest."""
+        after, parameters = ("", ()) if last is None else self.after(last)
+        upto, more = self._upto
+        return " AND ".join(sql for sql in (after, upto) if sql), (*parameters, *more)
+
+    def behind(self, name: str, bound: str, value: Any, last: Key | None) -> tuple[str, tuple[Any, ...]]:
+        """The condition for all rows behind `value` of another column, and behind this key among those that hold it;
+        `bound`: SQL with one parameter for the value."""
+        if last is None:
+            return f"{name} > {bound}", (value,)
+        condition, parameters = self.after(last)
+        return f"({name} > {bound} OR ({name} = {bound} AND {condition}))", (value, value, *parameters)
+
+    def any_of(self, keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
+        """The condition for exactly these keys."""
+        terms: list[str] = []
+        parameters: list[Any] = []
+        for key in keys:
+            parts = [_equal(name, value) for name, value in zip(self._key, key, strict=True)]
+            terms.append("(" + " AND ".join(sql for sql, _ in parts) + ")")
+            parameters += [value for _, values in parts for value in values]
+        return f"({' OR '.join(terms)})", tuple(parameters)
+
+    def lookups(self, start: str, keys: Sequence[Key]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Statements that begin with `start` and together find exactly these keys; those that hold NULL each alone."""
+        whole = [key for key in keys if None not in key]
+        parts: list[tuple[list[Key], int]] = []
+        begin = 0
+        while begin < len(whole):
+            size = next((n for n in LOOKUP_SIZES if n >= len(whole) - begin), LOOKUP_SIZES[-1])
+            parts.append((whole[begin : begin + size], size))
+            begin += size
+        parts += [([key], 1) for key in keys if None in key]
+        for some, size in parts:
+            condition, parameters = self.any_of([*some, *[some[-1]] * (size - len(some))])
+            yield f"{start}{self.where(condition)}", parameters
+
+    def key_of(self, values: Sequence[Any]) -> Key:
+        return tuple(values[: self._width])
+
+    def row(self, values: tuple[Any, ...]) -> Row:
+        return Row(values[: self._width], Cells(self._places, values))
+
+
+def place(table: TableRef) -> str:
+    return f"{quote(table.schema)}.{quote(table.name)}"
+
+
+def with_bytes(rows: Rows) -> Rows:
+    """The driver gives binary columns as memoryview, which does not survive as a key;
+    rows carry bytes. A column's values have one type, so its first one that is not NULL decides."""
+    firsts = [next((value for value in column if value is not None), None) for column in zip(*rows, strict=True)]
+    binary = [position for position, value in enumerate(firsts) if isinstance(value, memoryview)]
+    if not binary:
+        return rows
+    columns = list(zip(*rows, strict=True))
+    for position in binary:
+        columns[position] = tuple(value if value is None else bytes(value) for value in columns[position])
+    return list(zip(*columns, strict=True))
+
+
+def _own_condition(where: str | None) -> str:
+    if not where or not where.strip():
+        return ""
+    # A comment at its end must not swallow our bracket.
+    return f"({where}\n)" if "--" in where else f"({where})"
+
+
+def _greater(name: str, value: Any) -> tuple[str, list[Any]]:
+    """HANA puts NULL first, so everything that is not NULL comes behind it."""
+    return (f"{name} IS NOT NULL", []) if value is None else (f"{name} > ?", [value])
+
+
+def _less(name: str, value: Any) -> tuple[str, list[Any]]:
+    return ("", []) if value is None else (f"{name} IS NULL OR {name} < ?", [value])
+
+
+def _not_greater(name: str, value: Any) -> tuple[str, list[Any]]:
+    return (f"{name} IS NULL", []) if value is None else (f"({name} IS NULL OR {name} <= ?)", [value])
+
+
+def _equal(name: str, value: Any) -> tuple[str, list[Any]]:
+    return (f"{name} IS NULL", []) if value is None else (f"{name} = ?", [value])
+
+
+def check_unique(query: Query, last: Key | None, page: Sequence[Row], following: Key | None) -> None:
+    previous = last
+    for row in page:
+        if row.key == previous:
+            raise NoKey(_not_unique(query))
+        previous = row.key
+    if following is not None and following == previous:
+        raise NoKey(_not_unique(query))
+
+
+def _not_unique(query: Query) -> str:
+    return (
+        f"`key` ({', '.join(query.key)}) does not identify the rows of {query.table}: two of them share one key. "
+        "Name further columns (a TIMESTAMP is told apart to the microsecond only)"
+    )

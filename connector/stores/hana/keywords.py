@@ -1,0 +1,124 @@
+"""Keyword search in HANA: BM25 computed by HANA over VEC_TEXT, with its text search saying which texts hold a word, or
+LIKE where it refuses. What a word weighs is counted among the rows that the caller may see. Knows the pool; no
+collection's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from connector.errors import StatementFailed
+from connector.hana.connection import HanaPool
+from connector.stores import filter_sql
+from connector.stores.hana.tables import VectorSql
+from connector.stores.words import LENGTH_SHARE, SATURATION, Word, weight, words, worth_it
+
+# The parts put together below are quoted identifiers and constants; values are always bound.
+# ruff: noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordSql:
+    """Statements about the words of one vector table. `full_text`: by SCORE (whole words); otherwise by LIKE, which
+    finds words inside of words too."""
+
+    table: VectorSql
+    full_text: bool
+
+    def lengths(self, within: str) -> str:
+        """How many texts there are, and how many characters they have on average. Parameters: those of `within`, which
+        is a condition or empty."""
+        where = f" WHERE {within}" if within else ""
+        return f'SELECT COUNT("VEC_TEXT"), AVG(TO_DOUBLE(LENGTH("VEC_TEXT"))) FROM {self.table.table}{where}'
+
+    def count(self, word: Word, within: str) -> str:
+        """Parameters: those of `parameters`, then those of `within`."""
+        seen = f" AND ({within})" if within else ""
+        return f"SELECT COUNT(*) FROM {self.table.table} WHERE {self._holds(word)}{seen}"
+
+    def parameters(self, word: Word) -> list[str]:
+        if self.full_text:
+            return [f'"{phrase}"' for phrase in word.alternatives]  # HANA's form of a phrase; without AND, OR, - and *
+        return [f"%{word.alternatives[0].lower().replace(' ', '_')}%"]
+
+    def search(self, count: int, found: Sequence[Word], where: filter_sql.Compiled) -> str:
+        """Parameters: for each word those of `parameters` and its weight; the average length; those of all words again,
+        and what a text gets that holds all of them (only if they are several); those of all words; those of `where`."""
+        source = "intermediate_result" if where.projection else self.table.table
+        head = (
+            f"WITH intermediate_result AS (SELECT *, {where.projection} FROM {self.table.table}) "
+            if where.projection
+            else ""
+        )
+        weights = " + ".join(f"CASE WHEN {self._holds(word)} THEN TO_DOUBLE(?) ELSE 0 END" for word in found)
+        length = f'{1 - LENGTH_SHARE} + {LENGTH_SHARE} * LENGTH("VEC_TEXT") / TO_DOUBLE(?)'
+        score = f"({weights}) / (1 + {SATURATION} * ({length}))"
+        if len(found) > 1:
+            score += f" + CASE WHEN {' AND '.join(self._holds(word) for word in found)} THEN TO_DOUBLE(?) ELSE 0 END"
+        any_word = " OR ".join(self._holds(word) for word in found)
+        condition = f"({any_word}) AND ({where.sql})" if where.sql else any_word
+        return (
+            f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
+            f'{score} AS "SCORE" FROM {source} WHERE {condition} ORDER BY "SCORE" DESC'
+        )
+
+    def _holds(self, word: Word) -> str:
+        if not self.full_text:
+            return 'LOWER("VEC_TEXT") LIKE TO_NVARCHAR(?)'
+        one = "SCORE(TO_NVARCHAR(?) IN (\"VEC_TEXT\" EXACT SEARCH MODE 'text')) > 0"
+        return one if len(word.alternatives) == 1 else f"({' OR '.join([one] * len(word.alternatives))})"
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordQuery:
+    """A search text made ready for one table: which words count, and how much."""
+
+    sql: KeywordSql
+    words: tuple[Word, ...]
+    weights: tuple[float, ...]
+    average: float
+
+    def statement(self, count: int, where: filter_sql.Compiled) -> tuple[str, list[Any]]:
+        """The best `count` records with their scores, and its parameters."""
+        values: list[Any] = []
+        for word, worth in zip(self.words, self.weights, strict=True):
+            values += [*self.sql.parameters(word), worth]
+        values.append(self.average)
+        every = [value for word in self.words for value in self.sql.parameters(word)]
+        if len(self.words) > 1:
+            values += [*every, sum(self.weights)]  # more than any text's share of them
+        return self.sql.search(count, self.words, where), [*values, *every, *where.parameters]
+
+
+def prepare(
+    pool: HanaPool, table: VectorSql, text: str, within: filter_sql.Compiled, *, full_text: bool
+) -> KeywordQuery | None:
+    """Counts how many texts hold each word, which weighs it, among the rows that `within` holds for: other rows must
+    move neither a score nor the order. None when there is nothing to look for.
+
+    Raises StatementFailed where HANA refuses this kind of text search (`supports` asks before).
+    """
+    sql, wanted, doing = KeywordSql(table, full_text), words(text), "searching by words"
+    texts, average = pool.read(sql.lengths(within.sql), within.parameters, doing=doing)[0]
+    if not wanted or not texts:
+        return None
+    counts = [
+        pool.read(sql.count(word, within.sql), (*sql.parameters(word), *within.parameters), doing=doing)[0][0]
+        for word in wanted
+    ]
+    places = worth_it(wanted, counts, texts)
+    weights = (weight(counts[place], texts) for place in places)
+    return KeywordQuery(sql, tuple(wanted[place] for place in places), tuple(weights), max(float(average or 0), 1.0))
+
+
+def supports(pool: HanaPool, table: VectorSql) -> bool:
+    """Whether HANA searches VEC_TEXT by words as it stands: asked with a search, because no view tells it."""
+    probe = Word(("owl",))
+    query = KeywordQuery(KeywordSql(table, True), (probe, probe), (1.0, 1.0), 1.0)
+    try:
+        pool.read(*query.statement(1, filter_sql.Compiled("", ())), doing="asking HANA whether it searches texts")
+    except StatementFailed:
+        return False
+    return True

@@ -1,0 +1,559 @@
+"""The store in HANA itself: REAL_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB reads too.
+Rows that others wrote there are searched and never touched. Knows the pool, not the driver; not the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector import failpoints
+from connector.errors import (
+    ConfigurationError,
+    DatabaseError,
+    PermissionRefused,
+    RowRejected,
+    UnknownCollection,
+    UnknownColumn,
+    UnknownTable,
+)
+from connector.hana import catalog
+from connector.hana.connection import HanaFeatures, HanaPool, Rows, Session
+from connector.hana.privileges import creating, granted
+from connector.model import (
+    ChangeSet,
+    Checkpoint,
+    CollectionStatus,
+    Filter,
+    Generation,
+    Hit,
+    IndexUse,
+    Lease,
+    QuarantinedRow,
+    Recipe,
+    Sample,
+    StoredChunk,
+    StoredRecord,
+    StoredText,
+    Vectors,
+    is_generation,
+)
+from connector.protocols import Embedder
+from connector.stores import filters, records
+from connector.stores.generation_rules import changed
+from connector.stores.hana import keywords as hana_keywords
+from connector.stores.hana import tables as hana_tables
+from connector.stores.hana.generations import HanaGenerations
+from connector.stores.hana.reading import HanaReading, portions
+from connector.stores.hana.search import HanaSearch
+from connector.stores.hana.tables import StateSql, VectorSql, table_name, table_taken
+from connector.stores.hana.upgrade import HanaUpgrade
+from connector.stores.hana.writer import HanaWriter, Place
+from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
+from connector.stores.records import ModelStamp
+
+STORED_PAGE = 10_000
+RECORDS_PAGE = 1_000
+INDEX_FROM = 10_000
+"""Records above which an HNSW index is made; below it HANA's exact search is fast enough, and exact."""
+REMEMBERED = 2.0
+"""Seconds for which a search trusts what it knows of a collection before it reads the state table again."""
+ATTEMPTS_OVERLOADED = 2
+"""At writing much at once while HANA is overloaded: who writes can do with less, which helps more than patience."""
+_EXISTS = frozenset({288, 289})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Collection:
+    """A row of OWL_STATE."""
+
+    name: str
+    table: VectorSql
+    generation: int
+    stamp: ModelStamp
+    names: Mapping[str, str]
+    checkpoint: Checkpoint
+
+
+class HanaStore:
+    """A `VectorStore` in `schema` of the HANA behind `pool`, which stays the caller's to close.
+
+    `features`: what the server can do, asked of it when not given. `index_from`: see INDEX_FROM. `names`: per
+    collection, source column to metadata name where they differ, for filters.
+    """
+
+    def __init__(
+        self,
+        pool: HanaPool,
+        schema: str,
+        *,
+        features: HanaFeatures | None = None,
+        index_from: int = INDEX_FROM,
+        names: Mapping[str, Mapping[str, str]] | None = None,
+        lease_times: LeaseTimes = DEFAULT_TIMES,
+    ) -> None:
+        self._pool = pool
+        self._schema = schema
+        self._features = features
+        self._index_from = index_from
+        self._names = names or {}
+        self._times = lease_times
+        self._sql = StateSql(schema)
+        self._full_text: bool | None = None
+        self._upgrade = HanaUpgrade(pool, schema)
+        self._remembered: dict[str, tuple[float, _Collection]] = {}
+        self._generations = HanaGenerations(
+            pool, schema, self._names, ensure_table=self._ensure_table, upgrade=self._upgrade
+        )
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
+        self._remembered.clear()
+
+    # ---------------------------------------------------------------------------------------------------- opening
+
+    def open(self, collection: str, embedder: Embedder) -> Checkpoint:
+        stamp = ModelStamp.of(embedder)
+        self._remembered.pop(collection, None)
+        found = self._find(collection)
+        if found is None:
+            if is_generation(collection):
+                raise self._unknown(collection)
+            self._check_features()
+            self._create_state()
+        self._upgrade()
+        if found is None:
+            found = self._find(collection) or self._add(collection, stamp)
+        if found.stamp != stamp:
+            if is_generation(collection):
+                raise found.stamp.mismatch(collection, stamp)
+            self._change_model(found, stamp)
+            return Checkpoint()
+        self._ensure_table(found.table, stamp.dimension)
+        names = self._names.get(collection)
+        if names is not None and dict(names) != dict(found.names):
+            self._pool.execute(self._sql.change_names(), (json.dumps(dict(names)), collection))
+        return found.checkpoint
+
+    def _check_features(self) -> None:
+        self._features = self._features or HanaFeatures.probe(self._pool)
+        if not self._features.real_vector:
+            raise ConfigurationError(
+                f"this HANA (version {self._features.version or 'unknown'}) has no REAL_VECTOR type; it came with HANA "
+                'Cloud 2024.2 and is not on-premise: keep the vectors in the local store, [store] kind = "local"'
+            )
+        if not self._pool.read(catalog.FIND_SCHEMA, (self._schema,), doing="looking for the store's schema"):
+            raise UnknownTable(
+                f"the store's schema {self._schema!r} does not exist (names are case-sensitive): create it, "
+                "or change [store] schema"
+            )
+
+    def _create_state(self) -> None:
+        for name, sql in self._sql.create().items():
+            if not self._exists(name):
+                self._create([sql])
+
+    def _exists(self, table: str) -> bool:
+        return bool(self._pool.read(catalog.FIND_TABLE, (self._schema, table), doing="looking for the store's tables"))
+
+    def _create(self, statements: Sequence[str]) -> None:
+        """What another worker creates at the same moment is as good."""
+        for sql in statements:
+            try:
+                with granted(self._pool, creating(self._schema)):
+                    self._pool.execute(sql, doing="creating the store's tables")
+            except DatabaseError as error:
+                if error.code not in _EXISTS:
+                    raise
+
+    def _add(self, collection: str, stamp: ModelStamp) -> _Collection:
+        table = VectorSql(self._schema, table_name(collection, 1))
+        owners = [row[0] for row in self._pool.read(self._sql.find_by_table(), (table.name,))]
+        if set(owners) - {collection}:  # not ourselves: another worker may just have registered the same collection
+            raise table_taken(collection, owners[0], table.name)
+        self._ensure_table(table, stamp.dimension)
+        names = json.dumps(dict(self._names.get(collection, {})))
+        row = (collection, table.name, 1, stamp.id, stamp.fingerprint, stamp.dimension, names, None)
+        with suppress(RowRejected):  # another worker was first
+            self._pool.execute(self._sql.insert(), row, doing=f"registering collection {collection!r}")
+        return self._known(collection)
+
+    def _ensure_table(self, table: VectorSql, dimension: int) -> None:
+        """The table with vectors of `dimension`: created, or made anew when it is empty and of another shape."""
+        columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, table.name), doing="looking at a vector table")
+        if columns:
+            lengths = {row[0]: row[2] for row in columns}
+            if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
+                if table.key_index not in self._indexes(table):  # a worker died before it had made it
+                    with suppress(PermissionRefused):  # another user's table: slower without, but right
+                        self._create([table.create_key_index()])
+                return
+            if self._pool.read(f"SELECT COUNT(*) FROM {table.table}")[0][0]:  # noqa: S608 - quoted
+                raise ConfigurationError(
+                    f"table {self._schema}.{table.name} exists with another layout and is not empty: it is not ours to "
+                    "change. Rename the collection, or drop the table"
+                )
+            self._pool.execute(table.drop(), doing="replacing an empty vector table")
+        self._create([table.create(dimension), table.create_key_index()])
+
+    def _indexes(self, table: VectorSql) -> dict[str, str]:
+        """Name to type."""
+        place = (self._schema, table.name)
+        return dict(self._pool.read(hana_tables.FIND_INDEXES, place, doing="looking at a table's indexes"))
+
+    def _change_model(self, found: _Collection, stamp: ModelStamp) -> None:
+        """Only for a collection that holds nothing and that nobody is writing to. It gets another table, because other
+        sessions hold statements prepared for vectors of the old dimension."""
+        exists = self._exists(found.table.name)
+        if exists and self._counts(found)[0]:
+            raise found.stamp.mismatch(found.name, stamp)
+        epoch = self.take_lease(found.name, "change of model", self._times.ttl)
+        if isinstance(epoch, str):
+            raise found.stamp.mismatch(found.name, stamp)
+        if exists and self._counts(found)[0]:  # somebody wrote before we had the lease
+            self.release_lease(Lease(found.name, "", epoch))
+            raise found.stamp.mismatch(found.name, stamp)
+        generation = self._generations.free_number(found.name)
+        table = VectorSql(self._schema, table_name(found.name, generation))
+        self._ensure_table(table, stamp.dimension)
+        values = (table.name, generation, stamp.id, stamp.fingerprint, stamp.dimension, found.name, epoch)
+        if self._pool.execute(self._sql.change_model(), values) and exists:
+            self._pool.execute(found.table.drop(), doing="dropping an empty vector table")
+
+    def _find(self, collection: str) -> _Collection | None:
+        try:
+            rows = self._pool.read(self._sql.find(), (collection,), doing=f"opening collection {collection!r}")
+        except UnknownTable:
+            return None
+        if not rows:
+            return None
+        table, generation, model, fingerprint, dimension, names, checkpoint, last_sync = rows[0]
+        return _Collection(
+            collection,
+            VectorSql(self._schema, table),
+            generation,
+            ModelStamp(model, fingerprint, dimension),
+            json.loads(names or "{}"),
+            records.checkpoint_of(checkpoint, records.in_utc(last_sync)),
+        )
+
+    def _known(self, collection: str) -> _Collection:
+        found = self._find(collection)
+        if found is None:
+            self._remembered.pop(collection, None)
+            raise self._unknown(collection)
+        self._remembered[collection] = (time.monotonic(), found)
+        return found
+
+    def _unknown(self, collection: str) -> UnknownCollection:
+        return UnknownCollection(f"schema {self._schema} has no collection {collection!r}; `sync` creates it")
+
+    def _recent(self, collection: str) -> _Collection:
+        at, found = self._remembered.get(collection, (-REMEMBERED, None))
+        return found if found is not None and time.monotonic() - at < REMEMBERED else self._known(collection)
+
+    def _serving(self, collection: str, generation: int | None, work: Callable[[_Collection], T]) -> T:
+        """`work` on what serves. What is remembered may have been switched away from and dropped meanwhile, by another
+        process: then once more on what serves now."""
+        found = self._recent(collection)
+        if generation is None or found.generation == generation:
+            try:
+                return work(found)
+            except (ConfigurationError, DatabaseError):  # no such table, or a vector of another dimension
+                before, found = found, self._known(collection)
+                if found.table == before.table:
+                    raise
+        else:
+            found = self._known(collection)
+        if generation is not None and found.generation != generation:
+            raise changed(collection, generation, found.generation)
+        return work(found)
+
+    # ---------------------------------------------------------------------------------------------------- leases
+
+    def lease(self, collection: str, owner: str, wait: float) -> AbstractContextManager[Lease]:
+        return held(self, collection, owner, wait, self._times)
+
+    def take_lease(self, collection: str, owner: str, ttl: float) -> int | str:
+        self._recent(collection)
+
+        def take(session: Session) -> int | str:
+            values = (owner[:200], _seconds(ttl), collection)
+            taken = session.execute(self._sql.take_lease(), values, doing="taking a lease")
+            holder, epoch = session.query(self._sql.read_lease(), (collection,))[0]
+            return int(epoch) if taken else str(holder)
+
+        return self._pool.in_transaction(take, doing="taking a lease")
+
+    def renew_lease(self, lease: Lease, ttl: float) -> bool:
+        values = (_seconds(ttl), lease.collection, lease.epoch)
+        return self._pool.execute(self._sql.renew_lease(), values, doing="renewing a lease") == 1
+
+    def release_lease(self, lease: Lease) -> None:
+        self._pool.execute(self._sql.release_lease(), (lease.collection, lease.epoch), doing="releasing a lease")
+
+    # --------------------------------------------------------------------------------------------------- writing
+
+    def apply(self, lease: Lease, changes: ChangeSet) -> None:
+        found = self._find(lease.collection)
+        if found is None:  # switched to, or dropped
+            raise lost(lease)
+        writer = HanaWriter(self._sql, Place(found.name, found.table, found.stamp), changes)
+
+        def write(session: Session) -> None:
+            values = (_seconds(self._times.ttl), lease.collection, lease.epoch)
+            if session.execute(self._sql.renew_lease(), values, doing="checking the lease") != 1:
+                raise lost(lease)
+            writer.write(session)
+            if changes.checkpoint is not None:
+                checkpoint = records.checkpoint_text(changes.checkpoint)
+                sql = self._sql.set_mark() if changes.partial else self._sql.set_checkpoint()
+                session.execute(sql, (checkpoint, lease.collection, lease.epoch))
+                failpoints.reach("mid_checkpoint")
+
+        divisible = len({*changes.deleted, *(chunk.id for chunk in (*changes.chunks, *changes.metadata_only))}) > 1
+        self._pool.in_transaction(
+            write,
+            doing=f"writing to collection {lease.collection!r}",
+            overloaded=ATTEMPTS_OVERLOADED if divisible else None,
+        )
+
+    def optimise(self, collection: str) -> None:
+        """Make the HNSW index once the table is large enough and has none, whoever made it. HANA keeps it current."""
+        found = self._known(collection)
+        if any("HNSW" in str(kind).upper() for kind in self._indexes(found.table).values()):
+            return  # before anything is counted: that is a look at every record
+        if self._counts(found)[0] >= self._index_from:
+            self._create([found.table.create_hnsw()])
+
+    # --------------------------------------------------------------------------------------------------- reading
+
+    def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
+        for rows in self._pages(collection, VectorSql.stored, STORED_PAGE):
+            yield [_stored(row) for row in rows]
+
+    def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
+        table = self._known(collection).table
+        found: list[StoredChunk] = []
+        for some in portions(ids):
+            rows = self._pool.read(table.stored_of(len(some)), some, doing=f"reading collection {collection!r}")
+            found += [_stored(row) for row in rows]
+        return found
+
+    def records(self, collection: str) -> Iterator[list[StoredRecord]]:
+        dimension = self._known(collection).stamp.dimension
+        for rows in self._pages(collection, VectorSql.records, RECORDS_PAGE):
+            yield [_record(row, dimension) for row in rows]
+
+    def _pages(self, collection: str, statement: Any, size: int) -> Iterator[Rows]:
+        sql = statement(self._known(collection).table)
+        after = -1
+        while rows := self._pool.read(sql, (after, size), doing=f"reading collection {collection!r}"):
+            yield rows
+            after = rows[-1][0]
+
+    def quarantine(self, collection: str) -> list[QuarantinedRow]:
+        self._recent(collection)
+        doing = "reading the quarantine"
+        try:
+            rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing=doing)
+        except UnknownColumn:
+            rows = self._pool.read(self._sql.read_early_quarantine(), (collection,), doing=doing)
+        return [_quarantined(row) for row in rows]
+
+    def status(self, collection: str) -> CollectionStatus | None:
+        found = self._find(collection)
+        if found is None:
+            return None
+        total, ours, rows = self._counts(found) if self._exists(found.table.name) else (0, 0, 0)
+        return CollectionStatus(
+            collection=collection,
+            store="hana",
+            schema=self._schema,
+            table=found.table.name,
+            generation=found.generation,
+            model=found.stamp.id,
+            dimension=found.stamp.dimension,
+            rows=rows,
+            chunks=ours,
+            foreign=total - ours,
+            empty=found.checkpoint.empty,
+            quarantined=self._pool.read(self._sql.count_quarantine(), (collection,))[0][0],
+            last_sync=found.checkpoint.last_sync,
+            key=found.checkpoint.key,
+            checkpoint=found.checkpoint,
+        )
+
+    def _counts(self, found: _Collection) -> tuple[int, int, int]:
+        """Records, records of ours, documents of ours."""
+        total, ours, rows = self._pool.read(found.table.count(), doing=f"counting collection {found.name!r}")[0]
+        return int(total), int(ours), int(rows)
+
+    # ------------------------------------------------------------------------------------------------- generations
+
+    def generations(self, collection: str, counted: bool = True) -> list[Generation]:
+        return self._generations.all(collection, counted)
+
+    def begin_generation(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
+        return self._generations.begin(collection, embedder, recipe)
+
+    def record_recipe(self, collection: str, number: int, recipe: Recipe) -> None:
+        self._generations.record(collection, number, recipe)
+
+    def switch(self, collection: str, number: int) -> None:
+        self._generations.switch(collection, number)
+        self._remembered.clear()
+
+    def drop_generation(self, collection: str, number: int) -> None:
+        name = self._generations.droppable(collection, number)
+        with self.lease(name, "drop", 0) as lease:
+            self._generations.drop(collection, lease)
+        self._remembered.pop(name, None)
+
+    # -------------------------------------------------------------------------------------------------- searching
+
+    def search(
+        self,
+        collection: str,
+        vector: NDArray[np.float32],
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> list[Hit]:
+        """By HANA: exact below the size that gets an HNSW index, approximate above it. Rows without a vector are never
+        found. Of rows with equal scores at the end of a long run of them, HANA chooses."""
+
+        def search(found: _Collection) -> list[Hit]:
+            condition = filters.narrowed(where, within, self._names_of(found))
+            return HanaSearch(self._pool, found.table).nearest(vector, found.stamp.dimension, k, condition)
+
+        return self._serving(collection, generation, search)
+
+    def keyword(
+        self,
+        collection: str,
+        text: str,
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> list[Hit]:
+        """By HANA's text search in VEC_TEXT; a word counts once a text, however often it stands there. Where HANA
+        refuses text search on this column, by LIKE, which also finds words inside of words."""
+
+        def search(found: _Collection) -> list[Hit]:
+            if self._full_text is None:
+                self._full_text = hana_keywords.supports(self._pool, found.table)
+            condition = filters.narrowed(where, within, self._names_of(found))
+            return HanaSearch(self._pool, found.table).by_words(text, k, condition, full_text=self._full_text)
+
+        return self._serving(collection, generation, search)
+
+    def vectors(self, collection: str, hits: Sequence[Hit | StoredText], generation: int | None = None) -> Vectors:
+        ids = [hit.record for hit in hits]
+        return self._serving(
+            collection,
+            generation,
+            lambda found: HanaSearch(self._pool, found.table).vectors(ids, found.stamp.dimension),
+        )
+
+    def exact(self, collection: str, vector: NDArray[np.float32], k: int, generation: int | None = None) -> list[Hit]:
+        return self._serving(
+            collection,
+            generation,
+            lambda found: HanaSearch(self._pool, found.table).exact(vector, found.stamp.dimension, k),
+        )
+
+    def index_use(
+        self,
+        collection: str,
+        k: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> IndexUse:
+        def ask(found: _Collection) -> IndexUse:
+            condition = filters.narrowed(where, within, self._names_of(found))
+            return HanaSearch(self._pool, found.table).index_use(k, condition)
+
+        return self._serving(collection, generation, ask)
+
+    def keyed(
+        self,
+        collection: str,
+        number: str,
+        count: int,
+        where: Filter | None,
+        generation: int | None = None,
+        within: Filter | None = None,
+    ) -> list[Hit]:
+        def search(found: _Collection) -> list[Hit]:
+            condition = filters.narrowed(where, within, self._names_of(found))
+            return HanaSearch(self._pool, found.table).by_key(number, count, condition)
+
+        return self._serving(collection, generation, search)
+
+    def texts_of(
+        self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None
+    ) -> list[StoredText]:
+        return self._serving(collection, generation, lambda found: self._reading(found, within).texts_of(ids))
+
+    def sample(
+        self,
+        collection: str,
+        count: int,
+        generation: int | None = None,
+        within: Filter | None = None,
+        *,
+        texts: bool = True,
+    ) -> Sample:
+        return self._serving(
+            collection, generation, lambda found: self._reading(found, within).sample(count, texts=texts)
+        )
+
+    def _reading(self, found: _Collection, within: Filter | None) -> HanaReading:
+        condition = filters.narrowed(None, within, self._names_of(found))
+        return HanaReading(self._pool, found.table, condition)
+
+    def _names_of(self, found: _Collection) -> Mapping[str, str]:
+        """Source column to metadata name, for filters."""
+        return self._names.get(found.name, found.names)
+
+
+def _seconds(ttl: float) -> int:
+    """Whole ones for HANA, and never none."""
+    return max(1, round(ttl))
+
+
+def _stored(row: Sequence[Any]) -> StoredChunk:
+    id_, key, number, digest = row
+    return StoredChunk(id_, key, -1 if number is None else number, bytes(digest or b""))
+
+
+def _quarantined(row: Sequence[Any]) -> QuarantinedRow:
+    id_, stage, reason, attempts, seen, digest = row
+    return QuarantinedRow(id_, stage, reason, attempts, records.in_utc(seen), None if digest is None else bytes(digest))
+
+
+def _record(row: Sequence[Any], dimension: int) -> StoredRecord:
+    id_, key, number, digest, model, text, meta, vector = row
+    return StoredRecord(
+        record=id_,
+        id=key,
+        number=number,
+        content_hash=None if digest is None else bytes(digest),
+        model=model,
+        text=text,
+        metadata=records.metadata_of(meta),
+        vector=records.from_fvecs(vector, dimension),
+    )

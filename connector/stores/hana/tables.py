@@ -1,0 +1,385 @@
+"""The tables of a HANA store and every statement it sends about them: vector tables as langchain-hana's HanaDB reads
+them, and two state tables beside them. Builds text only; sends nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from connector.errors import ConfigurationError
+from connector.hana.connection import quote
+from connector.stores.records import CHECKPOINT_LENGTH, SPREAD_FACTOR, SPREAD_MODULUS
+
+STATE = "OWL_STATE"
+QUARANTINE = "OWL_QUARANTINE"
+LONGEST_NAME = 100
+"""Of a collection; leaves room in an identifier for what is added."""
+
+FIND_INDEXES = "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
+
+_STATE_COLUMNS = """(
+"COLLECTION" NVARCHAR(200) PRIMARY KEY, "TABLE_NAME" NVARCHAR(127) NOT NULL, "GENERATION" INTEGER NOT NULL,
+"MODEL_ID" NVARCHAR(200) NOT NULL, "FINGERPRINT" NVARCHAR(200) NOT NULL, "DIMENSION" INTEGER NOT NULL,
+"META_NAMES" NCLOB, "CHECKPOINT" NVARCHAR({checkpoint}), "LAST_SYNC" TIMESTAMP, "LEASE_OWNER" NVARCHAR(200),
+"LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP, {later})"""
+_LATER_STATE_COLUMNS = '"SPEC" NCLOB, "CREATED_AT" TIMESTAMP, "RETIRED_AT" TIMESTAMP, "HIGHEST" INTEGER'
+"""Of generations. State tables of earlier versions get them when they are opened."""
+_QUARANTINE_COLUMNS = """(
+"COLLECTION" NVARCHAR(200) NOT NULL, "SRC_KEY" NVARCHAR(2000) NOT NULL, "STAGE" NVARCHAR(100) NOT NULL,
+"REASON" NVARCHAR(2000) NOT NULL, "ATTEMPTS" INTEGER NOT NULL, "LAST_SEEN" TIMESTAMP, "ROW_DIGEST" VARBINARY(8),
+PRIMARY KEY ("COLLECTION", "SRC_KEY"))"""
+
+
+def table_name(collection: str, generation: int) -> str:
+    """OWL_<NAME>_G<n>: upper case, anything but A-Z 0-9 _ becomes _ (two names may meet: `HanaStore` refuses that)."""
+    if not 1 <= len(collection) <= LONGEST_NAME:
+        raise ConfigurationError(f"a collection's name has 1 to {LONGEST_NAME} characters, this one {len(collection)}")
+    return f"OWL_{re.sub('[^A-Z0-9_]', '_', collection.upper())}_G{generation}"
+
+
+def table_taken(collection: str, owner: str, table: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"collections {collection!r} and {owner!r} would both be kept in table {table}: rename one of them"
+    )
+
+
+# The parts put together below are quoted identifiers and constants; values are always bound.
+# ruff: noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class StateSql:
+    """Statements about the state tables of a schema."""
+
+    schema: str
+
+    @property
+    def state(self) -> str:
+        return f"{quote(self.schema)}.{quote(STATE)}"
+
+    @property
+    def quarantine(self) -> str:
+        return f"{quote(self.schema)}.{quote(QUARANTINE)}"
+
+    def create(self) -> dict[str, str]:
+        """By table name."""
+        columns = _STATE_COLUMNS.format(checkpoint=CHECKPOINT_LENGTH, later=_LATER_STATE_COLUMNS)
+        return {
+            STATE: f"CREATE COLUMN TABLE {self.state} {columns}",
+            QUARANTINE: f"CREATE COLUMN TABLE {self.quarantine} {_QUARANTINE_COLUMNS}",
+        }
+
+    def find(self) -> str:
+        return (
+            'SELECT "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "META_NAMES", "CHECKPOINT", '
+            f'"LAST_SYNC" FROM {self.state} WHERE "COLLECTION" = ?'
+        )
+
+    def find_by_table(self) -> str:
+        return f'SELECT "COLLECTION" FROM {self.state} WHERE "TABLE_NAME" = ?'
+
+    def insert(self) -> str:
+        return (
+            f'INSERT INTO {self.state} ("COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", '
+            '"DIMENSION", "META_NAMES", "SPEC", "CREATED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP)'
+        )
+
+    def change_model(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "TABLE_NAME" = ?, "GENERATION" = ?, "MODEL_ID" = ?, "FINGERPRINT" = ?, '
+            '"DIMENSION" = ?, "CHECKPOINT" = NULL, "LAST_SYNC" = NULL, "LEASE_OWNER" = NULL, "LEASE_UNTIL" = NULL, '
+            '"LEASE_EPOCH" = "LEASE_EPOCH" + 1 WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+
+    def change_names(self) -> str:
+        return f'UPDATE {self.state} SET "META_NAMES" = ? WHERE "COLLECTION" = ?'
+
+    def take_lease(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "LEASE_OWNER" = ?, "LEASE_EPOCH" = "LEASE_EPOCH" + 1, '
+            '"LEASE_UNTIL" = ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?) '
+            'WHERE "COLLECTION" = ? AND ("LEASE_UNTIL" IS NULL OR "LEASE_UNTIL" < CURRENT_UTCTIMESTAMP)'
+        )
+
+    def read_lease(self) -> str:
+        return f'SELECT "LEASE_OWNER", "LEASE_EPOCH" FROM {self.state} WHERE "COLLECTION" = ?'
+
+    def renew_lease(self) -> str:
+        """Also the first statement of every write: it locks the row, so that nobody takes over before the commit."""
+        return (
+            f'UPDATE {self.state} SET "LEASE_UNTIL" = ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?) '
+            'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+
+    def release_lease(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "LEASE_UNTIL" = NULL, "LEASE_OWNER" = NULL, "LEASE_EPOCH" = "LEASE_EPOCH" + 1 '
+            'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+
+    def set_checkpoint(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "CHECKPOINT" = ?, "LAST_SYNC" = CURRENT_UTCTIMESTAMP '
+            'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+
+    def set_mark(self) -> str:
+        return f'UPDATE {self.state} SET "CHECKPOINT" = ? WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+
+    def read_quarantine(self) -> str:
+        return (
+            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN", "ROW_DIGEST" FROM {self.quarantine} '
+            'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
+        )
+
+    def read_early_quarantine(self) -> str:
+        """Of a table that an earlier version made."""
+        return (
+            f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN", NULL FROM {self.quarantine} '
+            'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
+        )
+
+    def put_quarantine(self) -> str:
+        return (
+            f'UPSERT {self.quarantine} ("COLLECTION", "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "ROW_DIGEST", '
+            '"LAST_SEEN") VALUES (?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP) WITH PRIMARY KEY'
+        )
+
+    def release_quarantine(self) -> str:
+        return f'DELETE FROM {self.quarantine} WHERE "COLLECTION" = ? AND "SRC_KEY" = ?'
+
+    def count_quarantine(self) -> str:
+        return f'SELECT COUNT(*) FROM {self.quarantine} WHERE "COLLECTION" = ?'
+
+
+_GENERATION_COLUMNS = (
+    '"COLLECTION", "TABLE_NAME", "GENERATION", "MODEL_ID", "FINGERPRINT", "DIMENSION", "CHECKPOINT", "LAST_SYNC", '
+    '"LEASE_EPOCH"'
+)
+_OF_COLLECTION = """"COLLECTION" = ? OR "COLLECTION" LIKE ? ESCAPE '\\'"""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSql(StateSql):
+    """Statements about the generations of a collection."""
+
+    def find_all(self) -> str:
+        return (
+            f'SELECT {_GENERATION_COLUMNS}, "SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST" FROM {self.state} '
+            f'WHERE {_OF_COLLECTION} ORDER BY "GENERATION"'
+        )
+
+    def find_first(self) -> str:
+        """In a state table of an earlier version."""
+        return f'SELECT {_GENERATION_COLUMNS} FROM {self.state} WHERE "COLLECTION" = ?'
+
+    def lock_all(self) -> str:
+        return f"SELECT {_GENERATION_COLUMNS} FROM {self.state} WHERE {_OF_COLLECTION} FOR UPDATE"
+
+    def revive(self) -> str:
+        return f'UPDATE {self.state} SET "RETIRED_AT" = NULL WHERE "COLLECTION" = ?'
+
+    def record_spec(self) -> str:
+        return f'UPDATE {self.state} SET "SPEC" = ? WHERE "GENERATION" = ? AND "COLLECTION" IN (?, ?)'
+
+    def retire(self) -> str:
+        return self._rename("CURRENT_UTCTIMESTAMP")
+
+    def serve(self) -> str:
+        return self._rename("NULL")
+
+    def _rename(self, retired: str) -> str:
+        return (
+            f'UPDATE {self.state} SET "COLLECTION" = ?, "CHECKPOINT" = ?, "LEASE_EPOCH" = ?, "LEASE_OWNER" = NULL, '
+            f'"LEASE_UNTIL" = NULL, "RETIRED_AT" = {retired} WHERE "COLLECTION" = ?'
+        )
+
+    def move_quarantine(self) -> str:
+        return f'UPDATE {self.quarantine} SET "COLLECTION" = ? WHERE "COLLECTION" = ?'
+
+    def mark_dropped(self) -> str:
+        return (
+            f'UPDATE {self.state} SET "FINGERPRINT" = ?, "CHECKPOINT" = NULL, "LAST_SYNC" = NULL '
+            'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
+        )
+
+    def keep_highest(self) -> str:
+        return f'UPDATE {self.state} SET "HIGHEST" = ? WHERE "COLLECTION" = ?'
+
+    def drop_quarantine(self) -> str:
+        return f'DELETE FROM {self.quarantine} WHERE "COLLECTION" = ?'
+
+    def delete(self) -> str:
+        return f'DELETE FROM {self.state} WHERE "COLLECTION" = ?'
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeSql(StateSql):
+    """Statements about state tables that an earlier version made."""
+
+    def add_columns(self) -> str:
+        return f"ALTER TABLE {self.state} ADD ({_LATER_STATE_COLUMNS})"
+
+    def widen_checkpoint(self) -> str:
+        return f'ALTER TABLE {self.state} ALTER ("CHECKPOINT" NVARCHAR({CHECKPOINT_LENGTH}))'
+
+    def add_row_digest(self) -> str:
+        return f'ALTER TABLE {self.quarantine} ADD ("ROW_DIGEST" VARBINARY(8))'
+
+
+_FIRST = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'
+"""One record of each row: the first chunk of a document, and whatever others wrote."""
+
+
+def _and(condition: str) -> str:
+    return f" AND ({condition})" if condition else ""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSql:
+    """Statements about one vector table."""
+
+    schema: str
+    name: str
+
+    @property
+    def table(self) -> str:
+        return f"{quote(self.schema)}.{quote(self.name)}"
+
+    @property
+    def key_index(self) -> str:
+        return f"{self.name}_KEY"
+
+    def create(self, dimension: int) -> str:
+        return (
+            f'CREATE COLUMN TABLE {self.table} ("ID" BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, '
+            f'"VEC_TEXT" NCLOB, "VEC_META" NCLOB, "VEC_VECTOR" REAL_VECTOR({dimension:d}), "SRC_KEY" NVARCHAR(2000), '
+            '"CHUNK_NO" INTEGER, "CONTENT_HASH" VARBINARY(32), "MODEL_ID" NVARCHAR(200), "SYNCED_AT" TIMESTAMP)'
+        )
+
+    def create_key_index(self) -> str:
+        return f'CREATE INDEX {quote(self.schema)}.{quote(self.key_index)} ON {self.table} ("SRC_KEY")'
+
+    def drop(self) -> str:
+        return f"DROP TABLE {self.table}"
+
+    def create_hnsw(self) -> str:
+        """ONLINE: only a shared lock while it is built."""
+        return (
+            f"CREATE HNSW VECTOR INDEX {quote(self.schema)}.{quote(self.name + '_HNSW')} ON {self.table} "
+            '("VEC_VECTOR") SIMILARITY FUNCTION COSINE_SIMILARITY ONLINE'
+        )
+
+    def insert(self) -> str:
+        return (
+            f'INSERT INTO {self.table} ("VEC_TEXT", "VEC_META", "VEC_VECTOR", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", '
+            '"MODEL_ID", "SYNCED_AT") VALUES (?, ?, ?, ?, ?, ?, ?, CURRENT_UTCTIMESTAMP)'
+        )
+
+    def delete(self) -> str:
+        return f'DELETE FROM {self.table} WHERE "SRC_KEY" = ?'
+
+    def update_metadata(self) -> str:
+        return (
+            f'UPDATE {self.table} SET "VEC_META" = ?, "CONTENT_HASH" = ?, "SYNCED_AT" = CURRENT_UTCTIMESTAMP '
+            'WHERE "SRC_KEY" = ? AND "CHUNK_NO" = ?'
+        )
+
+    def stored(self) -> str:
+        return (
+            f'SELECT "ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH" FROM {self.table} '
+            'WHERE "SRC_KEY" IS NOT NULL AND "ID" > ? ORDER BY "ID" LIMIT ?'
+        )
+
+    def stored_of(self, count: int) -> str:
+        return (
+            f'SELECT "ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH" FROM {self.table} '
+            f'WHERE "SRC_KEY" IN ({", ".join("?" * count)})'
+        )
+
+    def records(self) -> str:
+        return (
+            'SELECT "ID", "SRC_KEY", "CHUNK_NO", "CONTENT_HASH", "MODEL_ID", "VEC_TEXT", "VEC_META", "VEC_VECTOR" '
+            f'FROM {self.table} WHERE "ID" > ? ORDER BY "ID" LIMIT ?'
+        )
+
+    def vectors(self, count: int) -> str:
+        return f'SELECT "ID", "VEC_VECTOR" FROM {self.table} WHERE "ID" IN ({", ".join("?" * count)})'
+
+    def texts_of(self, count: int, condition: str = "") -> str:
+        """By "SRC_KEY". Parameters: the ids, then those of the condition."""
+        return self._texts(f'"SRC_KEY" IN ({", ".join("?" * count)})', condition)
+
+    def texts_of_foreign(self, count: int, condition: str = "") -> str:
+        """By "ID"."""
+        return self._texts(f'"ID" IN ({", ".join("?" * count)}) AND "SRC_KEY" IS NULL', condition)
+
+    def keyed(self, count: int, whole: int, condition: str = "", projection: str = "") -> str:
+        """Parameters: `whole` patterns of keys that come first, one that all have, then those of the condition.
+        `projection` as for `search`."""
+        first = " OR ".join(['"SRC_KEY" LIKE ?'] * whole)
+        head, source = self._projected(projection)
+        return (
+            f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
+            f'CASE WHEN {first} THEN 0 ELSE 1 END AS "PLACE" FROM {source} '
+            f'WHERE "SRC_KEY" LIKE ? AND "CHUNK_NO" = 0{_and(condition)} ORDER BY "PLACE", "SRC_KEY"'
+        )
+
+    def _texts(self, which: str, condition: str) -> str:
+        return (
+            f'SELECT "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META" FROM {self.table} '
+            f"WHERE {which}{_and(condition)}"
+        )
+
+    def count_rows(self, condition: str = "") -> str:
+        """Documents of ours, by their first chunks, and records of others."""
+        return f"SELECT COUNT(*) FROM {self.table} WHERE {_FIRST}{_and(condition)}"
+
+    def sample(self, count: int, condition: str = "", *, texts: bool = True) -> str:
+        text = '"VEC_TEXT"' if texts else "''"
+        return (
+            f'SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", {text} AS "VEC_TEXT", "VEC_META" FROM {self.table} '
+            f'WHERE {_FIRST}{_and(condition)} ORDER BY MOD(MOD("ID", {SPREAD_MODULUS}) * TO_BIGINT({SPREAD_FACTOR}), '
+            f'{SPREAD_MODULUS}), "ID"'
+        )
+
+    def count(self) -> str:
+        """Records, records of ours, documents of ours."""
+        return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.table}'
+
+    def exact(self, count: int) -> str:
+        """As `search` without a condition; the hint keeps HANA from using an HNSW index."""
+        return f"{self.search(count)} WITH HINT (NO_VECTOR_INDEX)"
+
+    def search(self, count: int, condition: str = "", projection: str = "") -> str:
+        """Parameters: the query as text (`records.vector_text`), then those of the condition. `projection` (full-text
+        search in metadata) makes the condition range over named metadata fields.
+
+        SAP documents TOP with a literal number only; and TO_REAL_VECTOR takes text everywhere, while nobody could yet
+        see what a real HANA declares its parameter as when bytes are bound.
+        """
+        head, source = self._projected(projection)
+        where = f" WHERE {condition}" if condition else ""
+        return (
+            f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
+            f'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" FROM {source}{where} ORDER BY "SCORE" DESC'
+        )
+
+    def _projected(self, projection: str) -> tuple[str, str]:
+        """What stands before the SELECT, and what it reads from."""
+        if not projection:
+            return "", self.table
+        return f"WITH intermediate_result AS (SELECT *, {projection} FROM {self.table}) ", "intermediate_result"
+
+
+def explain(name: str, sql: str) -> str:
+    """What HANA would do for `sql`, into its table of plans under `name` (letters, digits and _)."""
+    return f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {sql}"
+
+
+EXPLAINED = (
+    'SELECT "OPERATOR_NAME", "OPERATOR_DETAILS" FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ? '
+    'ORDER BY "OPERATOR_ID"'
+)
+FORGET_PLAN = 'DELETE FROM EXPLAIN_PLAN_TABLE WHERE "STATEMENT_NAME" = ?'

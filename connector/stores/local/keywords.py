@@ -1,0 +1,249 @@
+"""Keyword search of the local store: an FTS5 index over the texts, kept in step by triggers within every transaction
+that writes records, and BM25 over the texts that a caller may see. Search reads within the transaction it is given.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.errors import WordsNotSearchable
+from connector.model import Hit
+from connector.stores import filter_sql, filters
+from connector.stores.local.records import Candidate, Records, best_documents
+from connector.stores.local.snapshot import Mark, read_mark
+from connector.stores.local.sqlite_file import SqliteFile, undamaged
+from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
+
+# Contentless: the texts stand in `records`. What is deleted is therefore told again, word for word, by the triggers.
+# `scope` holds the collection as a word of its own, so that a search meets no other collection's rows.
+_INDEX = (
+    "CREATE VIRTUAL TABLE keywords USING fts5(scope, text, content='', tokenize='unicode61 remove_diacritics 2')",
+    "CREATE TRIGGER keywords_inserted AFTER INSERT ON records BEGIN "
+    "INSERT INTO keywords (rowid, scope, text) VALUES (new.id, 'c' || new.collection, new.text); END",
+    "CREATE TRIGGER keywords_deleted AFTER DELETE ON records BEGIN "
+    "INSERT INTO keywords (keywords, rowid, scope, text) "
+    "VALUES ('delete', old.id, 'c' || old.collection, old.text); END",
+    "CREATE TRIGGER keywords_changed AFTER UPDATE OF text, collection ON records BEGIN "
+    "INSERT INTO keywords (keywords, rowid, scope, text) "
+    "VALUES ('delete', old.id, 'c' || old.collection, old.text); "
+    "INSERT INTO keywords (rowid, scope, text) VALUES (new.id, 'c' || new.collection, new.text); END",
+)
+_FILL = "INSERT INTO keywords (rowid, scope, text) SELECT id, 'c' || collection, text FROM records"
+_TRIGGERS = ("keywords_inserted", "keywords_deleted", "keywords_changed")
+_OURS = frozenset({"keywords", *_TRIGGERS})
+
+# FTS5 writes how many words each column of a row has into this table of its own, as one varint each; `scope` has one.
+_LENGTHS = (
+    "SELECT records.id, sz FROM records JOIN keywords_docsize ON keywords_docsize.id = records.id "
+    "WHERE collection = ? AND records.id > ?{} ORDER BY records.id"
+)
+
+_MOST_WORDS = 2**31 - 1
+
+WORDS_REMEMBERED = 10_000
+SETS_REMEMBERED = 512
+"""Sets of texts, so that each of many callers who may see different rows finds theirs."""
+TEXTS_REMEMBERED = 4_000_000
+"""In all sets together: 12 bytes each."""
+
+
+def prepare(file: SqliteFile, *, read_only: bool = False) -> bool:
+    """Make the index where it is missing and fill it from the records, in one transaction; False where this SQLite has
+    no FTS5. Then the triggers go, or nothing could be written, and the index is made anew when FTS5 is back. A file
+    that is only read stays as it is: False where it has no index."""
+    with file.read() as db:
+        able, present = _has_fts5(db), _present(db)
+    if (present == _OURS) if able else present.isdisjoint(_TRIGGERS):
+        return able
+    if read_only:
+        return False
+    with file.write() as db:
+        present = _present(db)
+        if able and present == _OURS:
+            return True  # another process was first
+        for name in present & set(_TRIGGERS):
+            db.execute(f"DROP TRIGGER {name}")  # nosemgrep: owl-sql-formatted - one of _TRIGGERS
+        if able:
+            db.execute("DROP TABLE IF EXISTS keywords")
+            for statement in (*_INDEX, _FILL):
+                db.execute(statement)
+    return able
+
+
+def _has_fts5(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'").fetchone() is not None
+
+
+def _present(db: sqlite3.Connection) -> frozenset[str]:
+    return frozenset(name for (name,) in db.execute("SELECT name FROM sqlite_master") if name in _OURS)
+
+
+def unsupported() -> WordsNotSearchable:
+    return WordsNotSearchable(
+        f"keyword search needs SQLite with FTS5, which this Python's SQLite {sqlite3.sqlite_version} lacks: "
+        "use another build of Python, or vector search, which works without"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The texts of one collection that a caller may see, as a transaction with `mark` sees them: their records'
+    ascending ids and how many words each has. `holding`: how many of them hold a word."""
+
+    mark: Mark
+    ids: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    holding: dict[Word, int] = field(default_factory=dict)
+
+    def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of those `ids` that are here, the others left out."""
+        if not len(self.ids):
+            return np.empty(0, np.int64)
+        found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        here: NDArray[np.int64] = found[self.ids[found] == ids]
+        return here
+
+    def scores(self, found: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+        """BM25 of each text, given the places of those that hold each word. A text that holds all of several words
+        gets more than any text's share of them on top."""
+        held, count = np.zeros(len(self.ids)), np.zeros(len(self.ids), np.int64)
+        weights = [weight(len(places), len(self.ids)) for places in found]
+        for places, worth in zip(found, weights, strict=True):
+            held[places] += worth
+            count[places] += 1
+        length = self.lengths / max(float(self.lengths.mean()), 1.0)
+        scores: NDArray[np.float64] = held / (1 + SATURATION * (1 - LENGTH_SHARE + LENGTH_SHARE * length))
+        if len(found) > 1:
+            scores[count == len(found)] += sum(weights)
+        return scores
+
+
+class TextCache:
+    """Which texts a caller may see: remembered, because finding out is a look at every row, and brought up to date by
+    what was written since. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], _Texts] = {}
+        self._lock = threading.Lock()
+
+    def of(self, db: sqlite3.Connection, collection: int, within: filters.Condition | None) -> _Texts:
+        """`within`: the only rows that there are for the caller (None: all)."""
+        compiled = filter_sql.Compiled("", ()) if within is None else filter_sql.to_sqlite(within)
+        key, mark = (collection, repr(compiled)), read_mark(db)
+        known = self._known.get(key)
+        if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
+            return known
+        texts = _brought_up(db, collection, compiled, known, mark)
+        with self._lock:
+            self._known.pop(key, None)
+            self._known[key] = texts
+            excess = sum(len(each.ids) for each in self._known.values()) - TEXTS_REMEMBERED
+            for oldest, each in list(self._known.items())[:-1]:
+                if excess <= 0 and len(self._known) <= SETS_REMEMBERED:
+                    break
+                del self._known[oldest]
+                excess -= len(each.ids)
+        return texts
+
+
+def _brought_up(
+    db: sqlite3.Connection, collection: int, within: filter_sql.Compiled, known: _Texts | None, mark: Mark
+) -> _Texts:
+    """`known` with what came and without what went since. From nothing where that is not told: `known` shows what the
+    transaction cannot see, old tombstones are gone, or metadata changed and with it which rows `within` holds for."""
+    gone = np.empty(0, np.int64)
+    if known is not None:
+        sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
+        gone = np.array([id_ for (id_,) in db.execute(sql, (collection, known.mark[1]))], dtype=np.int64)
+        (pruned,) = db.execute("SELECT pruned FROM collections WHERE id = ?", (collection,)).fetchone()
+        newer = known.mark[0] > mark[0] or known.mark[1] > mark[1]
+        if newer or pruned > known.mark[1] or (within.sql and (gone == 0).any()):
+            known = None
+    if known is None:
+        known = _Texts((0, 0), np.empty(0, np.int64), np.empty(0, np.int32))
+    sql = _LENGTHS.format(f" AND ({within.sql})" if within.sql else "")
+    rows = db.execute(sql, (collection, known.mark[0], *within.parameters)).fetchall()
+    with undamaged("the index of words"):
+        ids, lengths = [id_ for id_, _ in rows], [_words_of(size) for _, size in rows]
+    stay = ~np.isin(known.ids, gone)
+    return _Texts(
+        mark,
+        np.concatenate([known.ids[stay], np.array(ids, dtype=np.int64)]),
+        np.concatenate([known.lengths[stay], np.array(lengths, dtype=np.int32)]),
+    )
+
+
+def _words_of(size: bytes) -> int:
+    """The second varint; the first is one byte, as `scope` is one word. Raises ValueError for what no text has."""
+    count = 0
+    for byte in size[1:]:
+        count = count << 7 | byte & 0x7F
+    if count > _MOST_WORDS:
+        raise ValueError(count)
+    return count
+
+
+class KeywordSearch:
+    """Searches one collection within one transaction."""
+
+    def __init__(self, db: sqlite3.Connection, collection: int, texts: TextCache) -> None:
+        self._db = db
+        self._texts = texts
+        self._collection = collection
+        self._records = Records(db)
+
+    def __call__(self, text: str, k: int, condition: filters.Condition | None) -> list[Hit]:
+        """The best `k` documents by BM25, ties by document id. Texts that hold all the words stand before the others.
+        FTS5 says which texts hold a word. Its own BM25 counts all rows of all collections in the file, so its score of
+        one text would tell of others."""
+        wanted = words(text)
+        if k < 1 or not wanted:
+            return []
+        within = condition.within if isinstance(condition, filters.Guarded) else None
+        texts = self._texts.of(self._db, self._collection, within)
+        if not len(texts.ids):
+            return []
+        scores = texts.scores(self._found(wanted, texts))
+        hit = np.flatnonzero(scores)
+        order = hit[np.argsort(-scores[hit], kind="stable")]
+        return self._records.hits(self._walk(texts.ids[order], scores[order], k, condition))
+
+    def _found(self, wanted: Sequence[Word], texts: _Texts) -> list[NDArray[np.int64]]:
+        """Of each word that is worth it, the places of the texts that hold it. What is known to be common is not looked
+        for again."""
+        count, found = len(texts.ids), dict[Word, NDArray[np.int64]]()
+        for word in wanted:
+            if texts.holding.get(word, 0) <= most_common(count):
+                found[word] = self._holding(word, texts)
+                texts.holding[word] = len(found[word])
+        chosen = [wanted[place] for place in worth_it(wanted, [texts.holding[word] for word in wanted], count)]
+        return [found[word] if word in found else self._holding(word, texts) for word in chosen]
+
+    def _holding(self, word: Word, texts: _Texts) -> NDArray[np.int64]:
+        """Every word is quoted for FTS5, and holds letters, digits and blanks only."""
+        phrases = " OR ".join(f'"{phrase}"' for phrase in word.alternatives)
+        match = f'scope : "c{self._collection:d}" AND text : ({phrases})'
+        rows = self._db.execute("SELECT rowid FROM keywords WHERE keywords MATCH ?", (match,))
+        return texts.places(np.fromiter((id_ for (id_,) in rows), np.int64))
+
+    def _walk(
+        self, ids: NDArray[np.int64], scores: NDArray[np.float64], k: int, condition: filters.Condition | None
+    ) -> list[Candidate]:
+        """Down the ranking, in steps that never part rows of one score, until `k` documents pass the filter."""
+        passed: list[Candidate] = []
+        start, step = 0, 2 * k + 16
+        while start < len(ids):
+            end = min(start + step, len(ids))
+            end = int(np.searchsorted(-scores, -scores[end - 1], side="right"))
+            chunk = dict(zip(ids[start:end].tolist(), scores[start:end].tolist(), strict=True))
+            passed = best_documents([*passed, *self._records.candidates(chunk, condition)], k)
+            if len(passed) == k:
+                break
+            start, step = end, step * 4
+        return passed

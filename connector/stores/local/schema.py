@@ -1,0 +1,92 @@
+"""The tables of the local store, as migrations from one layout to the next. Nothing but SQL."""
+
+from __future__ import annotations
+
+from connector.stores.filter_sql import register
+from connector.stores.local.sqlite_file import Schema
+
+# Statements are separated by an empty line. A migration that has been released never changes.
+# A tombstone of record 0 buries nothing; it tells readers that metadata, and so the answers to filters, have changed.
+_LAYOUT_1 = """
+CREATE TABLE collections (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    generation INTEGER NOT NULL DEFAULT 1,
+    model TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    dimension INTEGER NOT NULL,
+    names TEXT NOT NULL DEFAULT '{}',
+    checkpoint TEXT,
+    last_sync TEXT,
+    lease_owner TEXT,
+    lease_epoch INTEGER NOT NULL DEFAULT 0,
+    lease_until REAL,
+    pruned INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    collection INTEGER NOT NULL REFERENCES collections (id),
+    document TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    model TEXT NOT NULL,
+    synced_at TEXT NOT NULL,
+    meta TEXT NOT NULL CHECK (json_valid(meta)),
+    text TEXT NOT NULL,
+    UNIQUE (collection, document, number)
+);
+
+CREATE INDEX records_in_order ON records (collection, id);
+
+CREATE TABLE vectors (
+    record INTEGER PRIMARY KEY,
+    dimension INTEGER NOT NULL,
+    vector BLOB NOT NULL CHECK (length(vector) = 4 * dimension)
+);
+
+CREATE TABLE tombstones (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    collection INTEGER NOT NULL,
+    record INTEGER NOT NULL
+);
+
+CREATE TRIGGER records_deleted AFTER DELETE ON records BEGIN
+    DELETE FROM vectors WHERE record = old.id;
+    INSERT INTO tombstones (collection, record) VALUES (old.collection, old.id);
+END;
+
+CREATE TRIGGER records_described_anew AFTER UPDATE OF meta ON records BEGIN
+    INSERT INTO tombstones (collection, record) VALUES (old.collection, 0);
+END;
+
+CREATE INDEX tombstones_in_order ON tombstones (collection, seq);
+
+CREATE TABLE quarantine (
+    collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE,
+    document TEXT NOT NULL,
+    stage TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    last_seen TEXT NOT NULL,
+    PRIMARY KEY (collection, document)
+) WITHOUT ROWID
+"""
+
+# What a row in quarantine was read as: while that is the same, it need not be tried again. Generations: what each was
+# built by (JSON), when, since when it does not serve any more, and the highest number there was when an older one was
+# dropped, because no number is given twice.
+_LAYOUT_2 = """
+ALTER TABLE quarantine ADD COLUMN row_digest BLOB;
+
+ALTER TABLE collections ADD COLUMN spec TEXT;
+
+ALTER TABLE collections ADD COLUMN created TEXT;
+
+ALTER TABLE collections ADD COLUMN retired TEXT;
+
+ALTER TABLE collections ADD COLUMN highest INTEGER NOT NULL DEFAULT 0
+"""
+
+SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), prepare=register)
+"""The identity spells OWLV."""

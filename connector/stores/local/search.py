@@ -1,0 +1,240 @@
+"""Search of the local store: the in-memory index of a collection, and its exact best documents, filtered or not.
+Reads within the transaction it is given; writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector import cancellation
+from connector.errors import BadFilter
+from connector.model import Filter, Hit
+from connector.protocols import Ranking, VectorScan
+from connector.stores import filter_sql, filters
+from connector.stores.local.records import Candidate, Records, best_documents
+from connector.stores.local.shared_scans import SharedScans
+from connector.stores.local.snapshot import Buffer, Kept, Snapshot, read_mark, unit_rows
+from connector.stores.scan import exact_scores
+
+SELECTIVE_SHARE = 10
+"""A filter that keeps less than one row in this many is answered from the rows it keeps."""
+SELECTIVE_ROWS = 2000
+SPARE = 4
+"""Rows beyond `k` that are looked at first: enough where documents are one chunk each."""
+REMEMBERED = 512
+"""Filters whose rows a snapshot remembers, so that each of many askers who may see different rows finds theirs."""
+REMEMBERED_ROWS = 4
+"""As many rows as there are, times this, are remembered of all filters together: 8 bytes each."""
+
+FILTER_SECONDS = 60.0
+"""That the filter of one search may take. It is evaluated row by row, holds a thread and, where it needs functions of
+Python's, all others up meanwhile; HANA's statements end by `communication_timeout`."""
+_STEPS = 20_000
+"""Of SQLite's machine between two looks at the clock: about a millisecond. Each look takes the interpreter's lock."""
+
+Positions = NDArray[np.int64]
+
+
+@contextmanager
+def answering(db: sqlite3.Connection, condition: filters.Condition | None, where: Filter | None) -> Iterator[None]:
+    """While a search reads: `where` is what the caller has narrowed it by, `condition` that and its row filter. Raises
+    BadFilter for a stored value that cannot be read as the filter's kind, and for a filter that takes too long;
+    Cancelled where this thread's call is cancelled."""
+    call = cancellation.current()
+    deadline = time.monotonic() + FILTER_SECONDS if where else math.inf
+    db.set_progress_handler(lambda: call.cancelled or time.monotonic() > deadline, _STEPS)
+    try:
+        with call.calling(db.interrupt):
+            yield
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            call.check()
+            raise BadFilter(
+                f"the filter has taken {FILTER_SECONDS:g} s over the rows of this collection and was given up: use "
+                "fewer conditions ($in in place of many under $or), or words in the search text"
+            ) from None
+        if condition is not None and filter_sql.is_unreadable(error):
+            raise filters.not_comparable(condition) from None
+        raise
+    finally:
+        db.set_progress_handler(None, 0)
+
+
+class CollectionIndex:
+    """The newest snapshot of a collection, shared by all threads and replaced by reference."""
+
+    def __init__(self, collection: int, dimension: int, scan: VectorScan) -> None:
+        self._collection = collection
+        self._dimension = dimension
+        self._scan = scan
+        self._lock = threading.Lock()
+        self.scans = SharedScans()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._buffer = Buffer(self._collection, self._dimension, self._scan)
+        self._newest = self._buffer.empty()
+
+    def snapshot(self, db: sqlite3.Connection) -> Snapshot | None:
+        """Exactly what `db`'s open transaction sees; None when that is older than what is in memory."""
+        mark = read_mark(db)
+        if self._newest.mark == mark:
+            return self._newest
+        with self._lock:
+            newest = self._newest
+            if newest.mark == mark:
+                return newest
+            if newest.is_newer(mark):
+                return None
+            try:
+                self._newest = self._buffer.extend(db, newest, mark)
+            except BaseException:
+                self._forget()
+                raise
+            return self._newest
+
+
+class Search:
+    """Searches one collection within one transaction."""
+
+    def __init__(self, db: sqlite3.Connection, collection: int, snapshot: Snapshot, scans: SharedScans) -> None:
+        self._db = db
+        self._collection = collection
+        self._snapshot = snapshot
+        self._scans = scans
+        self._records = Records(db)
+
+    def __call__(self, query: NDArray[np.float32], k: int, condition: filters.Condition | None) -> list[Hit]:
+        """The best `k` documents for a unit vector, exactly: by true cosine, ties by document id."""
+        snapshot = self._snapshot
+        if k < 1 or not snapshot.live:
+            return []
+        if condition is None:
+            return self._records.hits(self._of_all(query, k, _Pool(None, snapshot.live, snapshot.live)) or [])
+        few = max(SELECTIVE_ROWS, snapshot.live // SELECTIVE_SHARE)
+        kept = self._matching(condition, few)
+        if kept is None:
+            best = self._of_all(query, k, _Pool(condition, snapshot.live, few))
+            if best is not None:
+                return self._records.hits(best)
+            # what the filter keeps lies far from the query
+            kept = self._matching(condition, None)
+            assert kept is not None
+        return self._records.hits(self._of_kept(query, k, kept) or [])
+
+    # ------------------------------------------------------------------------------------------------------ ranking
+
+    def _of_all(self, query: NDArray[np.float32], k: int, pool: _Pool) -> list[Candidate] | None:
+        snapshot = self._snapshot
+        return self._settle(query, k, self._scans.rank(snapshot.view, query, snapshot.allowed), pool)
+
+    def _of_kept(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Candidate] | None:
+        """The best of the rows at `kept`. Gathering many costs more than passing over all."""
+        snapshot, pool = self._snapshot, _Pool(None, len(kept), len(kept))
+        if len(kept) * SELECTIVE_SHARE <= max(len(snapshot.ids), SELECTIVE_ROWS * SELECTIVE_SHARE):
+            return self._settle(query, k, snapshot.view.rank_rows(query, kept), pool)
+        allowed = np.zeros(len(snapshot.ids), np.bool_)
+        allowed[kept] = True
+        return self._settle(query, k, self._scans.rank(snapshot.view, query, allowed), pool)
+
+    def _settle(self, query: NDArray[np.float32], k: int, ranking: Ranking, pool: _Pool) -> list[Candidate] | None:
+        """Down the ranking until `k` documents fit; None when more than `pool.limit` rows had to be looked at and there
+        are more."""
+        wanted = k + SPARE
+        while True:
+            chosen, floor = ranking.best(wanted)
+            best = best_documents(self._candidates(chosen, query, pool.condition), k)
+            if wanted >= pool.rows:
+                return best
+            if len(best) == k and best[-1].score >= floor:
+                return best
+            if wanted >= pool.limit:
+                return None
+            wanted = min(wanted * 4, pool.limit)
+
+    def _candidates(
+        self, positions: Positions, query: NDArray[np.float32], condition: filters.Condition | None
+    ) -> list[Candidate]:
+        """Those of the rows that pass the filter, with their true scores: by the vectors as they are stored."""
+        found = self._records.with_vectors(self._snapshot.ids[positions].tolist(), condition)
+        vectors, _ = unit_rows([row[3] for row in found], len(query))
+        scores = exact_scores(vectors, query).tolist()
+        return [Candidate(score, *row[:3]) for score, row in zip(scores, found, strict=True)]
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def _matching(self, condition: filters.Condition, few: int | None) -> Positions | None:
+        """Places of the rows that fit; None when they are more than `few` (None: however many). Remembered, because the
+        same filters come again and again: then only rows that came since are looked at."""
+        compiled = filter_sql.to_sqlite(condition)
+        snapshot = self._snapshot
+        remembered, key = snapshot.filtered, _key(compiled)
+        known = remembered.get(key)
+        if known is None or known.places is None:
+            if known is not None and few is not None:
+                return None
+            known = Kept(np.empty(0, np.int64), 0)
+        if known.seen < snapshot.mark[0]:
+            known = self._brought_up(known, compiled, few)
+            _remember(remembered, key, known, REMEMBERED_ROWS * len(snapshot.ids))
+        else:
+            remembered[key] = remembered.pop(key, known)  # the one used last
+        places = known.places
+        if places is None or snapshot.live == len(snapshot.ids):
+            return places
+        return places[snapshot.alive[places]]
+
+    def _brought_up(self, known: Kept, compiled: filter_sql.Compiled, few: int | None) -> Kept:
+        """`known` with the rows that came since."""
+        assert known.places is not None
+        limit = -1 if known.seen or few is None else few + 1
+        sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
+        rows = self._db.execute(sql, (self._collection, known.seen, *compiled.parameters, limit))
+        ids = np.array([id_ for (id_,) in rows], dtype=np.int64)
+        seen = self._snapshot.mark[0]
+        if len(ids) == limit:
+            return Kept(None, seen)
+        return Kept(np.concatenate([known.places, self._snapshot.positions(np.sort(ids))]), seen)
+
+
+def _remember(remembered: dict[Hashable, Kept], key: Hashable, kept: Kept, rows: int) -> None:
+    """As the one used last; those that were not used for longest go. Several threads may do so at once: each step
+    alone leaves a dictionary that is whole, and what is forgotten once too often is only looked up again."""
+    remembered.pop(key, None)
+    remembered[key] = kept
+    filters_held = list(remembered.items())
+    excess = sum(_size(each) for _, each in filters_held) - rows
+    for place, (oldest, each) in enumerate(filters_held[:-1]):
+        if excess <= 0 and len(filters_held) - place <= REMEMBERED:
+            break
+        remembered.pop(oldest, None)
+        excess -= _size(each)
+
+
+def _key(compiled: filter_sql.Compiled) -> bytes:
+    """Of the condition with all its values, for a filter may have megabytes of them and hundreds are remembered."""
+    return hashlib.sha256(repr((compiled.sql, compiled.parameters)).encode()).digest()
+
+
+def _size(kept: Kept) -> int:
+    return 0 if kept.places is None else len(kept.places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """What is still to be checked of the rows that are ranked (`condition`), how many of them there are, and how many
+    may be looked at."""
+
+    condition: filters.Condition | None
+    rows: int
+    limit: int

@@ -1,0 +1,150 @@
+"""Which generation of a collection serves, which one is built for a model, what a sync would fill, and how alike two
+answer. Knows the protocols of `protocols.py` only; loads no model and switches nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from connector.errors import GenerationRefused, UnknownGeneration
+from connector.model import CollectionSpec, Generation
+from connector.protocols import Embedder, VectorStore
+from connector.stores.generation_rules import no_generation
+from connector.stores.ranking import overlap, rank_biased_overlap
+from connector.stores.records import ModelStamp
+
+DEPTH = 10
+SAMPLED_FROM = 20_000
+"""Records that are read to draw sample texts from, at most: the oldest ones."""
+_SEED = 11
+
+
+def active(generations: Iterable[Generation]) -> Generation | None:
+    return next((each for each in generations if each.state == "active"), None)
+
+
+def is_of(generation: Generation, stamp: ModelStamp) -> bool:
+    return (generation.fingerprint, generation.dimension) == (stamp.fingerprint, stamp.dimension)
+
+
+def building_for(generations: Sequence[Generation], stamp: ModelStamp) -> Generation | None:
+    """The one that a sync with this model goes on with: as `VectorStore.begin_generation` chooses."""
+    return _newest(each for each in generations if each.state == "building" and is_of(each, stamp))
+
+
+def last_retired(generations: Sequence[Generation]) -> Generation | None:
+    """The one that served before."""
+    retired = [each for each in generations if each.retired is not None and each.state == "retired"]
+    return max(retired, key=lambda each: (each.retired, each.number), default=None)
+
+
+def chosen(collection: str, generations: Sequence[Generation], number: int | None) -> Generation:
+    """Generation `number`; None: the newest that is being built. Raises UnknownGeneration, GenerationRefused."""
+    if number is not None:
+        for each in generations:
+            if each.number == number:
+                return each
+        raise no_generation(collection, number, [each.number for each in generations])
+    if not generations:
+        raise UnknownGeneration(f"{collection!r} was never synced and has no generations")
+    newest = _newest(each for each in generations if each.state == "building")
+    if newest is None:
+        raise GenerationRefused(f"no generation of {collection!r} is being built beside the active one")
+    return newest
+
+
+def _newest(generations: Iterable[Generation]) -> Generation | None:
+    return max(generations, key=lambda each: each.number, default=None)
+
+
+def needs_another(store: VectorStore, collection: str, generations: Sequence[Generation], stamp: ModelStamp) -> bool:
+    """Whether the one that serves holds rows, which vectors of this model must not be mixed with."""
+    serving = active(generations)
+    if serving is None or is_of(serving, stamp):
+        return False
+    status = store.status(collection)
+    return status is not None and status.chunks + status.foreign > 0
+
+
+def filled_by_sync(
+    store: VectorStore, spec: CollectionSpec, embedder: Embedder
+) -> tuple[CollectionSpec, VectorStore | None]:
+    """What a sync would compare with the source: the spec under the name of the generation it would fill; no store
+    where it would begin a new one."""
+    stamp, found = ModelStamp.of(embedder), store.generations(spec.name, counted=False)
+    building = building_for(found, stamp)
+    if building is not None:
+        return replace(spec, name=building.name), store
+    return spec, None if needs_another(store, spec.name, found, stamp) else store
+
+
+# ---------------------------------------------------------------------------------------------------------- comparing
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How alike two generations answer `queries` texts; null without any. `overlap_at_10`: mean share of the first ten
+    rows that both find; `rank_biased_overlap`: the same with the upper ranks counting more (p = 0.9), 1 for the same
+    rows in the same order; `same_first`: share of the queries with the same best row."""
+
+    collection: str
+    serving: int
+    other: int
+    serving_rows: int
+    other_rows: int
+    complete: bool
+    """Whether the other one is."""
+    queries: int
+    overlap_at_10: float | None
+    rank_biased_overlap: float | None
+    same_first: float | None
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A generation with the model that its queries are embedded by."""
+
+    generation: Generation
+    embedder: Embedder
+
+
+def compare(store: VectorStore, collection: str, serving: Side, other: Side, texts: Sequence[str]) -> Comparison:
+    """Search both for each text. A text that a model has no vector for raises TextsNotEmbeddable."""
+    alike = []
+    for text in texts:
+        first, second = (_found(store, side, text) for side in (serving, other))
+        if first or second:
+            same = bool(first and second and first[0] == second[0])
+            alike.append((overlap(first, second), rank_biased_overlap(first, second), float(same)))
+    means = [round(sum(values) / len(alike), 4) for values in zip(*alike, strict=True)] if alike else [None] * 3
+    return Comparison(
+        collection,
+        serving.generation.number,
+        other.generation.number,
+        serving.generation.rows or 0,
+        other.generation.rows or 0,
+        other.generation.complete,
+        len(alike),
+        *means,
+    )
+
+
+def _found(store: VectorStore, side: Side, text: str) -> list[str]:
+    generation = side.generation
+    hits = store.search(generation.name, side.embedder.embed_query(text), DEPTH, None, generation.number)
+    return [hit.id for hit in hits if not hit.id.startswith("record:")]
+
+
+def sample_texts(store: VectorStore, name: str, count: int) -> list[str]:
+    """Up to `count` different stored texts, drawn at random but always the same."""
+    texts: dict[str, None] = {}
+    for page in store.records(name) if count else ():
+        texts |= {record.text: None for record in page if record.id is not None and record.text}
+        if len(texts) >= SAMPLED_FROM:
+            break
+    return random.Random(_SEED).sample(list(texts), min(count, len(texts)))

@@ -1,0 +1,366 @@
+"""What a sync would do, and how long it might take: reads source and store, renders, counts tokens, writes nothing.
+Judges every row as `sync` does, with the same index and renderer. Knows the protocols of `protocols.py` only.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.discovery.roles import Role, guess
+from connector.document import lengths
+from connector.document.document import Renderer, quarantine_id
+from connector.errors import RowRejected, TextsNotEmbeddable
+from connector.model import Checkpoint, CollectionSpec, Document, Row, Table
+from connector.protocols import Embedder, Observer, Source, VectorStore
+from connector.stores.records import ModelStamp
+from connector.sync import schema
+from connector.sync.clock import StageClock
+from connector.sync.difference import Difference, StoredIndex
+from connector.sync.embedding import VectorCache
+from connector.sync.feeds.choose import Wanted, check, choose
+from connector.sync.pipeline import pages_ahead
+from connector.sync.reconcile import FREE_DELETES, types_in_use
+
+_MEASURED_TEXTS = 256
+_FIRST_BATCH = 8
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """`max_deletes` as in SyncOptions. `measure_seconds`: how long to embed for the estimate; None: no estimate."""
+
+    page_rows: int = 1000
+    max_deletes: float = 0.2
+    samples: int = 5
+    measure_seconds: float | None = 2.0
+
+
+@dataclass(slots=True)
+class Plan:
+    """Counts in source rows: `rows = new + changed + unchanged + empty + unreadable + superseded`; `deleted` beside it.
+
+    `changed` includes `metadata_only` (nothing to embed). `tokens`, `duplicates`, `chunked`, `truncated` and the
+    histogram are about rows to be embedded: `tokens` of distinct chunks, for equal texts are embedded once;
+    `duplicates`: rows whose text another of them has; `chunked`: rows of several chunks; `truncated`: rows with a chunk
+    longer than the model takes, of which its end would be lost. `paused`: as which a sync would pause.
+    `estimated_range`: what it would be at the slowest and at the fastest batch that was measured.
+    `languages`: the values of the columns that SAP names a text's language by, as far as they are read.
+    `method`: how a sync would find changes now; `reason`: why it would compare everything although another method is
+    configured. The counts are of everything all the same.
+    """
+
+    collection: str
+    method: str = "full"
+    reason: str = ""
+    rows: int = 0
+    new: int = 0
+    changed: int = 0
+    metadata_only: int = 0
+    unchanged: int = 0
+    empty: int = 0
+    unreadable: int = 0
+    superseded: int = 0
+    deleted: int = 0
+    paused: str | None = None
+    tokens: int = 0
+    truncated: int = 0
+    chunked: int = 0
+    duplicates: int = 0
+    estimated_seconds: float | None = None
+    estimated_range: tuple[float, float] | None = None
+    tokens_per_second: float | None = None
+    seconds: float = 0.0
+    token_histogram: dict[str, int] = field(default_factory=dict)
+    samples: list[str] = field(default_factory=list)
+    languages: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def plan(
+    spec: CollectionSpec,
+    source: Source,
+    store: VectorStore | None,
+    embedder: Embedder,
+    options: PlanOptions | None = None,
+    observer: Observer | None = None,
+) -> Plan:
+    """Compare the source with what is stored, without writing: no table is made, no lease taken.
+
+    `store` None: nothing is stored yet. Memory: sync's index, and 40 bytes for each chunk to be embedded.
+    Raises what a sync would before it writes: configuration errors, ModelMismatch, a lost connection.
+    """
+    options, table = options or PlanOptions(), source.describe(spec.source)
+    check(spec, table)
+    renderer = Renderer(spec, table, embedder)
+    found = _Pass(spec.name, renderer, embedder, options, observer)(source, store, _language_columns(renderer, table))
+    status = None if store is None else store.status(spec.name)
+    wanted = Wanted(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
+    choice = choose(wanted, source, Checkpoint() if status is None else status.checkpoint)
+    found.method, found.reason = choice.method, choice.reason
+    before = Checkpoint() if status is None else status.checkpoint
+    if schema.was_synced(before, spec.source) and schema.retyped(types_in_use(renderer, table, spec), before):
+        found.paused = "schema_changed"
+    if found.deleted and (other := schema.other_key(renderer.key, before)):
+        found.notes.append(f"{other}: every row is another one by it")
+    return found
+
+
+def _language_columns(renderer: Renderer, table: Table) -> list[str]:
+    query = renderer.query
+    columns = [table.column(name) for name in dict.fromkeys((*query.key, *query.columns))]
+    return [column.name for column in columns if column is not None and guess(column).role is Role.LANGUAGE]
+
+
+class _Pass:
+    """One reading of the source."""
+
+    def __init__(
+        self, collection: str, renderer: Renderer, embedder: Embedder, options: PlanOptions, observer: Observer | None
+    ) -> None:
+        self._renderer = renderer
+        self._embedder = embedder
+        self._options = options
+        self._observer = observer
+        self._clock = StageClock(None)
+        self._plan = Plan(collection)
+        self._workload = _Workload()
+        self._emptied = 0
+        """Stored rows that came blank: sync's brake counts them."""
+        self._languages: set[str] = set()
+
+    def __call__(self, source: Source, store: VectorStore | None, languages: Sequence[str]) -> Plan:
+        """`languages`: the columns that hold one."""
+        start = time.perf_counter()
+        self._index = _stored(self._plan.collection, store, self._embedder)
+        total = source.count(self._renderer.query)
+        samples = _Samples(self._options.samples, total)
+        with pages_ahead(source, self._renderer.query, self._options.page_rows) as pages:
+            for page in pages:
+                self._page(page, samples)
+                self._languages.update(str(row.values[name] or "").strip() for row in page for name in languages)
+                if self._observer is not None:
+                    self._observer.progress(self._plan.rows, max(total, self._plan.rows))
+        self._plan.samples = samples.texts
+        self._plan.languages = sorted(self._languages - {""})
+        self._finish(time.perf_counter() - start)
+        return self._plan
+
+    def _page(self, rows: Sequence[Row], samples: _Samples) -> None:
+        documents = self._documents(rows)
+        positions = self._index.positions(list(documents))
+        self._index.mark_seen(positions)
+        to_embed = []
+        found = zip(documents.values(), positions.tolist(), strict=True)
+        for number, (document, position) in enumerate(found, self._plan.rows):
+            if self._judge(document, position):
+                to_embed.append(document)
+            samples.offer(number, document.text)
+        self._plan.rows += len(rows)
+        chunks = self._renderer.chunks_of(to_embed)
+        texts = [chunk.text for of_document in chunks for chunk in of_document]
+        tokens = self._embedder.count_tokens(texts) if texts else []
+        self._workload.add([len(of_document) for of_document in chunks], texts, tokens, self._embedder.max_tokens)
+
+    def _documents(self, rows: Sequence[Row]) -> dict[str, Document]:
+        """By id, as sync does it: the last of a key that comes twice, and without those that cannot be rendered."""
+        documents: dict[str, Document] = {}
+        for row in rows:
+            try:
+                document = self._renderer.document(row)
+            except RowRejected:
+                self._plan.unreadable += 1
+                self._index.mark_seen(self._index.positions([quarantine_id(row.key)]))
+                continue
+            self._plan.superseded += document.id in documents
+            documents[document.id] = document
+        return documents
+
+    def _judge(self, document: Document, position: int) -> bool:
+        """Count the document; True when it has to be embedded."""
+        counted = self._plan
+        if document.empty:
+            counted.empty += 1
+            self._emptied += position >= 0
+            return False
+        match self._index.compare(document, position):
+            case Difference.SAME | Difference.ROW:
+                counted.unchanged += 1
+            case Difference.METADATA:
+                counted.changed += 1
+                counted.metadata_only += 1
+            case Difference.NEW:
+                counted.new += 1
+                return True
+            case Difference.CHANGED:
+                counted.changed += 1
+                return True
+        return False
+
+    def _finish(self, seconds: float) -> None:
+        counted, work = self._plan, self._workload
+        counted.deleted = int((~self._index.seen).sum())
+        limit = self._options.max_deletes * len(self._index)
+        if counted.deleted > limit or self._emptied > max(FREE_DELETES, limit):
+            counted.paused = "max_deletes"
+        counted.tokens, counted.duplicates = work.distinct()
+        counted.chunked, counted.truncated = work.chunked, work.truncated
+        counted.token_histogram = work.histogram()
+        counted.seconds = round(seconds, 3)
+        if self._options.measure_seconds is not None:
+            self._estimate(seconds, self._options.measure_seconds)
+
+    def _estimate(self, read_seconds: float, measure_seconds: float) -> None:
+        """Reading again takes as long as it just took; embedding goes by tokens. Writing is not in it: nothing may be
+        written to measure that."""
+        counted = self._plan
+        if not counted.tokens:
+            counted.estimated_seconds = round(read_seconds, 3)
+            counted.estimated_range = (counted.estimated_seconds, counted.estimated_seconds)
+            return
+        speed = _measured(self._embedder, self._workload.some_texts, measure_seconds)
+        if speed is not None:
+            low, high = (round(read_seconds + counted.tokens / rate, 3) for rate in (speed.fastest, speed.slowest))
+            counted.tokens_per_second = round(speed.mean, 1)
+            counted.estimated_seconds = round(read_seconds + counted.tokens / speed.mean, 3)
+            counted.estimated_range = (low, high)
+
+
+def _stored(collection: str, store: VectorStore | None, embedder: Embedder) -> StoredIndex:
+    """What the store holds; raises ModelMismatch where a sync would."""
+    status = None if store is None else store.status(collection)
+    if store is None or status is None:
+        return StoredIndex([])
+    configured = ModelStamp.of(embedder)
+    if (status.model, status.dimension) != (configured.id, configured.dimension):
+        if status.chunks or status.foreign:
+            raise ModelStamp(status.model, "", status.dimension).mismatch(collection, configured)
+        return StoredIndex([])  # a sync makes an empty collection anew
+    return StoredIndex(store.stored(collection))
+
+
+class _Workload:
+    """What has to be embedded, as digests and counts: texts themselves only for a few to measure with."""
+
+    def __init__(self) -> None:
+        self.chunked = 0
+        self.truncated = 0
+        self.some_texts: list[str] = []
+        self._seen = 0
+        self._buckets = lengths.counted([])
+        self._chunks: list[NDArray[np.bytes_]] = []
+        self._tokens: list[NDArray[np.int32]] = []
+        self._rows: list[NDArray[np.bytes_]] = []
+        self._random = random.Random(_SEED)
+
+    def add(self, chunks: Sequence[int], texts: Sequence[str], tokens: Sequence[int], longest: int) -> None:
+        """`chunks[i]`: how many of `texts` belong to row i, in order; `longest`: tokens the model takes."""
+        chunks = [count for count in chunks if count]
+        if not chunks:
+            return
+        digests = [VectorCache.key(text) for text in texts]
+        counts = np.asarray(tokens, dtype=np.int32)
+        first = np.concatenate(([0], np.cumsum(chunks)[:-1]))
+        self._chunks.append(np.frombuffer(b"".join(digests), dtype="S16"))
+        self._tokens.append(counts)
+        self._rows.append(_row_digests(digests, chunks))
+        self.chunked += sum(count > 1 for count in chunks)
+        self.truncated += int(np.count_nonzero(np.add.reduceat(counts > longest, first)))
+        of_rows = np.add.reduceat(counts, first)
+        self._buckets += lengths.counted(of_rows)
+        for text in texts:
+            self._keep(text)
+
+    def _keep(self, text: str) -> None:
+        """Each text so far has the same chance to be kept."""
+        self._seen += 1
+        if len(self.some_texts) < _MEASURED_TEXTS:
+            self.some_texts.append(text)
+        elif (place := self._random.randrange(self._seen)) < _MEASURED_TEXTS:
+            self.some_texts[place] = text
+
+    def distinct(self) -> tuple[int, int]:
+        """Tokens of distinct chunks; rows whose whole text an earlier row has."""
+        if not self._chunks:
+            return 0, 0
+        _, first = np.unique(np.concatenate(self._chunks), return_index=True)
+        rows = np.concatenate(self._rows)
+        tokens = np.concatenate(self._tokens).astype(np.int64)[first]
+        return int(tokens.sum()), len(rows) - len(np.unique(rows))
+
+    def histogram(self) -> dict[str, int]:
+        """Rows by tokens of their text ("17-32"); the overlap of chunks counts twice."""
+        return lengths.named(self._buckets)
+
+
+def _row_digests(digests: Sequence[bytes], chunks: Sequence[int]) -> NDArray[np.bytes_]:
+    """One digest a row: equal for rows of equal chunks."""
+    parts = iter(digests)
+    rows = []
+    for count in chunks:
+        own = [next(parts) for _ in range(count)]
+        rows.append(own[0] if count == 1 else VectorCache.key(b"".join(own).hex()))
+    return np.frombuffer(b"".join(rows), dtype="S16")
+
+
+class _Samples:
+    """Texts from all over the table: the first one with text at or behind each of `count` evenly spaced rows."""
+
+    def __init__(self, count: int, total: int) -> None:
+        self.texts: list[str] = []
+        self._wanted = [total * number // count for number in range(count)]
+
+    def offer(self, row: int, text: str) -> None:
+        """`row`: its number, from 0."""
+        if self._due(row) and text and text not in self.texts:
+            self.texts.append(text)
+
+    def _due(self, row: int) -> bool:
+        return len(self.texts) < len(self._wanted) and row >= self._wanted[len(self.texts)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """Tokens a second: of all that was measured, and of single batches."""
+
+    mean: float
+    slowest: float
+    fastest: float
+
+
+def _measured(embedder: Embedder, texts: Sequence[str], seconds: float) -> _Speed | None:
+    """Embeds the texts in growing batches, again until enough time went by, for `seconds` at most; the first batch only
+    warms up. None when nothing could be embedded."""
+    tokens, busy = 0, 0.0
+    rates: list[float] = []
+    deadline = time.perf_counter() + seconds
+    if not _embeds(embedder, texts[:_FIRST_BATCH]):
+        return None
+    start, size = 0, _FIRST_BATCH
+    while time.perf_counter() < deadline and busy < seconds / 4:
+        batch = texts[start : start + size]
+        began = time.perf_counter()
+        if counted := _embeds(embedder, batch):
+            took = max(time.perf_counter() - began, 1e-9)
+            busy += took
+            tokens += counted
+            rates.append(counted / took)
+        start, size = (start + size, size * 2) if start + size < len(texts) else (0, size)
+    return _Speed(tokens / busy, min(rates), max(rates)) if rates else None
+
+
+def _embeds(embedder: Embedder, texts: Sequence[str]) -> int:
+    """How many tokens; 0 when they could not be embedded."""
+    try:
+        return sum(embedder.embed_counted(list(texts))[1])
+    except TextsNotEmbeddable:
+        return 0

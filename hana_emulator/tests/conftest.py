@@ -1,0 +1,36 @@
+"""Fixtures for the stand-in's SQL side: a fresh database and one session on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from emulator_sql import USER, Sql, open_database
+from hana_emulator.sql.database import Database
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    opened = open_database(lock_timeout=0.3)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def patient() -> Iterator[Database]:
+    """A database where waits are bounded by the tests, not by the lock timeout."""
+    opened = open_database(lock_timeout=30.0)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sql(database: Database) -> Sql:
+    return Sql(database.connect(USER))
+
+
+@pytest.fixture
+def other(database: Database) -> Sql:
+    """A second session on the same database."""
+    return Sql(database.connect(USER))
