@@ -64,7 +64,7 @@ def asked(demo: Demo, mode: Mode) -> list[Outcome]:
     found: list[Outcome] = []
     for name in demo.names:
         wanted = Wanted(QUERIES / f"{name}.jsonl", (mode,))
-        found += demo.service.evaluating.evaluate(name, wanted).outcomes[mode]
+        found += demo.service.evaluation.evaluate(name, wanted).outcomes[mode]
     return found
 
 
@@ -83,7 +83,7 @@ def latency(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
                 taken = []
                 for name, text in texts:
                     start = time.perf_counter()
-                    demo.service.search(name, text, options=SearchOptions(way), principal=OPERATOR)
+                    demo.service.search.run(name, text, options=SearchOptions(way), principal=OPERATOR)
                     taken.append(1000 * (time.perf_counter() - start))
                 slowest[way].append(float(np.percentile(taken, 95)))
                 return float(np.median(taken))
@@ -101,7 +101,7 @@ def synced() -> Iterator[Demo]:
     """Without the memory of search texts, or only the first way would embed."""
     with Demo(Settings(embedding=EmbeddingSettings(query_cache_mb=0))) as demo:
         for name in demo.names:
-            demo.service.sync(name)
+            demo.service.sync.run(name)
         yield demo
 
 

@@ -48,7 +48,7 @@ sys.path.insert(0, str(ROOT))
 from app.src.benchmark.machine import machine  # noqa: E402
 from app.src.benchmark.report import Part, Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
-from app.src.service.blending import Blending, Narrow  # noqa: E402
+from app.src.service.hybrid import Hybrid, RowFilter  # noqa: E402
 from connector.model import ChangeSet, Chunk, Filter, Vectors  # noqa: E402
 from connector.stores.local.int8_scan import best_scan  # noqa: E402
 from connector.stores.local.store import LocalStore  # noqa: E402
@@ -377,11 +377,11 @@ def keyword(scene: Scene, rounds: int) -> Iterator[Figure]:
         assert hit.text.endswith(exact[query])
         return hit
 
-    blending, stored = Blending(), scene.store.status(NAME)
+    ranking, stored = Hybrid(), scene.store.status(NAME)
     assert stored is not None
 
     def hybrid(query: int) -> object:
-        return blending.hybrid(scene.store, stored, (asked[query], scene.queries[query]), 50, Narrow(None, None))
+        return ranking.search(scene.store, stored, (asked[query], scene.queries[query]), 50, RowFilter(None, None))
 
     ways = {"keyword, three words": words, "keyword, a number": number, "keyword, hybrid": hybrid}
     yield from against_product(scene, ways, rounds).values()

@@ -192,13 +192,13 @@ class Loads:
     def embed(self, number: int) -> None:
         texts = self.texts[number]
         for start in range(0, len(texts), WINDOW):
-            self.service.embedder.embed_documents(texts[start : start + WINDOW])
+            self.service.parts.embedder.embed_documents(texts[start : start + WINDOW])
 
     def sync(self, number: int) -> None:
         """Every time into a collection of its own."""
         name = f"load-{number}-{self._synced[number]}"
         self._synced[number] += 1
-        report = self.service.sync(name)
+        report = self.service.sync.run(name)
         assert report.upserted == len(self.texts[number]), report
 
 
@@ -260,7 +260,7 @@ class World:
     def service(self, given: argparse.Namespace) -> Service:
         if self._service is None:
             self._service = Service(settings(self.folder, given), source=Materials())
-            self._service.sync("searched")
+            self._service.sync.run("searched")
         return self._service
 
     def close(self) -> None:
@@ -278,12 +278,12 @@ class World:
 
     def _measured(self, part: str, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
         service = self.service(given)
-        report.options |= {"model": MODEL, "precision": service.engine.precision}
+        report.options |= {"model": MODEL, "precision": service.parts.engine.precision}
         report.machine["source"] = "memory"
         loads = Loads(service, [texts_of(each) for each in shares(given)])
         think = 0.0 if part == "greedy" else given.think
         client = Client(
-            lambda text: len(service.search("searched", text, options=BY_MEANING, principal=OPERATOR).hits), think
+            lambda text: len(service.search.run("searched", text, options=BY_MEANING, principal=OPERATOR).hits), think
         )
         client.alone()
         yield from beside(part, client, loads.sync if part == "sync" else loads.embed, given.rounds)

@@ -110,11 +110,11 @@ class Demo:
 
     @property
     def names(self) -> list[str]:
-        return self.service.names()
+        return self.service.collections.names
 
     def ask(self, query: DemoQuery) -> Answer:
         start = time.perf_counter()
-        hits = self.service.search(query.collection, query.text, TOP, principal=OPERATOR).hits
+        hits = self.service.search.run(query.collection, query.text, TOP, principal=OPERATOR).hits
         milliseconds = round((time.perf_counter() - start) * 1000, 1)
         ranks = [rank for rank, hit in enumerate(hits, 1) if tuple(hit.key.values()) in query.expect]
         return Answer(query, hits, ranks[0] if ranks else None, milliseconds)

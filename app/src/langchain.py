@@ -41,7 +41,7 @@ class Owl:
 
     def embeddings(self) -> OwlEmbeddings:
         """The model of [embedding]."""
-        return OwlEmbeddings(self.service.embedder)
+        return OwlEmbeddings(self.service.parts.embedder)
 
     def close(self) -> None:
         self.service.close()
@@ -59,21 +59,21 @@ class _Opened:
     """A collection of the service, as `principal` may see and write it."""
 
     def __init__(self, service: Service, name: str, principal: Principal) -> None:
-        service.spec(name)
+        service.collections.spec(name)
         self.name = name
         self._service = service
         self._principal = principal
 
     @property
     def embedder(self) -> EngineEmbedder:
-        return self._service.embedder_of(self.name)
+        return self._service.generations.embedder_of(self.name)
 
     def search(self, query: str | Sequence[float], k: int, how: SearchWith) -> list[FoundHit]:
         options = SearchOptions(how.mode, how.min_score, how.mmr_lambda, depth=how.depth)
-        return self._service.search(self.name, query, k, how.filter, options, principal=self._principal).hits
+        return self._service.search.run(self.name, query, k, how.filter, options, principal=self._principal).hits
 
     def rows(self, ids: Sequence[str]) -> list[Any]:
-        return list(self._service.rows(self.name, ids, principal=self._principal))
+        return list(self._service.browse.rows(self.name, ids, principal=self._principal))
 
     def put(self, documents: Sequence[NewDocument]) -> list[str]:
         return self._service.documents.put(self.name, documents, principal=self._principal).ids

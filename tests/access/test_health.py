@@ -36,14 +36,14 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def doctors(service: Service) -> tuple[bool, str]:
-    check = next(check for check in service.doctor() if check.check == "access")
+    check = next(check for check in service.readiness.doctor() if check.check == "access")
     return check.ok, check.detail
 
 
 def test_without_authentication_nothing_is_said(make: Make) -> None:
     service = make()
-    assert "access" not in service.ready().checks
-    assert not [check for check in service.doctor() if check.check == "access"]
+    assert "access" not in service.readiness.check().checks
+    assert not [check for check in service.readiness.doctor() if check.check == "access"]
 
 
 def test_keys_that_end_soon_are_named(make: Make, tmp_path: Path) -> None:
@@ -63,18 +63,18 @@ def test_a_file_that_cannot_be_used_is_a_fault(make: Make, tmp_path: Path) -> No
     assert not ok
     assert "no file of API keys" in detail
     with pytest.raises(AccessUnusable):
-        service.probes.probe_access()
+        service.readiness.probe_access()
 
 
 def test_an_issuer_that_is_away_is_red_where_there_are_no_keys(make: Make, tmp_path: Path) -> None:
     jwt = {"issuer": "https://i.example", "audience": "owl", "jwks_url": "http://127.0.0.1:1/keys"}
-    alone = make(jwt=jwt).ready()
+    alone = make(jwt=jwt).readiness.check()
     assert alone.checks["access"] is False
     assert "http://127.0.0.1:1/keys" in str(alone.unavailable)
     path = tmp_path / "keys.json"
     create(path, Grant("web", ("search",)))
     both = make(jwt=jwt, keys=path)
     both.access.open()
-    assert both.ready().checks["access"] is True  # who has a key is let in
+    assert both.readiness.check().checks["access"] is True  # who has a key is let in
     with pytest.raises(Fault, match="127"):
-        both.probes.probe_access()
+        both.readiness.probe_access()

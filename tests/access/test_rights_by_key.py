@@ -39,7 +39,7 @@ def test_keys_see_the_rows_of_their_claims_and_all_is_told(tmp_path: Path) -> No
         }
     )
     service = Service(settings, source=TableSource())
-    service.sync("materials")
+    service.sync.run("materials")
 
     def seen(name: str) -> int | set[str]:
         answer = client.post(SEARCH, json={"query": "steel"}, headers={"X-API-Key": keys[name][1]})

@@ -15,7 +15,8 @@ import pytest
 from app.src.access import keys
 from app.src.access.keys import Grant, create, revoke, rotate
 from app.src.api import jobs
-from app.src.service.service import Service, SyncRequest
+from app.src.service.service import Service
+from app.src.service.sync import SyncRequest
 from app.src.settings import Settings
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed
 from tests.access.test_tokens import at
@@ -68,7 +69,7 @@ def test_a_stream_of_events_ends_with_the_right_to_it(
     if end == "expired token":
         follower = signed(claims(scope="sync"), rsa_key(1))
     source.gate.clear()
-    job = service.start_sync("materials", SyncRequest()).id
+    job = service.background.start_sync("materials", SyncRequest()).id
     with serving(service) as client, ExitStack() as streams:
         left, kept = (
             streams.enter_context(client.stream("GET", f"/v1/jobs/{job}/events", headers={"X-API-Key": credential}))

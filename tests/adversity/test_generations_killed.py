@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from app.src.access.principal import OPERATOR
-from app.src.service.generations import BuildReport
 from app.src.service.service import Service
+from app.src.service.sync import BuildReport
 from app.src.settings import Settings
 from connector.errors import GenerationRefused
 from connector.hana.source import HanaSource
@@ -95,16 +95,16 @@ def service(scene: Scene) -> Iterator[Service]:
 def synced(scene: Scene) -> SyncReport:
     scene.expire_lease()
     with service(scene) as here:
-        return here.sync(NAME)
+        return here.sync.run(NAME)
 
 
 def whole(scene: Scene, number: int) -> Content:
     """What is served is one generation, complete and sound, and found by queries of its own model."""
     with service(scene) as here:
-        (status,) = here.status()
+        (status,) = here.status.collections()
         assert (status["generation"], status["rows"], status["dimension"]) == (number, STORED, 64 * number)
         assert [each.number for each in generations(scene) if each.state == "active"] == [number]
-        assert here.search(NAME, "pump 12 of plant 5", 1, principal=OPERATOR).hits[0].key == {"K": 12}
+        assert here.search.run(NAME, "pump 12 of plant 5", 1, principal=OPERATOR).hits[0].key == {"K": 12}
     return scene.sound()
 
 
@@ -116,7 +116,7 @@ def goes_on(scene: Scene) -> None:
     assert (report.generation, report.unchanged, report.upserted) == (2, stored, STORED - stored)
     assert states(scene) == ["active", "building"]
     with service(scene) as here:
-        assert here.verify(NAME, generation=2).ok
+        assert here.sync.verify(NAME, generation=2).ok
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_killed_in_the_middle_of_a_build(served: Scene) -> None:
     assert (building.state, building.complete) == ("building", False)
     assert 0 < (building.rows or 0) < STORED
     with service(served) as here, pytest.raises(GenerationRefused, match="not complete"):
-        here.switch(NAME)
+        here.generations.switch(NAME)
     whole(served, 1)
     goes_on(served)
 
@@ -151,7 +151,7 @@ def test_killed_between_the_two_halves_of_a_switch(built: Scene) -> None:
     assert states(built) == ["active", "building"]
     assert synced(built).unchanged == STORED
     with service(built) as here:
-        here.switch(NAME)
+        here.generations.switch(NAME)
     assert whole(built, 2).keys() == before.keys()
     assert states(built) == ["retired", "active"]
 

@@ -92,7 +92,7 @@ class Ground:
         self.service.jobs.open()
         self.service.background.run(1, schedules=False)
         for name in ("materials", "free"):
-            self.service.sync(name)
+            self.service.sync.run(name)
         self.http: httpx.Client
 
     @property

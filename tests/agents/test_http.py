@@ -440,7 +440,7 @@ def test_the_rate_of_a_key_holds(ground: Ground) -> None:
 async def test_the_deadline_holds(tmp_path: Path) -> None:
     async with serving_with(tmp_path, api={"timeout": 0.5, "threads": 2}) as ground:
         release = threading.Event()
-        ground.service.status = lambda *_: release.wait(60)  # type: ignore[method-assign, assignment]
+        ground.service.status.collections = lambda *_: release.wait(60)  # type: ignore[method-assign, assignment]
         late = await anyio.to_thread.run_sync(lambda: post(ground, called("list_collections", {})))
         assert (late.status_code, late.headers["content-type"]) == (503, "application/problem+json")
         assert "api.timeout" in late.json()["detail"]
@@ -452,7 +452,7 @@ async def test_a_client_that_leaves_takes_its_call_along(tmp_path: Path) -> None
     """One thread, which is busy: what waits for it and is wanted by nobody any more is never done."""
     async with serving_with(tmp_path, api={"threads": 1}) as ground:
         busy, release, asked = threading.Event(), threading.Event(), []
-        really = ground.service.search
+        really = ground.service.search.run
 
         def search(name: str, query: str, *rest: Any, **more: Any) -> Any:
             asked.append(query)
@@ -461,7 +461,7 @@ async def test_a_client_that_leaves_takes_its_call_along(tmp_path: Path) -> None
                 assert release.wait(60)
             return really(name, query, *rest, **more)
 
-        ground.service.search = search  # type: ignore[method-assign, assignment]
+        ground.service.search.run = search  # type: ignore[method-assign, assignment]
         async with ground.client("all") as client, anyio.create_task_group() as group:
             group.start_soon(client.call_tool, "search", SEARCH | {"query": "first"})
             assert await anyio.to_thread.run_sync(busy.wait, 60)

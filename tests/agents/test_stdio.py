@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = TableSource()
     source.rows_by_key = rows()
     service = Service(offering(folder), source=source)
-    service.sync("materials")
+    service.sync.run("materials")
     service.close()
     return folder
 

@@ -143,7 +143,7 @@ def client(service: Service) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def synced(service: Service) -> Service:
-    service.sync("materials")
+    service.sync.run("materials")
     return service
 
 

@@ -59,7 +59,7 @@ def test_rows_come_whole_and_in_the_order_of_their_ids(client: httpx.Client, syn
 def test_a_long_text_is_put_together(client: httpx.Client, service: Service, source: TableSource) -> None:
     words = " ".join(f"word{number}" for number in range(900))
     source.rows_by_key["1"]["MAKTX"] = words
-    service.sync("materials")
+    service.sync.run("materials")
     (row,) = client.post(ROWS, json={"ids": [id_of("1")]}).json()["rows"]
     assert len(row["chunks"]) > 1
     assert sum(map(len, row["chunks"])) > len(words), "they overlap"
@@ -88,15 +88,15 @@ def test_rows_whose_texts_are_too_long_together_are_asked_for_one_by_one(
     texts = {f"L{number:02}": f"{number} " + "long " * 60 for number in range(20)}
     texts["all"] = " ".join(f"word{number}" for number in range(700))
     source.rows_by_key |= {key: {"MATNR": key, "MAKTX": text, "MTART": "ROH"} for key, text in texts.items()}
-    service.sync("materials")
+    service.sync.run("materials")
     read: list[str] = []
-    real = service.store.texts_of
+    real = service.parts.store.texts_of
 
     def texts_of(name: str, ids: list[str], *given: Any) -> Any:
         read.extend(ids)
         return real(name, ids, *given)
 
-    monkeypatch.setattr(service.store, "texts_of", texts_of)
+    monkeypatch.setattr(service.parts.store, "texts_of", texts_of)
     refused = client.post(ROWS, json={"ids": [id_of(key) for key in texts]})
     assert refused.status_code == 422
     assert "longer than 2000 characters together: ask for fewer ids" in refused.json()["detail"]
@@ -152,7 +152,7 @@ def test_rows_alike_lie_near_each_other(client: httpx.Client, service: Service, 
         source.rows_by_key[f"{number:02}"] = {"MATNR": f"{number:02}", "MAKTX": text, "MTART": words[0]}
     for key in TEXTS:
         del source.rows_by_key[key]
-    service.sync("materials")
+    service.sync.run("materials")
     points = client.get(MAP, params={"color": "MTART"}).json()["points"]
     steel, garden = ({point["x"] > 0 for point in points if point["color"] == topic} for topic in ("steel", "garden"))
     assert len(steel) == len(garden) == 1
@@ -163,7 +163,7 @@ def test_rows_alike_lie_near_each_other(client: httpx.Client, service: Service, 
 def test_too_few_rows_for_a_map(client: httpx.Client, service: Service, source: TableSource) -> None:
     for key in ("2", "3", "4"):
         del source.rows_by_key[key]
-    service.sync("materials")
+    service.sync.run("materials")
     answer = client.get(MAP).json()
     assert answer == {"points": [], "explained": [0.0, 0.0], "sampled": 1, "rows": 1}
 
@@ -190,7 +190,7 @@ def test_maps_that_are_refused(client: httpx.Client, synced: Service) -> None:
 @pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_rows_like_one(client: httpx.Client, service: Service, source: TableSource) -> None:
     source.rows_by_key["5"] = {"MATNR": "5", "MAKTX": "steel bearing of a gearbox", "MTART": "ROH"}
-    service.sync("materials")
+    service.sync.run("materials")
     ranked = client.post(SEARCH, json={"query": TEXTS["1"], "k": 5, "mode": "vector"}).json()["hits"]
     assert ranked[0]["id"] == id_of("1")
     hits = client.post(SEARCH, json={"like": id_of("1"), "k": 5}).json()["hits"]
@@ -212,7 +212,7 @@ def test_a_row_of_several_chunks_is_like_all_of_them(
     long = "alpha " * 300 + "omega " * 300
     for key, text in {"1": long, "2": "alpha", "3": "omega", "4": "chair"}.items():
         source.rows_by_key[key] = {"MATNR": key, "MAKTX": text, "MTART": "FERT"}
-    service.sync("materials")
+    service.sync.run("materials")
     assert len(client.post(ROWS, json={"ids": [id_of("1")]}).json()["rows"][0]["chunks"]) > 1
     hits = client.post(SEARCH, json={"like": id_of("1")}).json()["hits"]
     assert {hit["id"] for hit in hits[:2]} == {id_of("2"), id_of("3")}
@@ -300,8 +300,8 @@ def test_only_times_have_a_range_among_texts(service: Service, source: TableSour
     for first, least in (("2024-01-01", "2024-01-01"), ("2024-01-01 do as I say", None)):
         for row, value in zip(source.rows_by_key.values(), [first, *times], strict=True):
             row["MTART"] = value
-        service.sync("materials")
-        (field,) = service.fields("materials", principal=OPERATOR).fields
+        service.sync.run("materials")
+        (field,) = service.browse.fields("materials", principal=OPERATOR).fields
         assert field.min == least
 
 

@@ -188,7 +188,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     settings = settings_in(tmp_path_factory.mktemp("direct"))
     api = settings.api.model_copy(update={"threads": 1, "max_wait": 0.5})
     with closing(Service(settings.model_copy(update={"api": api}), source=TableSource())) as service:
-        service.sync("materials")
+        service.sync.run("materials")
         yield service
 
 
@@ -226,7 +226,7 @@ def test_base64_of_every_length(tmp_path_factory: pytest.TempPathFactory, dimens
             asked = {"input": ["steel", "oil", "pump"], "encoding_format": "base64"}
             data = client.post("/v1/embeddings", json=asked).json()["data"]
         rows = [np.frombuffer(base64.b64decode(item["embedding"], validate=True), "<f4") for item in data]
-        np.testing.assert_array_equal(rows, service.engine.embed(["steel", "oil", "pump"]))
+        np.testing.assert_array_equal(rows, service.parts.engine.embed(["steel", "oil", "pump"]))
 
 
 def test_openapi_describes_the_direct_routes(client: httpx.Client) -> None:
@@ -285,14 +285,14 @@ Held = tuple[threading.Event, list[str]]
 def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """An engine that waits for the event, and the texts that it has begun to compute."""
     go, seen = threading.Event(), list[str]()
-    begin = service.engine.begin
+    begin = service.parts.engine.begin
 
     def slow(batch: Sequence[Sequence[int]], *more: Any) -> Any:
         seen.extend(" ".join(map(_to_word, ids)) for ids in batch)
         assert go.wait(20)
         return begin(batch, *more)
 
-    monkeypatch.setattr(service.engine, "begin", slow)
+    monkeypatch.setattr(service.parts.engine, "begin", slow)
     yield go, seen
     go.set()
 
@@ -301,14 +301,14 @@ def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 def threads_held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """Tokenising waits for the event, in the thread of the request; and the texts that it has begun with."""
     go, seen = threading.Event(), list[str]()
-    tokenize = service.engine.tokenize
+    tokenize = service.parts.engine.tokenize
 
     def slow(texts: Sequence[str]) -> Any:
         seen.extend(texts)
         assert go.wait(20)
         return tokenize(texts)
 
-    monkeypatch.setattr(service.engine, "tokenize", slow)
+    monkeypatch.setattr(service.parts.engine, "tokenize", slow)
     yield go, seen
     go.set()
 

@@ -159,7 +159,7 @@ def test_who_may_not_see_every_row_may_not_write(tmp_path: Path, source: TableSo
     try:
         for text, owner in (("a pump", "a"), ("a pump of b", "b")):
             service.documents.put("notes", [NewDocument(owner, text, {"owner": owner})], principal=OPERATOR)
-        assert [hit.id for hit in service.search("notes", "pump", principal=somebody).hits] == ["a"]
+        assert [hit.id for hit in service.search.run("notes", "pump", principal=somebody).hits] == ["a"]
         with pytest.raises(RowsRefused):
             service.documents.put("notes", [NewDocument("b", "mine now")], principal=somebody)
         with pytest.raises(RowsRefused):
@@ -167,7 +167,7 @@ def test_who_may_not_see_every_row_may_not_write(tmp_path: Path, source: TableSo
         with serving(service) as client:
             assert client.post(PLACE, json={"documents": [{"text": "x"}]}).status_code == 403
             assert client.post(f"{PLACE}/delete", json={"ids": ["a"]}).status_code == 403
-        assert service.status(["notes"])[0]["rows"] == 2
+        assert service.status.collections(["notes"])[0]["rows"] == 2
     finally:
         service.close()
 
@@ -280,32 +280,36 @@ def test_documents_keep_their_model_which_is_said_once(
     assert len(told) == 1
     assert "embedded by hash:64" in told[0]
     assert "settings name hash:128" in told[0]
-    hits = wide.search("notes", "garden hose", 1, principal=OPERATOR).hits
+    hits = wide.search.run("notes", "garden hose", 1, principal=OPERATOR).hits
     assert [hit.key for hit in hits] == [{"id": "a"}]
-    assert wide.status(["notes"])[0]["dimension"] == 64
+    assert wide.status.collections(["notes"])[0]["dimension"] == 64
 
 
 def test_documents_that_are_all_deleted_make_room_for_another_model(service: Service, wide: Service) -> None:
     service.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
     service.documents.delete("notes", ["a"], principal=OPERATOR)
     wide.documents.put("notes", [NewDocument("a", "garden hose"), NewDocument("b", "gear box")], principal=OPERATOR)
-    (status,) = wide.status(["notes"])
+    (status,) = wide.status.collections(["notes"])
     assert (status["dimension"], status["rows"]) == (128, 2)
-    assert wide.generations("notes")[0]["model"].startswith("hash:128")
-    assert wide.search("notes", "garden hose", 1, principal=OPERATOR).hits[0].key == {"id": "a"}
+    assert wide.generations.shown("notes")[0]["model"].startswith("hash:128")
+    assert wide.search.run("notes", "garden hose", 1, principal=OPERATOR).hits[0].key == {"id": "a"}
     service.documents.put("notes", [NewDocument("c", "steel wire")], principal=OPERATOR)
-    assert service.status(["notes"])[0]["dimension"] == 128, "whose settings are the older ones goes on with it too"
+    assert service.status.collections(["notes"])[0]["dimension"] == 128, (
+        "whose settings are the older ones goes on with it too"
+    )
 
 
 def test_a_model_of_documents_that_is_gone_says_what_can_be_done(service: Service, wide: Service) -> None:
     service.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
-    service.store.record_recipe("notes", 1, Recipe(service.spec("notes"), ModelSource("/no/such/model")))
+    service.parts.store.record_recipe(
+        "notes", 1, Recipe(service.collections.spec("notes"), ModelSource("/no/such/model"))
+    )
     with pytest.raises(ModelMismatch, match=r"hash:64.*mode keyword.*another collection, or delete all") as refused:
-        wide.search("notes", "garden hose", principal=OPERATOR)
+        wide.search.run("notes", "garden hose", principal=OPERATOR)
     assert "owl-sap sync" not in str(refused.value)
     wide.documents.delete("notes", ["a"], principal=OPERATOR)
     wide.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
-    assert wide.search("notes", "garden hose", 1, principal=OPERATOR).hits
+    assert wide.search.run("notes", "garden hose", 1, principal=OPERATOR).hits
 
 
 @pytest.mark.covers("POST /v1/collections/{name}/documents", errors=True)
@@ -315,4 +319,4 @@ def test_texts_of_documents_are_of_the_budget_of_tokens_whole(service: Service) 
         answer = client.post(PLACE, json={"documents": [{"text": " ".join(f"word{number}" for number in range(20))}]})
         assert (answer.status_code, "access.tokens" in answer.text) == (429, True)
         assert client.post(f"{PLACE}/delete", json={"ids": ["x"]}).status_code == 200
-    assert service.status(["notes"])[0]["rows"] == 1
+    assert service.status.collections(["notes"])[0]["rows"] == 1

@@ -32,7 +32,7 @@ def source() -> TableSource:
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, source: TableSource) -> Iterator[Service]:
     service = Service(settings_in(tmp_path_factory.mktemp("forms")), source=source)
-    service.sync("materials")
+    service.sync.run("materials")
     yield service
     service.close()
 
@@ -70,7 +70,7 @@ def test_json_and_bytes_are_the_same_numbers(client: Client, service: Service, i
     in_bytes = raw(client, inputs, normalize=normalize)
     np.testing.assert_array_equal(in_json, in_bytes)  # every float32 survives JSON
     texts = [inputs] if isinstance(inputs, str) else inputs
-    np.testing.assert_array_equal(in_bytes, service.engine.embed(texts, normalize=normalize))
+    np.testing.assert_array_equal(in_bytes, service.parts.engine.embed(texts, normalize=normalize))
 
 
 @pytest.mark.covers("POST /embed")
@@ -211,21 +211,21 @@ def test_a_sync_counts_every_row_once(client: Client, service: Service, source: 
         ("owl_sap_syncs_total", "materials", "succeeded"): 1,
         ("owl_sap_sync_seconds_count", "materials"): 1,
     }
-    assert moved(client, service, lambda: service.sync("materials")) == done | rows(unchanged=4)
+    assert moved(client, service, lambda: service.sync.run("materials")) == done | rows(unchanged=4)
     source.rows_by_key["9"] = {"MATNR": "9", "MAKTX": "conveyor belt", "MTART": "ROH"}
     embedded = computed("bulk") | {("owl_sap_embed_texts_total",): 1, ("owl_sap_embed_tokens_total",): 2}
     one: Counters = {("owl_sap_rows", "materials"): 1, ("owl_sap_chunks", "materials"): 1}
     more = done | rows(unchanged=4, upserted=1) | embedded | one
-    assert moved(client, service, lambda: service.sync("materials")) == more
+    assert moved(client, service, lambda: service.sync.run("materials")) == more
     del source.rows_by_key["9"]
     less: Counters = {name: -value for name, value in one.items()}
-    assert moved(client, service, lambda: service.sync("materials")) == done | rows(unchanged=4, deleted=1) | less
+    assert moved(client, service, lambda: service.sync.run("materials")) == done | rows(unchanged=4, deleted=1) | less
 
 
 def test_a_failed_sync_counts_as_failed_with_hanas_code(client: Client, service: Service, source: TableSource) -> None:
     def failing() -> None:
         with pytest.raises(ConnectionLost):
-            service.sync("materials")
+            service.sync.run("materials")
 
     source.failure = ConnectionLost("gone", code=-10807)
     try:
@@ -296,7 +296,7 @@ def test_what_a_failed_job_tells(
     def failing(_texts: list[str], **_options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(service.embedder.batcher, "embed_counted", failing)
+    monkeypatch.setattr(service.parts.embedder.batcher, "embed_counted", failing)
     source.rows_by_key["7"] = {"MATNR": "7", "MAKTX": "a new row", "MTART": "ROH"}
     try:
         job = job_of(client)
@@ -309,7 +309,7 @@ def test_what_a_failed_job_tells(
 def test_a_row_without_a_vector_is_set_aside_by_the_job(
     client: Client, service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embed = service.embedder.batcher.embed_counted
+    embed = service.parts.embedder.batcher.embed_counted
 
     def picky(texts: list[str], **options: Any) -> Any:
         bad = [index for index, text in enumerate(texts) if "poison" in text]
@@ -317,7 +317,7 @@ def test_a_row_without_a_vector_is_set_aside_by_the_job(
             raise NonFinite(bad)
         return embed(texts, **options)
 
-    monkeypatch.setattr(service.embedder.batcher, "embed_counted", picky)
+    monkeypatch.setattr(service.parts.embedder.batcher, "embed_counted", picky)
     rows = {"7": "poison", "8": "a healthy row"}
     source.rows_by_key |= {key: {"MATNR": key, "MAKTX": text, "MTART": "ROH"} for key, text in rows.items()}
     try:
@@ -339,7 +339,7 @@ def test_searches_during_a_sync_are_answered(client: Client, service: Service, s
         rounds = 0
         while not stop.is_set():
             source.rows_by_key["2"]["MAKTX"] = f"garden hose rubber, batch {rounds}"
-            service.sync("materials")
+            service.sync.run("materials")
             rounds += 1
         return rounds
 
@@ -361,6 +361,6 @@ def test_searches_during_a_sync_are_answered(client: Client, service: Service, s
             stop.set()
             rounds = sync.result(60)
             source.rows_by_key["2"]["MAKTX"] = TEXTS["2"]
-    service.sync("materials")
+    service.sync.run("materials")
     assert rounds > 0
-    assert service.verify("materials").ok
+    assert service.sync.verify("materials").ok

@@ -9,9 +9,9 @@ import pytest
 from httpx import Client
 
 from app.src.access.principal import OPERATOR
-from app.src.service.generations import BuildReport
 from app.src.service.search import MODES, SearchOptions
 from app.src.service.service import Service
+from app.src.service.sync import BuildReport
 from app.src.settings import Settings
 from connector.errors import ConfigurationError, ConnectionLost, GenerationRefused, ModelMismatch, UnknownGeneration
 from connector.model import ModelSource, Recipe
@@ -48,11 +48,11 @@ def wide(synced: Service, configured: Configured) -> Service:
 
 
 def states(service: Service, name: str = NAME) -> dict[int, str]:
-    return {each["generation"]: each["state"] for each in service.generations(name)}
+    return {each["generation"]: each["state"] for each in service.generations.shown(name)}
 
 
 def rows(service: Service) -> dict[int, int]:
-    return {each["generation"]: each["rows"] for each in service.generations(NAME)}
+    return {each["generation"]: each["rows"] for each in service.generations.shown(NAME)}
 
 
 def add(source: TableSource, key: str, text: str) -> None:
@@ -60,7 +60,7 @@ def add(source: TableSource, key: str, text: str) -> None:
 
 
 def first(service: Service, text: str) -> str:
-    return str(service.search(NAME, text, 1, principal=OPERATOR).hits[0].key["MATNR"])
+    return str(service.search.run(NAME, text, 1, principal=OPERATOR).hits[0].key["MATNR"])
 
 
 # ------------------------------------------------------------------------------------------------------ another model
@@ -68,7 +68,7 @@ def first(service: Service, text: str) -> str:
 
 def test_sync_builds_beside_what_serves_and_keeps_that_up(wide: Service, source: TableSource) -> None:
     add(source, "5", "copper wire")
-    report = wide.sync(NAME)
+    report = wide.sync.run(NAME)
     assert isinstance(report, BuildReport)
     assert (report.collection, report.generation, report.upserted, report.unchanged) == (NAME, 2, 5, 0)
     assert report.serving is not None
@@ -81,14 +81,14 @@ def test_sync_builds_beside_what_serves_and_keeps_that_up(wide: Service, source:
     assert 'rows_synced_total{collection="materials",outcome="upserted"} 5.0' in metrics
     assert states(wide) == {1: "active", 2: "building"}
     assert rows(wide) == {1: 5, 2: 5}
-    (status,) = wide.status([NAME])
+    (status,) = wide.status.collections([NAME])
     assert (status["generation"], status["dimension"]) == (1, 64)
 
 
 def test_a_second_sync_embeds_nothing_again(wide: Service, source: TableSource) -> None:
-    wide.sync(NAME)
+    wide.sync.run(NAME)
     add(source, "5", "copper wire")
-    report = wide.sync(NAME)
+    report = wide.sync.run(NAME)
     assert isinstance(report, BuildReport)
     assert (report.generation, report.upserted, report.unchanged, report.embedded_texts) == (2, 1, 4, 1)
     assert report.serving is not None
@@ -97,79 +97,81 @@ def test_a_second_sync_embeds_nothing_again(wide: Service, source: TableSource) 
 
 def test_queries_are_embedded_by_the_model_that_serves(wide: Service) -> None:
     for mode in MODES:
-        found = wide.search(NAME, "office chair", 1, options=SearchOptions(mode=mode), principal=OPERATOR)
+        found = wide.search.run(NAME, "office chair", 1, options=SearchOptions(mode=mode), principal=OPERATOR)
         assert found.hits[0].key == {"MATNR": "4"}
-    wide.sync(NAME)
+    wide.sync.run(NAME)
     assert first(wide, "office chair") == "4"
-    assert wide.search(NAME, [1.0] * 64, 1, principal=OPERATOR).hits
-    wide.switch(NAME)
+    assert wide.search.run(NAME, [1.0] * 64, 1, principal=OPERATOR).hits
+    wide.generations.switch(NAME)
     assert first(wide, "office chair") == "4"
-    assert wide.search(NAME, [1.0] * 128, 1, principal=OPERATOR).hits
+    assert wide.search.run(NAME, [1.0] * 128, 1, principal=OPERATOR).hits
     with pytest.raises(ValueError, match="128"):
-        wide.search(NAME, [1.0] * 64, 1, principal=OPERATOR)
+        wide.search.run(NAME, [1.0] * 64, 1, principal=OPERATOR)
 
 
 def test_a_service_that_knows_nothing_of_the_switch_goes_along(
     wide: Service, synced: Service, configured: Configured, source: TableSource
 ) -> None:
     """`synced` has just searched, so it remembers the first generation and its model."""
-    wide.sync(NAME)
+    wide.sync.run(NAME)
     reader = configured("hash:128")
     for service in (synced, reader):
         assert first(service, "garden hose") == "2"
     add(source, "5", "copper wire")
-    wide.sync(NAME)
-    wide.switch(NAME)
-    wide.drop_generation(NAME, 1)
+    wide.sync.run(NAME)
+    wide.generations.switch(NAME)
+    wide.generations.drop(NAME, 1)
     for service in (synced, reader):
         assert first(service, "copper wire") == "5"
-        assert service.status([NAME])[0]["generation"] == 2
+        assert service.status.collections([NAME])[0]["generation"] == 2
 
 
 def test_the_switch_and_back(wide: Service, configured: Configured, source: TableSource) -> None:
-    wide.sync(NAME)
-    switched = wide.switch(NAME)
+    wide.sync.run(NAME)
+    switched = wide.generations.switch(NAME)
     assert (switched.generation, switched.retired, switched.notes) == (2, 1, [])
     assert states(wide) == {1: "retired", 2: "active"}
     with pytest.raises(GenerationRefused, match="is being built"):
-        wide.switch(NAME)
+        wide.generations.switch(NAME)
     with pytest.raises(GenerationRefused, match="already active"):
-        wide.switch(NAME, 2)
-    plain = wide.sync(NAME)
+        wide.generations.switch(NAME, 2)
+    plain = wide.sync.run(NAME)
     assert not isinstance(plain, BuildReport)
     assert (plain.unchanged, plain.embedded_texts) == (4, 0)
-    back = wide.rollback(NAME)
+    back = wide.generations.rollback(NAME)
     assert (back.generation, back.retired) == (1, 2)
     assert "the next sync builds" in back.notes[0]
     assert states(wide) == {1: "active", 2: "retired"}
     add(source, "5", "copper wire")
-    before = configured("hash:64").sync(NAME)
+    before = configured("hash:64").sync.run(NAME)
     assert (before.upserted, before.unchanged) == (1, 4)
-    again = wide.sync(NAME)
+    again = wide.sync.run(NAME)
     assert isinstance(again, BuildReport)
     assert (again.generation, again.embedded_texts) == (2, 1), "what was embedded once is built on"
 
 
 def test_nothing_to_go_back_to(synced: Service) -> None:
     with pytest.raises(GenerationRefused, match="roll back"):
-        synced.rollback(NAME)
+        synced.generations.rollback(NAME)
     with pytest.raises(GenerationRefused, match="is being built"):
-        synced.switch(NAME)
+        synced.generations.switch(NAME)
     with pytest.raises(UnknownGeneration, match="there are: 1"):
-        synced.switch(NAME, 4)
+        synced.generations.switch(NAME, 4)
     with pytest.raises(UnknownGeneration, match="never synced"):
-        synced.switch("never", 1)
-    assert synced.generations("never") == []
+        synced.generations.switch("never", 1)
+    assert synced.generations.shown("never") == []
 
 
 def test_one_that_is_not_complete_is_not_switched_to(wide: Service) -> None:
-    wide.store.begin_generation(NAME, wide.embedder, Recipe(wide.spec(NAME), wide.parts.model_source_for(NAME)))
+    wide.parts.store.begin_generation(
+        NAME, wide.parts.embedder, Recipe(wide.collections.spec(NAME), wide.parts.model_source_for(NAME))
+    )
     with pytest.raises(GenerationRefused, match=r"not complete.*--force"):
-        wide.switch(NAME)
+        wide.generations.switch(NAME)
     assert states(wide) == {1: "active", 2: "building"}
-    wide.switch(NAME, force=True)
+    wide.generations.switch(NAME, force=True)
     assert states(wide) == {1: "retired", 2: "active"}
-    assert wide.sync(NAME).upserted == 4
+    assert wide.sync.run(NAME).upserted == 4
 
 
 def test_a_build_that_was_stopped_goes_on(wide: Service, source: TableSource) -> None:
@@ -179,12 +181,12 @@ def test_a_build_that_was_stopped_goes_on(wide: Service, source: TableSource) ->
         pages.append(1)
         return len(pages) == 4 + 2  # four pages of what serves, two of the other
 
-    report = wide.sync(NAME, stop=stop)
+    report = wide.sync.run(NAME, stop=stop)
     assert isinstance(report, BuildReport)
     assert report.stopped
     assert any("not complete" in note for note in report.notes)
-    assert [each["complete"] for each in wide.generations(NAME)] == [True, False]
-    again = wide.sync(NAME)
+    assert [each["complete"] for each in wide.generations.shown(NAME)] == [True, False]
+    again = wide.sync.run(NAME)
     assert isinstance(again, BuildReport)
     assert (again.generation, again.unchanged + again.upserted) == (2, 4)
     assert again.embedded_texts == again.upserted == 4 - report.upserted
@@ -192,104 +194,104 @@ def test_a_build_that_was_stopped_goes_on(wide: Service, source: TableSource) ->
 
 
 def test_verify_proves_each_by_its_own_model(wide: Service, source: TableSource) -> None:
-    wide.sync(NAME)
-    assert wide.verify(NAME).ok
-    assert wide.verify(NAME, generation=2).ok
+    wide.sync.run(NAME)
+    assert wide.sync.verify(NAME).ok
+    assert wide.sync.verify(NAME, generation=2).ok
     add(source, "5", "copper wire")
     for number in (None, 2):
-        assert wide.verify(NAME, generation=number).missing == 1
-        assert wide.verify(NAME, repair=True, generation=number).ok
+        assert wide.sync.verify(NAME, generation=number).missing == 1
+        assert wide.sync.verify(NAME, repair=True, generation=number).ok
     assert rows(wide) == {1: 5, 2: 5}
     with pytest.raises(UnknownGeneration):
-        wide.verify(NAME, generation=3)
+        wide.sync.verify(NAME, generation=3)
 
 
 def test_rows_set_aside_are_retried_in_what_serves(wide: Service, source: TableSource) -> None:
     source.rows_by_key["2"]["MTART"] = "x" * 200_000
-    wide.sync(NAME)
-    assert len(wide.quarantine(NAME)) == 1
+    wide.sync.run(NAME)
+    assert len(wide.quarantine.entries(NAME)) == 1
     source.rows_by_key["2"]["MTART"] = "ROH"
-    assert wide.retry(NAME).upserted == 1
+    assert wide.quarantine.retry(NAME).upserted == 1
     assert rows(wide) == {1: 4, 2: 3}
 
 
 def test_plan_is_about_what_a_sync_would_build(wide: Service, source: TableSource) -> None:
-    plan = wide.plan(NAME, estimate=False)
+    plan = wide.sync.plan(NAME, estimate=False)
     assert any("builds a generation" in note for note in plan.notes)
     assert (plan.collection, plan.new, plan.unchanged) == (NAME, 4, 0)
-    wide.sync(NAME)
+    wide.sync.run(NAME)
     add(source, "5", "copper wire")
-    plan = wide.plan(NAME, estimate=False)
+    plan = wide.sync.plan(NAME, estimate=False)
     assert (plan.collection, plan.new, plan.unchanged) == (NAME, 1, 4)
 
 
 def test_rows_are_shown_by_the_key_they_were_stored_by(synced: Service, configured: Configured) -> None:
     other = configured(key=("MAKTX",))
-    hits = other.search(NAME, "office chair", 1, principal=OPERATOR).hits
+    hits = other.search.run(NAME, "office chair", 1, principal=OPERATOR).hits
     assert [hit.key for hit in hits] == [{"MATNR": "4"}]
-    assert other.sync(NAME).paused == "schema_changed"
-    assert other.status([NAME])[0]["key"] == ("MATNR",)
-    built = other.build(NAME)
+    assert other.sync.run(NAME).paused == "schema_changed"
+    assert other.status.collections([NAME])[0]["key"] == ("MATNR",)
+    built = other.sync.build(NAME)
     assert isinstance(built, BuildReport)
     assert built.serving is not None
     assert (built.serving.paused, built.serving.unchanged) == (None, 4), "kept up by the key that it was made by"
 
 
 def test_an_empty_collection_takes_the_model_at_once(service: Service, configured: Configured) -> None:
-    service.store.open(NAME, service.embedder)
-    report = configured("hash:128").sync(NAME)
+    service.parts.store.open(NAME, service.parts.embedder)
+    report = configured("hash:128").sync.run(NAME)
     assert not isinstance(report, BuildReport)
-    assert (report.upserted, service.status([NAME])[0]["dimension"]) == (4, 128)
+    assert (report.upserted, service.status.collections([NAME])[0]["dimension"]) == (4, 128)
 
 
 def test_a_model_that_is_gone_does_not_hold_up_its_successor(
     wide: Service, synced: Service, configured: Configured, source: TableSource
 ) -> None:
-    gone = Recipe(synced.spec(NAME), ModelSource("/no/such/model"))
-    synced.store.record_recipe(NAME, 1, gone)
+    gone = Recipe(synced.collections.spec(NAME), ModelSource("/no/such/model"))
+    synced.parts.store.record_recipe(NAME, 1, gone)
     with pytest.raises(ModelMismatch, match=r"generation 1 .*hash:64.*mode keyword.*owl-sap sync"):
-        wide.search(NAME, "steel", principal=OPERATOR)
-    assert configured("hash:64").search(NAME, "steel", 1, principal=OPERATOR).hits, (
+        wide.search.run(NAME, "steel", principal=OPERATOR)
+    assert configured("hash:64").search.run(NAME, "steel", 1, principal=OPERATOR).hits, (
         "the configured one will do, whatever was recorded"
     )
     add(source, "5", "copper wire")
-    report = wide.sync(NAME)
+    report = wide.sync.run(NAME)
     assert isinstance(report, BuildReport)
     assert (report.serving, report.upserted) == (None, 5)
     assert any("was not updated" in note and "/no/such/model" in note for note in report.notes)
-    wide.switch(NAME)
+    wide.generations.switch(NAME)
     assert first(wide, "copper wire") == "5"
 
 
 def test_one_of_an_earlier_version_is_found_by_the_name_of_its_model(service: Service, configured: Configured) -> None:
     from connector.sync.sync import Ends, sync
 
-    sync(service.spec(NAME), Ends(service.source, service.store, service.embedder))
-    assert service.generations(NAME)[0]["template"] is None
+    sync(service.collections.spec(NAME), Ends(service.parts.source, service.parts.store, service.parts.embedder))
+    assert service.generations.shown(NAME)[0]["template"] is None
     wide = configured("hash:128")
     assert first(wide, "office chair") == "4"
-    report = wide.sync(NAME)
+    report = wide.sync.run(NAME)
     assert isinstance(report, BuildReport)
     assert report.serving is not None
     assert report.serving.unchanged == 4
-    assert [each["template"] for each in wide.generations(NAME)] == ["{MAKTX}"] * 2
+    assert [each["template"] for each in wide.generations.shown(NAME)] == ["{MAKTX}"] * 2
 
 
 def test_a_source_that_is_away_is_an_error_of_both(wide: Service, source: TableSource) -> None:
     source.failure = ConnectionLost("gone")
     with pytest.raises(ConnectionLost):
-        wide.sync(NAME)
+        wide.sync.run(NAME)
     assert first(wide, "office chair") == "4"
 
 
 def test_a_third_model_is_told_of_the_unfinished_second(wide: Service, configured: Configured) -> None:
-    wide.sync(NAME)
+    wide.sync.run(NAME)
     third = configured("hash:32")
-    report = third.sync(NAME)
+    report = third.sync.run(NAME)
     assert isinstance(report, BuildReport)
     assert report.generation == 3
     assert any("generation 2 is unfinished" in note and "--drop 2" in note for note in report.notes)
-    back = configured("hash:64").sync(NAME)
+    back = configured("hash:64").sync.run(NAME)
     assert not isinstance(back, BuildReport)
     assert any("generation 2, 3" in note for note in back.notes)
 
@@ -298,38 +300,42 @@ def test_a_third_model_is_told_of_the_unfinished_second(wide: Service, configure
 
 
 def test_a_template_is_healed_in_place_unless_it_is_built(synced: Service, configured: Configured) -> None:
-    assert configured(template="{MAKTX} ({MTART})").sync(NAME).upserted == 4
+    assert configured(template="{MAKTX} ({MTART})").sync.run(NAME).upserted == 4
     other = configured(template="{MTART}: {MAKTX}")
-    report = other.build(NAME)
+    report = other.sync.build(NAME)
     assert isinstance(report, BuildReport)
     assert (report.generation, report.upserted) == (2, 4)
     assert report.serving is not None
     assert report.serving.unchanged == 4, "by its own template"
-    texts = [each["template"] for each in other.generations(NAME)]
+    texts = [each["template"] for each in other.generations.shown(NAME)]
     assert texts == ["{MAKTX} ({MTART})", "{MTART}: {MAKTX}"]
-    assert other.search(NAME, "office chair", 1, principal=OPERATOR).hits[0].text == "office chair with wheels (ROH)"
-    assert other.verify(NAME).ok, "what serves is proved by its own template"
-    again = other.sync(NAME)
+    assert (
+        other.search.run(NAME, "office chair", 1, principal=OPERATOR).hits[0].text == "office chair with wheels (ROH)"
+    )
+    assert other.sync.verify(NAME).ok, "what serves is proved by its own template"
+    again = other.sync.run(NAME)
     assert isinstance(again, BuildReport)
     assert (again.generation, again.unchanged) == (2, 4)
-    other.switch(NAME)
-    assert other.search(NAME, "office chair", 1, principal=OPERATOR).hits[0].text == "ROH: office chair with wheels"
-    assert not isinstance(other.sync(NAME), BuildReport)
-    assert other.rollback(NAME).generation == 1
-    assert other.search(NAME, "office chair", 1, principal=OPERATOR).hits[0].text == "office chair with wheels (ROH)"
+    other.generations.switch(NAME)
+    assert other.search.run(NAME, "office chair", 1, principal=OPERATOR).hits[0].text == "ROH: office chair with wheels"
+    assert not isinstance(other.sync.run(NAME), BuildReport)
+    assert other.generations.rollback(NAME).generation == 1
+    assert (
+        other.search.run(NAME, "office chair", 1, principal=OPERATOR).hits[0].text == "office chair with wheels (ROH)"
+    )
 
 
 def test_a_build_goes_on_with_what_the_settings_say_meanwhile(synced: Service, configured: Configured) -> None:
-    configured(template="{MTART}: {MAKTX}").build(NAME)
-    report = configured(template="{MTART} - {MAKTX}").sync(NAME)
+    configured(template="{MTART}: {MAKTX}").sync.build(NAME)
+    report = configured(template="{MTART} - {MAKTX}").sync.run(NAME)
     assert isinstance(report, BuildReport)
     assert (report.generation, report.upserted) == (2, 4)
-    assert [each["template"] for each in synced.generations(NAME)] == ["{MAKTX}", "{MTART} - {MAKTX}"]
+    assert [each["template"] for each in synced.generations.shown(NAME)] == ["{MAKTX}", "{MTART} - {MAKTX}"]
 
 
 def test_what_was_never_synced_is_not_built_beside(service: Service) -> None:
     with pytest.raises(ConfigurationError, match="no collection"):
-        service.build(NAME)
+        service.sync.build(NAME)
 
 
 # ---------------------------------------------------------------------------------------------------------- comparing
@@ -337,8 +343,8 @@ def test_what_was_never_synced_is_not_built_beside(service: Service) -> None:
 
 def test_two_are_compared_by_stored_texts_and_by_given_ones(wide: Service, source: TableSource) -> None:
     add(source, "5", "copper wire")
-    wide.sync(NAME)
-    compared = wide.compare(NAME, queries=["pump", "chair"])
+    wide.sync.run(NAME)
+    compared = wide.generations.compare(NAME, queries=["pump", "chair"])
     assert (compared.serving, compared.other, compared.complete) == (1, 2, True)
     assert (compared.serving_rows, compared.other_rows, compared.queries) == (5, 5, 7)
     assert compared.overlap_at_10 == 1.0, "there are only five rows"
@@ -346,34 +352,34 @@ def test_two_are_compared_by_stored_texts_and_by_given_ones(wide: Service, sourc
     assert 0.5 < compared.rank_biased_overlap <= 1.0
     assert compared.same_first is not None
     assert compared.same_first >= 5 / 7, "each stored text finds itself"
-    assert wide.compare(NAME, 2, sample=2).queries == 2
-    assert wide.compare(NAME, sample=0).overlap_at_10 is None
+    assert wide.generations.compare(NAME, 2, sample=2).queries == 2
+    assert wide.generations.compare(NAME, sample=0).overlap_at_10 is None
     with pytest.raises(GenerationRefused, match="is active"):
-        wide.compare(NAME, 1)
+        wide.generations.compare(NAME, 1)
 
 
 def test_a_comparison_sees_rows_that_are_missing(wide: Service) -> None:
-    wide.sync(NAME)
-    with wide.store.lease("materials@2", "test", 5) as lease:
+    wide.sync.run(NAME)
+    with wide.parts.store.lease("materials@2", "test", 5) as lease:
         from connector.model import ChangeSet
 
-        wide.store.apply(lease, ChangeSet(deleted=['["1"]', '["2"]']))
-    compared = wide.compare(NAME)
+        wide.parts.store.apply(lease, ChangeSet(deleted=['["1"]', '["2"]']))
+    compared = wide.generations.compare(NAME)
     assert (compared.serving_rows, compared.other_rows, compared.overlap_at_10) == (4, 2, 0.5)
 
 
 def test_switching_by_itself(synced: Service, configured: Configured, source: TableSource) -> None:
     auto = configured("hash:128", switch="auto")
-    report = auto.sync(NAME)
+    report = auto.sync.run(NAME)
     assert any("generation 2 is active now instead of 1" in note for note in report.notes), report.notes
     assert states(auto) == {1: "retired", 2: "active"}
-    assert not isinstance(auto.sync(NAME), BuildReport)
+    assert not isinstance(auto.sync.run(NAME), BuildReport)
 
 
 def test_switching_by_itself_needs_something_to_compare_by(synced: Service, configured: Configured) -> None:
-    synced.store.record_recipe(NAME, 1, Recipe(synced.spec(NAME), ModelSource("/no/such/model")))
+    synced.parts.store.record_recipe(NAME, 1, Recipe(synced.collections.spec(NAME), ModelSource("/no/such/model")))
     auto = configured("hash:128", switch="auto")
-    report = auto.sync(NAME)
+    report = auto.sync.run(NAME)
     assert any("was not switched to" in note for note in report.notes), report.notes
     assert states(auto) == {1: "active", 2: "building"}
 
@@ -384,30 +390,30 @@ def test_from_the_test_embedder_to_the_real_model_of_the_same_dimension(
 ) -> None:
     """Both have 384 dimensions, so nothing but the generation keeps a query from the vectors of the other model."""
     old = configured("hash:384")
-    old.sync(NAME)
+    old.sync.run(NAME)
     new = configured("all-MiniLM-L6-v2")
     meaning = "a seat for the desk"
     assert first(new, "office chair") == first(old, "office chair") == "4"
-    report = new.sync(NAME)
+    report = new.sync.run(NAME)
     assert isinstance(report, BuildReport)
     assert (report.upserted, report.serving is not None and report.serving.unchanged) == (4, 4)
-    compared = new.compare(NAME, queries=[meaning])
+    compared = new.generations.compare(NAME, queries=[meaning])
     assert compared.overlap_at_10 == 1.0
-    before = [hit.score for hit in old.search(NAME, meaning, 4, principal=OPERATOR).hits]
-    assert [hit.score for hit in new.search(NAME, meaning, 4, principal=OPERATOR).hits] == before, (
+    before = [hit.score for hit in old.search.run(NAME, meaning, 4, principal=OPERATOR).hits]
+    assert [hit.score for hit in new.search.run(NAME, meaning, 4, principal=OPERATOR).hits] == before, (
         "by the model that serves"
     )
-    new.switch(NAME)
+    new.generations.switch(NAME)
     assert first(new, meaning) == "4"
-    after = [hit.score for hit in new.search(NAME, meaning, 4, principal=OPERATOR).hits]
+    after = [hit.score for hit in new.search.run(NAME, meaning, 4, principal=OPERATOR).hits]
     assert after != before
-    assert [hit.score for hit in old.search(NAME, meaning, 4, principal=OPERATOR).hits] == after, (
+    assert [hit.score for hit in old.search.run(NAME, meaning, 4, principal=OPERATOR).hits] == after, (
         "the other process goes along"
     )
-    assert new.verify(NAME).ok
-    assert new.verify(NAME, generation=1).ok
-    new.rollback(NAME)
-    assert [hit.score for hit in new.search(NAME, meaning, 4, principal=OPERATOR).hits] == before
+    assert new.sync.verify(NAME).ok
+    assert new.sync.verify(NAME, generation=1).ok
+    new.generations.rollback(NAME)
+    assert [hit.score for hit in new.search.run(NAME, meaning, 4, principal=OPERATOR).hits] == before
 
 
 # --------------------------------------------------------------------------------------------------------------- REST
@@ -451,7 +457,7 @@ def test_over_http(client: Client) -> None:
 
 @pytest.mark.covers("POST /v1/collections/{name}/verify")
 def test_another_generation_is_verified_over_http(client: Client, wide: Service) -> None:
-    wide.sync(NAME)
+    wide.sync.run(NAME)
     job = client.post("/v1/collections/materials/verify", json={"generation": 2}).json()["job"]
     result = finished(client, job)["result"]
     assert (result["ok"], result["rows"], result["collection"]) == (True, 4, "materials@2")

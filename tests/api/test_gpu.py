@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.src.api import gpu_schemas
 from app.src.core import nvml
 from app.src.observe import scraped
-from app.src.service import service
+from app.src.service import status
 
 STATE = nvml.GpuState(
     0,
@@ -96,7 +96,7 @@ def test_metrics_without_a_card_and_with_a_driver_that_hangs(client: Client, mon
         return nvml.GpuSnapshot()
 
     monkeypatch.setattr(nvml, "snapshot", hang)
-    monkeypatch.setattr(service, "GPU_WITHIN", 0.05)
+    monkeypatch.setattr(status, "GPU_WITHIN", 0.05)
     try:
         found = of_gpus(client)
         answer = client.get("/v1/gpu").json()

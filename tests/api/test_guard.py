@@ -301,10 +301,12 @@ def test_health_says_nothing_of_details_to_strangers(client: httpx.Client, guard
     def broken(*_: object) -> Any:
         from app.src.service.readiness import Readiness
 
-        return Readiness({"engine": True, "store": False}, "10.1.2.3:30015 is away", "a note on 10.1.2.3")
+        return Readiness(
+            {"engine": True, "store": False, "access": True}, "10.1.2.3:30015 is away", "a note on 10.1.2.3"
+        )
 
-    probes, before = guarded.service.probes, guarded.service.probes.ready
-    probes.ready = broken  # type: ignore[assignment, method-assign]
+    probes, before = guarded.service.readiness, guarded.service.readiness.check
+    probes.check = broken  # type: ignore[assignment, method-assign]
     try:
         for headers in ({}, bearer("owl_wrong_key"), {"Authorization": "Basic x"}):
             answer = client.get("/health/ready", headers=headers)
@@ -315,7 +317,7 @@ def test_health_says_nothing_of_details_to_strangers(client: httpx.Client, guard
         assert "10.1.2.3:30015" in told.text
         assert "note" in told.json()
     finally:
-        probes.ready = before  # type: ignore[method-assign]
+        probes.check = before  # type: ignore[method-assign]
 
 
 def test_refusals_are_counted_by_reason_and_route(client: httpx.Client, guarded: Guarded) -> None:

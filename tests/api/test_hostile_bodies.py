@@ -24,7 +24,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     wanted = document["api"] | {"max_body_bytes": 200_000}
     service = Service(Settings.model_validate(document | {"api": wanted}), source=TableSource())
     with closing(service):
-        service.sync("materials")
+        service.sync.run("materials")
         with serving(service) as client:
             yield client
 

@@ -104,9 +104,9 @@ def test_events_of_a_job_in_another_process(make_service: Make, source: TableSou
     """Two services share the folder; the other one runs the job."""
     worker, other = make_service(), make_service()
     source.gate.clear()
-    from app.src.service.service import SyncRequest
+    from app.src.service.sync import SyncRequest
 
-    job = worker.start_sync("materials", SyncRequest()).id
+    job = worker.background.start_sync("materials", SyncRequest()).id
     with serving(other) as client:
         until_running(client, job)
         assert client.get("/v1/collections/materials").json()["job"] == job
@@ -248,8 +248,8 @@ def test_jobs_and_metrics_answer_while_every_thread_waits_for_hana(
         assert go.wait(60)
         return []
 
-    monkeypatch.setattr(service.discovery, "tables", hang)
-    monkeypatch.setattr(service.probes, "_store_answers", hang)
+    monkeypatch.setattr(service.catalog, "tables", hang)
+    monkeypatch.setattr(service.readiness, "_store_answers", hang)
     source.gate.clear()
     job = begun(client)
     until_running(client, job)
@@ -279,7 +279,7 @@ def test_what_is_over_or_unknown_cannot_be_cancelled(client: Client) -> None:
 
 def test_a_job_waits_for_another_worker_and_says_so(client: Client, synced: Service) -> None:
     """Another process, a command line for one, holds the collection."""
-    with synced.store.lease("materials", "somebody else", 1):
+    with synced.parts.store.lease("materials", "somebody else", 1):
         job = begun(client)
         deadline = time.monotonic() + 60
         while client.get(f"/v1/jobs/{job}").json()["state"] != "waiting":
@@ -291,7 +291,7 @@ def test_a_job_waits_for_another_worker_and_says_so(client: Client, synced: Serv
 
 
 def test_a_waiting_job_can_be_cancelled(client: Client, synced: Service) -> None:
-    with synced.store.lease("materials", "somebody else", 1):
+    with synced.parts.store.lease("materials", "somebody else", 1):
         job = begun(client, "verify", repair=True)
         deadline = time.monotonic() + 60
         while client.get(f"/v1/jobs/{job}").json()["state"] != "waiting":

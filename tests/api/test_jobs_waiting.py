@@ -267,7 +267,7 @@ def test_what_another_has_synced_meanwhile_is_not_stale(
     until_state(client, begun(client), "waiting")
     source.failure = None
     assert client.get("/v1/collections/materials").json()["stale_since"] is not None
-    synced.sync("materials")
+    synced.sync.run("materials")
     assert client.get("/v1/collections/materials").json()["stale_since"] is None
 
 

@@ -46,7 +46,7 @@ MEANING = ("vector", "hybrid")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One for all tests here, synced: none of them changes it."""
     service = Service(settings_in(tmp_path_factory.mktemp("limits")), source=TableSource())
-    service.sync("materials")
+    service.sync.run("materials")
     yield service
     service.close()
 
@@ -254,7 +254,7 @@ def test_numbers_of_a_vector(client: Client, size: int, status: int) -> None:
 
 @pytest.mark.parametrize(("tokens", "status"), [(253, 200), (254, 200), (255, 422)])
 def test_tokens_of_a_text(client: Client, service: Service, tokens: int, status: int) -> None:
-    assert service.engine.max_tokens == 254
+    assert service.parts.engine.max_tokens == 254
     text = "w " * tokens
     response = client.post("/embed", json={"inputs": ["a", text]})
     assert response.status_code == status
@@ -380,7 +380,7 @@ def test_who_would_wait_too_long_for_the_engine_hears_it_while_every_thread_is_t
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, let_go = threading.Semaphore(0), threading.Event()
-    real = service.store.keyword
+    real = service.parts.store.keyword
 
     def hanging(*given: Any, **more: Any) -> Any:
         taken.release()
@@ -388,14 +388,14 @@ def test_who_would_wait_too_long_for_the_engine_hears_it_while_every_thread_is_t
         return real(*given, **more)
 
     assert client.post(SEARCH, json={"query": "remembered"}).status_code == 200
-    monkeypatch.setattr(service.store, "keyword", hanging)
+    monkeypatch.setattr(service.parts.store, "keyword", hanging)
     threads = service.settings.api.threads
     with ThreadPoolExecutor(threads + 1) as others:
         try:
             words = {"query": "steel", "mode": "keyword"}
             waiting = [others.submit(client.post, SEARCH, json=words) for _ in range(threads)]
             assert all(taken.acquire(timeout=30) for _ in range(threads))
-            monkeypatch.setattr(service.embedder.batcher._pace, "wait", lambda _: 17.0)
+            monkeypatch.setattr(service.parts.embedder.batcher._pace, "wait", lambda _: 17.0)
             refusals = [client.post(SEARCH, json={"query": f"unheard of {mode}", "mode": mode}) for mode in MEANING]
             refusals.append(client.post("/embed", json={"inputs": "unheard of"}))
             for refused in refusals:

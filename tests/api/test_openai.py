@@ -69,11 +69,11 @@ def test_the_client_gets_our_vectors_in_order(official: openai.OpenAI, service: 
         else np.array(item.embedding, dtype=np.float32)
         for item in answer.data
     ]
-    np.testing.assert_array_equal(vectors, service.engine.embed(texts))
+    np.testing.assert_array_equal(vectors, service.parts.engine.embed(texts))
     assert [item.index for item in answer.data] == [0, 1, 2, 3]
     assert {item.object for item in answer.data} == {"embedding"}
     assert (answer.object, answer.model) == ("list", "hash:64")
-    tokens = sum(service.engine.count_tokens(texts))
+    tokens = sum(service.parts.engine.count_tokens(texts))
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (tokens, tokens)
 
 
@@ -92,7 +92,7 @@ def test_the_asynchronous_client(client: httpx.Client, service: Service) -> None
             return await asyncio.gather(*asked)
 
     answers = asyncio.run(several())
-    expected = service.engine.embed([f"text {n}" for n in range(6)])
+    expected = service.parts.engine.embed([f"text {n}" for n in range(6)])
     np.testing.assert_array_equal([np.array(answer.data[0].embedding, np.float32) for answer in answers], expected)
 
 
@@ -101,7 +101,7 @@ def test_the_clients_try_again_when_the_engine_is_busy(
     client: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both of OpenAI's clients, on their own: 429 with Retry-After is tried again, and only so often."""
-    submit = service.embedder.batcher.submit
+    submit = service.parts.embedder.batcher.submit
     refused: list[list[str]] = []
 
     def busy_at_first(texts: list[str], **options: Any) -> Any:
@@ -111,7 +111,7 @@ def test_the_clients_try_again_when_the_engine_is_busy(
         refused.append([])
         return submit(texts, **options)
 
-    monkeypatch.setattr(service.embedder.batcher, "submit", busy_at_first)
+    monkeypatch.setattr(service.parts.embedder.batcher, "submit", busy_at_first)
     address = f"{client.base_url}/v1"
     with openai.OpenAI(base_url=address, api_key="none", max_retries=1) as official:
         first = official.embeddings.create(model="hash:64", input="steel")
@@ -150,11 +150,11 @@ def test_refusals_become_the_client_s_exceptions(official: openai.OpenAI, servic
     assert unknown.value.request_id
     with pytest.raises(openai.NotFoundError, match="hash:64"):
         official.models.retrieve("gpt-5")
-    long = "word " * (service.engine.max_tokens + 1)
+    long = "word " * (service.parts.engine.max_tokens + 1)
     with pytest.raises(openai.BadRequestError) as too_long:
         official.embeddings.create(model="hash:64", input=["a", long])
     assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "input")
-    assert f"input[1] has {service.engine.max_tokens + 1} tokens" in too_long.value.message
+    assert f"input[1] has {service.parts.engine.max_tokens + 1} tokens" in too_long.value.message
     with pytest.raises(openai.BadRequestError, match=r"32.*64 numbers.*Matryoshka"):
         official.embeddings.create(model="hash:64", input="a", dimensions=32)
     with pytest.raises(openai.BadRequestError, match="65"):
@@ -176,7 +176,7 @@ def test_an_engine_that_is_away(
     def closed(texts: list[str], **_: Any) -> Any:
         raise EngineClosed("the engine of hash:64 is closed")
 
-    monkeypatch.setattr(service.embedder.batcher, "submit", closed)
+    monkeypatch.setattr(service.parts.embedder.batcher, "submit", closed)
     with pytest.raises(openai.InternalServerError, match="closed") as caught:
         official.embeddings.create(model="hash:64", input="a")
     assert caught.value.status_code == 503
@@ -186,7 +186,7 @@ def test_an_engine_that_is_away(
     def broken(texts: list[str], **_: Any) -> Any:
         raise RuntimeError("canary-91")
 
-    monkeypatch.setattr(service.embedder.batcher, "submit", broken)
+    monkeypatch.setattr(service.parts.embedder.batcher, "submit", broken)
     assert "canary-91" not in refusal(client.post(ROUTE, json={"input": "a"}), 500)["message"]
     monkeypatch.setattr(EmbeddingEngine, "model", property(lambda self: closed([])))
     refusal(client.get("/v1/models"), 503)
@@ -292,7 +292,7 @@ def test_a_model_that_was_trained_to_be_cut(
     monkeypatch.setattr(EmbeddingEngine, "matryoshka", property(lambda self: (16, 32)))
     texts = ["steel shaft of a pump", "office chair with wheels"]
     data = client.post(ROUTE, json={"input": texts, "dimensions": 32}).json()["data"]
-    short = service.engine.embed(texts)[:, :32]
+    short = service.parts.engine.embed(texts)[:, :32]
     expected = short / np.linalg.norm(short, axis=1, keepdims=True)
     np.testing.assert_allclose([item["embedding"] for item in data], expected, atol=1e-6)
     error = refusal(client.post(ROUTE, json={"input": texts, "dimensions": 24}), 400)

@@ -29,7 +29,7 @@ def mend(source: TableSource, *keys: str) -> None:
 @pytest.fixture
 def aside(service: Service, source: TableSource) -> TableSource:
     spoil(source, "2", "3")
-    service.sync("materials")
+    service.sync.run("materials")
     return source
 
 
@@ -117,6 +117,6 @@ def test_drop_refuses(client: Client, aside: TableSource, service: Service) -> N
         detail = problem(client.post(f"{PLACE}/drop", json=body), 422)["detail"]
         assert detail == 'body: give either keys or "all": true'
     problem(client.post(f"{PLACE}/drop", json={"keys": [{"MATNR": "2", "X": 1}]}), 404)
-    with service.store.lease("materials", "a sync", 0):
+    with service.parts.store.lease("materials", "a sync", 0):
         assert "a sync" in problem(client.post(f"{PLACE}/drop", json={"all": True}), 409)["detail"]
     assert keys(client) == ["2", "3"]

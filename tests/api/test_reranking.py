@@ -54,7 +54,7 @@ def settings(tmp_path: Path, reranker: Recording) -> Settings:
 
 @pytest.fixture
 def synced(service: Service) -> Iterator[httpx.Client]:
-    service.sync("materials")
+    service.sync.run("materials")
     with serving(service) as client:
         yield client
 
@@ -151,9 +151,9 @@ def test_one_that_hangs_costs_so_many_seconds_and_so_many_threads(
     quick = settings.model_copy(update={"search": settings.search.model_copy(update={"rerank_seconds": 0.05})})
     service = Service(quick, source=source)
     try:
-        service.sync("materials")
+        service.sync.run("materials")
         for _ in range(6):
-            found = service.search("materials", TEXT, principal=OPERATOR)
+            found = service.search.run("materials", TEXT, principal=OPERATOR)
             assert found.hits
             assert found.notes[0].startswith("the hits are not reranked: ")
         until(lambda: len(reranker.calls) >= 4)
@@ -171,10 +171,10 @@ def test_it_never_sees_what_the_asker_may_not(settings: Settings, source: TableS
     ruled = Settings.model_validate(settings.model_dump(by_alias=True) | {"collections": blocks})
     service = Service(ruled, source=source)
     try:
-        service.sync("materials")
+        service.sync.run("materials")
         who = Principal("somebody", OPERATOR.scopes, {"owner": ["FERT"]})
         for mode in ("vector", "keyword", "hybrid"):
-            service.search("materials", "garden pump chair", options=SearchOptions(mode), principal=who)
+            service.search.run("materials", "garden pump chair", options=SearchOptions(mode), principal=who)
         assert reranker.calls
         assert {text for _, seen in reranker.calls for text in seen} <= {TEXTS["1"], TEXTS["2"]}
     finally:
@@ -207,10 +207,12 @@ def test_a_name_without_a_reranker_is_refused(name: str, message: str) -> None:
 def test_without_a_reranker_nobody_can_ask_for_it(tmp_path: Path, source: TableSource) -> None:
     service = Service(settings_in(tmp_path), source=source)
     try:
-        service.sync("materials")
+        service.sync.run("materials")
         with pytest.raises(ValueError, match="no reranker is configured"):
-            service.search("materials", TEXT, options=SearchOptions(rerank=True), principal=OPERATOR)
-        explained = service.search("materials", TEXT, options=SearchOptions(explain=True), principal=OPERATOR).explain
+            service.search.run("materials", TEXT, options=SearchOptions(rerank=True), principal=OPERATOR)
+        explained = service.search.run(
+            "materials", TEXT, options=SearchOptions(explain=True), principal=OPERATOR
+        ).explain
         assert explained is not None
         assert explained["reranker"] is None
     finally:

@@ -64,7 +64,7 @@ def test_not_ready_while_the_store_is_away(client: Client, service: Service, mon
     def away(collection: str) -> CollectionStatus | None:
         raise Unavailable("HANA is down for maintenance")
 
-    monkeypatch.setattr(service.store, "status", away)
+    monkeypatch.setattr(service.parts.store, "status", away)
     response = client.get("/health/ready")
     assert response.status_code == 503
     assert response.headers["retry-after"]
@@ -79,7 +79,7 @@ def test_not_ready_without_a_model(client: Client, service: Service, monkeypatch
     def broken(texts: list[str], **_options: Any) -> np.ndarray:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(service.embedder, "embed_later", broken)
+    monkeypatch.setattr(service.parts.embedder, "embed_later", broken)
     response = client.get("/health/ready")
     assert response.status_code == 503
     assert response.json()["checks"]["engine"] is False
@@ -91,13 +91,13 @@ def test_live_answers_while_the_engine_is_busy(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    begin = service.engine.begin
+    begin = service.parts.engine.begin
 
     def slow(*batch: Any) -> Any:
         assert go.wait(20)
         return begin(*batch)
 
-    monkeypatch.setattr(service.engine, "begin", slow)
+    monkeypatch.setattr(service.parts.engine, "begin", slow)
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(client.post("/embed", json={"inputs": "a"}).status_code))
     thread.start()
@@ -153,7 +153,7 @@ def test_openapi_lists_the_routes(client: Client) -> None:
 
 @pytest.mark.covers("POST /embed")
 def test_embed_always_gives_a_list(client: Client, service: Service) -> None:
-    expected = service.engine.embed(["steel"])
+    expected = service.parts.engine.embed(["steel"])
     one = client.post("/embed", json={"inputs": "steel"}).json()
     np.testing.assert_allclose(one, expected, atol=1e-7)
     two = client.post("/embed", json={"inputs": ["oil", "steel"]}).json()
@@ -165,17 +165,17 @@ def test_embed_raw(client: Client, service: Service) -> None:
     response = client.post("/embed", json={"inputs": ["a", "b"]}, headers={"Accept": "application/octet-stream"})
     assert response.headers["content-type"] == "application/octet-stream"
     vectors = np.frombuffer(response.content, dtype="<f4").reshape(2, int(response.headers["x-embedding-dimension"]))
-    np.testing.assert_array_equal(vectors, service.engine.embed(["a", "b"]))
+    np.testing.assert_array_equal(vectors, service.parts.engine.embed(["a", "b"]))
 
 
 def test_embed_without_normalising(client: Client, service: Service) -> None:
     vector = client.post("/embed", json={"inputs": "steel oil pump", "normalize": False}).json()
-    np.testing.assert_allclose(vector, service.engine.embed(["steel oil pump"], normalize=False), rtol=1e-6)
+    np.testing.assert_allclose(vector, service.parts.engine.embed(["steel oil pump"], normalize=False), rtol=1e-6)
 
 
 @pytest.mark.covers("POST /embed", errors=True)
 def test_embed_refuses_what_it_would_cut(client: Client, service: Service) -> None:
-    long = "word " * (service.engine.max_tokens + 1)
+    long = "word " * (service.parts.engine.max_tokens + 1)
     detail = problem(client.post("/embed", json={"inputs": ["a", long]}), 422)["detail"]
     assert "inputs[1]" in detail
     assert "truncate" in detail
@@ -250,7 +250,7 @@ def test_search_by_text(client: Client, synced: Service) -> None:
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_search_by_vector_of_any_length(client: Client, synced: Service) -> None:
-    vector = (synced.engine.embed(["hydraulic oil pump"])[0] * 7).tolist()
+    vector = (synced.parts.engine.embed(["hydraulic oil pump"])[0] * 7).tolist()
     hits = client.post("/v1/collections/materials/search", json={"vector": vector, "k": 1}).json()["hits"]
     assert hits[0]["key"] == {"MATNR": "3"}
     assert hits[0]["score"] == pytest.approx(1.0, abs=1e-5)

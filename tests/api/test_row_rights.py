@@ -78,7 +78,7 @@ def filled(service: Service, source: TableSource) -> Service:
         key, owner = f"{number:03}", OWNERS[number % 3]
         text = f"{TEXTS[number % 5]} {number} belongs to {owner}"
         source.rows_by_key[key] = {"MATNR": key, "MAKTX": text, "MTART": owner}
-    service.sync("materials")
+    service.sync.run("materials")
     return service
 
 
@@ -234,12 +234,12 @@ def test_rows_that_may_not_be_seen_move_no_score(alone: Asking, synced: Service,
     for number in range(100, 100 + 2 * FEWEST_ROWS):
         row = {"MATNR": str(number), "MAKTX": f"{TEXTS[number % 5]} of {number}", "MTART": "FERT"}
         source.rows_by_key[str(number)] = row
-    synced.sync("materials")
+    synced.sync.run("materials")
     before = alone.search(claiming("FERT"), query="pump steel", mode="hybrid", k=50)["hits"]
     assert len(before) == 50
     for number in range(500, 800):
         source.rows_by_key[str(number)] = {"MATNR": str(number), "MAKTX": "a secret pump of gold", "MTART": "ROH"}
-    synced.sync("materials")
+    synced.sync.run("materials")
     alone.search(OPERATOR, query="pump steel", mode="hybrid", k=50)
     assert alone.search(claiming("FERT"), query="pump steel", mode="hybrid", k=50)["hits"] == before
 
@@ -264,13 +264,13 @@ def test_neither_answers_nor_errors_tell_of_other_rows(alone: Asking, source: Ta
     """Whether a filter can be compared is a question to the rows that may be seen, and to no others."""
     for key, row in source.rows_by_key.items():
         row["MTART"] = "7" if key < "030" else "a secret word"
-    synced.sync("materials", None)
+    synced.sync.run("materials", None)
     guess = {"$and": [{"MTART": {"$like": "a sec%"}}, {"MTART": {"$gt": 1}}]}
     for where in (guess, {"MTART": {"$gt": 1}}, {"MTART": True}):
         mine = alone.post(claiming("7"), SEARCH, query="pump", filter=where)
         assert ("cannot be read" in mine.text) == (where == {"MTART": True}), "7 is a number and no boolean"
     with pytest.raises(BadFilter):
-        synced.search("materials", "pump", where={"MTART": {"$gt": 1}}, principal=OPERATOR)
+        synced.search.run("materials", "pump", where={"MTART": {"$gt": 1}}, principal=OPERATOR)
 
 
 def test_one_who_asks_is_not_answered_with_what_another_was(asking: Asking) -> None:
@@ -285,7 +285,7 @@ def test_a_store_that_errs_shows_nothing(
     asking: Asking, shared: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the store gives is looked at once more."""
-    store = shared.store
+    store = shared.parts.store
     for name in ("search", "keyword"):
         real: Callable[..., Any] = getattr(store, name)
         monkeypatch.setattr(store, name, lambda *given, real=real: real(*given[:-1], None))
@@ -333,13 +333,13 @@ def test_fields_that_are_remembered_are_those_of_who_asks(
     """Of a collection so large that a sample of it stands for a while."""
     monkeypatch.setattr(browsing, "SAMPLE", 5)
     looks: list[Any] = []
-    real = synced.store.sample
+    real = synced.parts.store.sample
 
     def sample(*given: Any, **more: Any) -> Any:
         looks.append(given)
         return real(*given, **more)
 
-    monkeypatch.setattr(synced.store, "sample", sample)
+    monkeypatch.setattr(synced.parts.store, "sample", sample)
     for _ in range(3):
         for who, owner in ((claiming("FERT"), "FERT"), (claiming("ROH"), "ROH")):
             answer = alone.get(who, FIELDS).json()
@@ -348,7 +348,7 @@ def test_fields_that_are_remembered_are_those_of_who_asks(
         assert alone.get(OPERATOR, FIELDS).json()["rows"] == 60
     assert len(looks) == 3, "each of the three is looked at once"
     del source.rows_by_key["000"]
-    synced.sync("materials")
+    synced.sync.run("materials")
     assert alone.get(claiming("FERT"), FIELDS).json()["rows"] == 19, "what was written since is known at once"
 
 
@@ -428,7 +428,7 @@ def test_nothing_tells_a_row_of_others_from_none(asking: Asking) -> None:
 def test_what_a_store_that_errs_reads_is_not_shown(
     asking: Asking, shared: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = shared.store
+    store = shared.parts.store
     for name in ("texts_of", "sample"):
         real: Callable[..., Any] = getattr(store, name)
         monkeypatch.setattr(store, name, lambda *given, real=real, **more: real(*given[:-1], None, **more))
@@ -473,9 +473,9 @@ def test_what_shows_rows_is_for_who_may_see_every_row(asking: Asking, method: st
 def test_no_other_route_tells_of_rows(alone: Asking, synced: Service, source: TableSource) -> None:
     """Every GET there is, after syncs and failures, asked by somebody who may see a third of the rows."""
     source.rows_by_key["secret-key"] = {"MATNR": "secret-key", "MAKTX": "belongs to HALB", "MTART": "HALB"}
-    synced.sync("materials")
-    with synced.store.lease("materials", "test", 5) as lease:
-        synced.store.apply(lease, ChangeSet(quarantined=[QuarantinedRow('["secret-key"]', "embed", "a reason")]))
+    synced.sync.run("materials")
+    with synced.parts.store.lease("materials", "test", 5) as lease:
+        synced.parts.store.apply(lease, ChangeSet(quarantined=[QuarantinedRow('["secret-key"]', "embed", "a reason")]))
     job = alone.post(claiming("FERT"), "/v1/collections/materials/sync").json()["job"]
     until(lambda: alone.get(OPERATOR, f"/v1/jobs/{job}").json()["state"] == "succeeded")
     paths = alone.get(OPERATOR, "/openapi.json").json()["paths"]
@@ -524,15 +524,17 @@ def test_rows_without_the_column_are_not_seen_until_a_sync_has_written_it(
     before = Service(
         Settings.model_validate(settings.model_dump(by_alias=True) | {"collections": plain}), source=source
     )
-    before.sync("materials")
-    assert before.search("materials", "hose", principal=LOOPBACK).hits
+    before.sync.run("materials")
+    assert before.search.run("materials", "hose", principal=LOOPBACK).hits
     before.close()
     after = Service(settings, source=source)
     for mode in MODES:
-        assert after.search("materials", "hose", 9, None, SearchOptions(mode), principal=claiming("FERT")).hits == []
-    report = after.sync("materials")
+        assert (
+            after.search.run("materials", "hose", 9, None, SearchOptions(mode), principal=claiming("FERT")).hits == []
+        )
+    report = after.sync.run("materials")
     assert (report.upserted, report.embedded_texts) == (4, 0), "the metadata alone"
-    found = after.search("materials", "hose", 9, principal=claiming("FERT")).hits
+    found = after.search.run("materials", "hose", 9, principal=claiming("FERT")).hits
     assert {hit.metadata["MTART"] for hit in found} == {"FERT"}
     assert len(found) == 2
     after.close()

@@ -83,7 +83,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, emulator: Emulator) -> Iter
     ]
     service = Service(settings, source=SlowSource())
     try:
-        service.sync("materials")
+        service.sync.run("materials")
         with serving(service) as client:
             headers = {"Authorization": f"Bearer {key}"}
             client.headers.update(headers)

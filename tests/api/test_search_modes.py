@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from app.src.access.principal import OPERATOR, Principal, Scope
 from app.src.service.search import MODES, SearchOptions, _notes
 from app.src.service.service import Service
-from app.src.service.single_flight_cache import Bounds, Remembered
+from app.src.service.single_flight_cache import Bounds, SingleFlightCache
 from app.src.settings import Settings
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
@@ -37,7 +37,7 @@ MORE = {
 def synced(service: Service, source: TableSource) -> Service:
     for key, text in MORE.items():
         source.rows_by_key[key] = {"MATNR": key, "MAKTX": text, "MTART": "FERT" if key < "7" else "ROH"}
-    service.sync("materials")
+    service.sync.run("materials")
     return service
 
 
@@ -83,24 +83,24 @@ def test_hybrid_is_the_blend_of_both(client: httpx.Client, synced: Service) -> N
 def test_hybrid_beside_writes_finds_what_was_written_and_looks_at_all_rows_once(
     client: httpx.Client, source: TableSource, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forever = Remembered[Any](Bounds(8, 600.0, 1e9))
-    monkeypatch.setattr(service._searching._blending, "_backdrops", forever)
+    forever = SingleFlightCache[Any](Bounds(8, 600.0, 1e9))
+    monkeypatch.setattr(service.search._hybrid, "_backdrops", forever)
     source.rows_by_key |= {
         f"A{number}": {"MATNR": f"A{number}", "MAKTX": f"part {number} of steel {number % 7}", "MTART": "ROH"}
         for number in range(120)
     }
-    service.sync("materials")
+    service.sync.run("materials")
     looks: list[Any] = []
-    real = service.store.sample
+    real = service.parts.store.sample
 
     def sample(*given: Any, **more: Any) -> Any:
         looks.append(given)
         return real(*given, **more)
 
-    monkeypatch.setattr(service.store, "sample", sample)
+    monkeypatch.setattr(service.parts.store, "sample", sample)
     for number in range(3):
         source.rows_by_key["new"] = {"MATNR": "new", "MAKTX": f"turnstile {number}", "MTART": "ROH"}
-        service.sync("materials")
+        service.sync.run("materials")
         (hit,) = ask(client, query=f"turnstile {number}", mode="hybrid", k=1)["hits"]
         assert hit["text"] == f"turnstile {number}"
     assert len(looks) == 1
@@ -111,7 +111,7 @@ def test_hybrid_finds_a_number_of_the_key_that_no_text_holds(
     client: httpx.Client, source: TableSource, service: Service
 ) -> None:
     source.rows_by_key["000000000000471100"] = {"MATNR": "000000000000471100", "MAKTX": "grey lid", "MTART": "ROH"}
-    service.sync("materials")
+    service.sync.run("materials")
     for text in ("471100", "000000471100"):
         assert keys(ask(client, query=text, mode="hybrid", k=1)) == ["000000000000471100"], text
     assert ask(client, query="471100", mode="hybrid", filter={"MTART": "FERT"}, k=50)["hits"] == [
@@ -129,7 +129,7 @@ def test_a_number_of_several_parts_is_found_in_keys_however_it_is_written(
     monkeypatch.setattr("app.src.service.search.DEEP", 1)
     monkeypatch.setattr("app.src.service.search.DEEPEST", 1)
     source.rows_by_key["M-4711/2"] = {"MATNR": "M-4711/2", "MAKTX": "grey lid", "MTART": "ROH"}
-    service.sync("materials")
+    service.sync.run("materials")
     answer = ask(client, query=text, mode="hybrid", k=1, explain=True)
     assert answer["explain"]["rankings"] == {"vector": 1, "keyword": 0, "key": 1}
     assert keys(answer) == ["M-4711/2"]
@@ -144,7 +144,7 @@ def test_a_row_behind_others_that_hold_the_digits_is_not_missed(
     monkeypatch.setattr("app.src.service.search.DEEPEST", 1)
     for key, kind in (("04711", "ROH"), ("14711", "ROH"), ("4711", "FERT"), ("4711X", "FERT")):
         source.rows_by_key[key] = {"MATNR": key, "MAKTX": "grey lid", "MTART": kind}
-    service.sync("materials")
+    service.sync.run("materials")
     for number, kind, wanted in (("4711", "FERT", "4711"), ("4711x", "FERT", "4711X"), ("14711", "ROH", "14711")):
         answer = ask(client, query=number, mode="hybrid", k=1, filter={"MTART": kind}, explain=True)
         assert keys(answer) == [wanted], number
@@ -157,7 +157,7 @@ def test_letters_of_a_number_are_found_in_either_case(
     monkeypatch.setattr("app.src.service.search.DEEP", 1)
     monkeypatch.setattr("app.src.service.search.DEEPEST", 1)
     source.rows_by_key["AB1234"] = {"MATNR": "AB1234", "MAKTX": "grey lid", "MTART": "ROH"}
-    service.sync("materials")
+    service.sync.run("materials")
     for text in ("ab1234", "AB1234"):
         assert ask(client, query=text, mode="hybrid", k=1, explain=True)["explain"]["rankings"]["key"] == 1, text
 
@@ -170,9 +170,9 @@ def test_a_filter_may_name_the_source_column_in_every_mode(source: TableSource, 
     blocks = [each.model_dump(by_alias=True) | {"metadata": ["MTART", odd]} for each in settings.collections]
     named = Settings.model_validate(settings.model_dump(by_alias=True) | {"collections": blocks})
     with closing(Service(named, source=source)) as service:
-        service.sync("materials")
+        service.sync.run("materials")
         for mode in MODES:
-            found = service.search(
+            found = service.search.run(
                 "materials", "oil pump 4711", 9, {odd: "1000"}, SearchOptions(mode), principal=OPERATOR
             )
             assert [hit.key for hit in found.hits] == [{"MATNR": "3"}], mode
@@ -183,8 +183,8 @@ def test_the_length_of_a_vector_that_others_wrote_says_nothing(
 ) -> None:
     ways: list[dict[str, Any]] = [{"mode": "hybrid"}, {"passages": 2}, {"mode": "hybrid", "min_score": 0.1}]
     before = [ask(client, query="pump seal", k=50, **way)["hits"] for way in ways]
-    stored = synced.store.vectors
-    monkeypatch.setattr(synced.store, "vectors", lambda *given: stored(*given) * np.float32(7.0))
+    stored = synced.parts.store.vectors
+    monkeypatch.setattr(synced.parts.store, "vectors", lambda *given: stored(*given) * np.float32(7.0))
     for way, hits in zip(ways, before, strict=True):
         after = ask(client, query="pump seal", k=50, **way)["hits"]
         assert [hit["key"] for hit in after] == [hit["key"] for hit in hits]
@@ -226,14 +226,14 @@ def test_min_score_looks_up_the_cosine_of_what_words_alone_found(
 ) -> None:
     monkeypatch.setattr("app.src.service.search.DEEP", 1)
     monkeypatch.setattr("app.src.service.search.DEEPEST", 1)
-    near = synced.search("materials", "pump seal", 50, None, SearchOptions("vector"), principal=OPERATOR).hits
+    near = synced.search.run("materials", "pump seal", 50, None, SearchOptions("vector"), principal=OPERATOR).hits
     cosine = {hit.id: hit.score for hit in near}
-    words = synced.search("materials", "rubber office", 1, None, SearchOptions("keyword"), principal=OPERATOR).hits
+    words = synced.search.run("materials", "rubber office", 1, None, SearchOptions("keyword"), principal=OPERATOR).hits
     by_meaning = SearchOptions("vector")
-    first = synced.search("materials", "rubber office", 1, None, by_meaning, principal=OPERATOR).hits[0]
+    first = synced.search.run("materials", "rubber office", 1, None, by_meaning, principal=OPERATOR).hits[0]
     assert {hit.id for hit in words} <= set(cosine)
     for least in (-1.0, 0.99):
-        found = synced.search(
+        found = synced.search.run(
             "materials", "rubber office", 1, None, SearchOptions("hybrid", least), principal=OPERATOR
         ).hits
         assert bool(found) is (least < 0 or first.score >= least)
@@ -253,13 +253,13 @@ def test_mmr_is_the_mode_at_1_and_spreads_below(client: httpx.Client, synced: Se
 
 def likeness(service: Service, found: list[str]) -> float:
     """The mean cosine between hits."""
-    vectors = service.embed([hit for key in found for hit in [_text(service, key)]])
+    vectors = service.parts.embedder.embed([hit for key in found for hit in [_text(service, key)]])
     cosines = vectors @ vectors.T
     return float((cosines.sum() - len(found)) / (len(found) * (len(found) - 1)))
 
 
 def _text(service: Service, key: str) -> str:
-    source: Any = service.source
+    source: Any = service.parts.source
     text: str = source.rows_by_key[key]["MAKTX"]
     return text
 
@@ -276,7 +276,7 @@ def test_mmr_keeps_scores_and_filters(client: httpx.Client, synced: Service) -> 
 
 @pytest.mark.covers("POST /v1/collections/{name}/search")
 def test_mmr_takes_the_vector_given(client: httpx.Client, synced: Service) -> None:
-    vector = synced.embed(["pump seal"])[0].astype(np.float64).tolist()
+    vector = synced.parts.embedder.embed(["pump seal"])[0].astype(np.float64).tolist()
     by_text = ask(client, query="pump seal", mode="vector", k=4, mmr_lambda=0.4)
     assert keys(ask(client, vector=vector, k=4, mmr_lambda=0.4)) == keys(by_text)
 
@@ -300,9 +300,9 @@ def test_keyword_search_of_another_models_collection(synced: Service, settings: 
         with serving(service) as client:
             assert keys(ask(client, query="gearbox", mode="keyword")) == ["1"]
             assert keys(ask(client, query="gearbox bearing", mode="hybrid"))[0] == "1", "by the model of what is stored"
-            gone = Recipe(service.spec("materials"), ModelSource("/no/such/model"))
-            service.store.record_recipe("materials", 1, gone)
-            service._searching._embedders.clear()
+            gone = Recipe(service.collections.spec("materials"), ModelSource("/no/such/model"))
+            service.parts.store.record_recipe("materials", 1, gone)
+            service.search._embedders.clear()
             refused = client.post(SEARCH, json={"query": "gearbox", "mode": "hybrid"})
             assert (refused.status_code, "keyword" in refused.json()["detail"]) == (409, True)
     finally:
@@ -317,9 +317,9 @@ def test_a_collection_never_synced(client: httpx.Client, mode: str) -> None:
 
 
 def test_what_may_be_done_with_another_model_is_told(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synced.embedder, "fingerprint", "other weights")
+    monkeypatch.setattr(synced.parts.embedder, "fingerprint", "other weights")
     with pytest.raises(ModelMismatch, match="mode keyword"):
-        synced.search("materials", "a", 1, None, SearchOptions("hybrid"), principal=OPERATOR)
+        synced.search.run("materials", "a", 1, None, SearchOptions("hybrid"), principal=OPERATOR)
 
 
 # -------------------------------------------------------------------------------------------------------------- notes
@@ -377,7 +377,7 @@ def test_passages_of_a_long_row(client: httpx.Client, source: TableSource, servi
         for n, subject in enumerate(["press", "oven", "boiler", "lathe"] * 60)
     )
     source.rows_by_key["L"] = {"MATNR": "L", "MAKTX": long, "MTART": "FERT"}
-    service.sync("materials")
+    service.sync.run("materials")
     plain = ask(client, query="boiler hall", mode=mode, k=3)["hits"]
     assert all(hit["passages"] is None for hit in plain)
     hits = ask(client, query="boiler hall", mode=mode, k=3, passages=3)["hits"]
@@ -416,11 +416,13 @@ def test_how_hits_were_found(client: httpx.Client, synced: Service) -> None:
 
 
 def test_the_store_s_plan_is_for_administrators(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synced.store, "index_use", lambda *_: IndexUse(True, "HNSW INDEX SEARCH: of what HANA says"))
+    monkeypatch.setattr(
+        synced.parts.store, "index_use", lambda *_: IndexUse(True, "HNSW INDEX SEARCH: of what HANA says")
+    )
 
     def index(*scopes: Scope) -> Any:
         who, options = Principal("somebody", frozenset(scopes)), SearchOptions("hybrid", explain=True)
-        explained = synced.search("materials", "pump", 2, None, options, principal=who).explain
+        explained = synced.search.run("materials", "pump", 2, None, options, principal=who).explain
         assert explained is not None
         return explained["index"]
 
@@ -434,7 +436,8 @@ def test_passages_of_many_hits_are_read_in_portions(synced: Service, monkeypatch
     def found() -> list[Any]:
         options = SearchOptions("hybrid", passages=3)
         return [
-            hit.passages for hit in synced.search("materials", "pump seal", 9, None, options, principal=OPERATOR).hits
+            hit.passages
+            for hit in synced.search.run("materials", "pump seal", 9, None, options, principal=OPERATOR).hits
         ]
 
     asked: list[int] = []
@@ -443,9 +446,9 @@ def test_passages_of_many_hits_are_read_in_portions(synced: Service, monkeypatch
         asked.append(len(ids))
         return read(name, ids, *given)
 
-    whole, read = found(), synced.store.texts_of
-    monkeypatch.setattr("app.src.service.passages.PORTION", 4)
-    monkeypatch.setattr(synced.store, "texts_of", texts_of)
+    whole, read = found(), synced.parts.store.texts_of
+    monkeypatch.setattr("app.src.service.search.PORTION", 4)
+    monkeypatch.setattr(synced.parts.store, "texts_of", texts_of)
     assert found() == whole
     assert asked == [4, 4, 1]
 
@@ -484,7 +487,7 @@ def test_a_text_is_searched_by_hybrid_and_a_vector_or_a_row_by_vector(client: ht
     text = ask(client, query="the hydraulic pumps and seal", explain=True)
     assert text["explain"]["mode"] == "hybrid"
     assert text["hits"] == ask(client, query="the hydraulic pumps and seal", mode="hybrid")["hits"]
-    vector = [float(number) for number in synced.embed(["pump"])[0]]
+    vector = [float(number) for number in synced.parts.embedder.embed(["pump"])[0]]
     assert ask(client, vector=vector, explain=True)["explain"]["mode"] == "vector"
     assert ask(client, like=text["hits"][0]["id"], explain=True)["explain"]["mode"] == "vector"
     assert client.post(SEARCH, json={"vector": vector, "mode": "hybrid"}).status_code == 422
@@ -511,7 +514,7 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
     source.rows_by_key |= {
         str(number): {"MATNR": str(number), "MAKTX": f"pump {number}", "MTART": "ROH"} for number in range(FEWEST_ROWS)
     }
-    service.sync("materials")
+    service.sync.run("materials")
     threads: dict[str, set[int]] = {}
     backdrop_of, close = Backdrop.of, ranking.closeness
 
@@ -528,9 +531,9 @@ def test_hybrid_computes_on_one_thread(service: Service, source: TableSource, mo
         return close(*arguments)
 
     monkeypatch.setattr(Backdrop, "of", of)
-    monkeypatch.setattr("app.src.service.blending.closeness", closeness)
+    monkeypatch.setattr("app.src.service.hybrid.closeness", closeness)
     with threadpool_limits(2, user_api="blas"):
-        service.search("materials", "pump", principal=OPERATOR)
+        service.search.run("materials", "pump", principal=OPERATOR)
     assert threads == {"backdrop": {1}, "closeness": {1}}
 
 

@@ -11,7 +11,8 @@ import pytest
 from app.src.access.principal import OPERATOR
 from app.src.observe.doctor import Fault
 from app.src.service.search import unit_vector
-from app.src.service.service import Service, SyncRequest
+from app.src.service.service import Service
+from app.src.service.sync import SyncRequest
 from app.src.settings import Settings
 from connector.errors import (
     ConfigurationError,
@@ -34,20 +35,20 @@ def test_nothing_is_opened_before_it_is_needed(make_service: Callable[[], Servic
 
 
 def test_sync_accounts_for_every_row_and_counts(service: Service) -> None:
-    report = service.sync("materials")
+    report = service.sync.run("materials")
     assert (report.read, report.upserted, report.embedded_texts) == (4, 4, 4)
-    again = service.sync("materials")
+    again = service.sync.run("materials")
     assert (again.unchanged, again.embedded_texts) == (4, 0)
     assert 'rows_synced_total{collection="materials",outcome="unchanged"} 4.0' in service.metrics.render().decode()
 
 
 def test_sync_hands_on_its_request(service: Service, source: Any) -> None:
-    service.sync("materials")
+    service.sync.run("materials")
     for key in ("2", "3", "4"):
         del source.rows_by_key[key]
-    paused = service.sync("materials")
+    paused = service.sync.run("materials")
     assert (paused.paused, paused.deleted) == ("max_deletes", 0)
-    done = service.sync("materials", SyncRequest(max_deletes=1.0))
+    done = service.sync.run("materials", SyncRequest(max_deletes=1.0))
     assert (done.paused, done.deleted) == (None, 3)
 
 
@@ -63,24 +64,24 @@ def test_sync_stops_on_request_and_reports_progress(service: Service) -> None:
         def event(self, name: str, **fields: str | int | float) -> None: ...
 
     observer: Observer = Watch()
-    report = service.sync("materials", None, observer, stop=lambda: len(seen) == 2)
+    report = service.sync.run("materials", None, observer, stop=lambda: len(seen) == 2)
     assert report.stopped
     assert seen == [(1, 4), (2, 4)]
 
 
 def test_verify_finds_a_row_that_is_missing_and_mends_it(synced: Service, source: Any) -> None:
-    assert synced.verify("materials").ok
+    assert synced.sync.verify("materials").ok
     source.rows_by_key["5"] = {"MATNR": "5", "MAKTX": "new", "MTART": "ROH"}
-    report = synced.verify("materials")
+    report = synced.sync.verify("materials")
     assert (report.missing, report.ok) == (1, False)
-    assert synced.verify("materials", repair=True).ok
+    assert synced.sync.verify("materials", repair=True).ok
 
 
 def test_unknown_names(service: Service) -> None:
     with pytest.raises(UnknownCollection, match='did you mean "materials"'):
-        service.spec("materals")
+        service.collections.spec("materals")
     with pytest.raises(UnknownCollection, match="materials, never"):
-        service.status(["xyz"])
+        service.status.collections(["xyz"])
 
 
 @pytest.mark.proves(6)
@@ -88,40 +89,42 @@ def test_search_works_from_the_local_store_while_hana_is_away(
     synced: Service, make_service: Callable[[], Service], source: Any
 ) -> None:
     source.failure = ConnectionLost("gone")
-    (hit,) = make_service().search("materials", "office chair", 1, principal=OPERATOR).hits
+    (hit,) = make_service().search.run("materials", "office chair", 1, principal=OPERATOR).hits
     assert hit.key == {"MATNR": "4"}
 
 
 def test_another_model_of_the_same_size_is_refused_too(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synced.embedder, "fingerprint", "other weights")
+    monkeypatch.setattr(synced.parts.embedder, "fingerprint", "other weights")
     with pytest.raises(ModelMismatch):
-        synced.search("materials", "a", principal=OPERATOR)
-    assert synced.search("materials", [1.0] * 64, k=1, principal=OPERATOR).hits, "a vector of one's own needs no model"
+        synced.search.run("materials", "a", principal=OPERATOR)
+    assert synced.search.run("materials", [1.0] * 64, k=1, principal=OPERATOR).hits, (
+        "a vector of one's own needs no model"
+    )
 
 
 def test_a_search_does_not_count_rows_each_time(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    status = synced.store.status
+    status = synced.parts.store.status
 
     def counting(name: str) -> CollectionStatus | None:
         asked.append(name)
         return status(name)
 
-    monkeypatch.setattr(synced.store, "status", counting)
+    monkeypatch.setattr(synced.parts.store, "status", counting)
     for _ in range(3):
-        synced.search("materials", "steel", principal=OPERATOR)
+        synced.search.run("materials", "steel", principal=OPERATOR)
     assert asked == ["materials"]
-    synced.sync("materials")
-    synced.search("materials", "steel", principal=OPERATOR)
+    synced.sync.run("materials")
+    synced.search.run("materials", "steel", principal=OPERATOR)
     assert asked == ["materials"] * 2
 
 
 def test_a_connection_that_is_not_configured_names_the_setting() -> None:
     service = Service(Settings.model_validate({"embedding": {"model": "hash:8"}}))
     with pytest.raises(ConfigurationError, match="HANA_HOST"):
-        _ = service.source
+        _ = service.parts.source
     with pytest.raises(ConfigurationError, match="HANA_HOST"):
-        _ = service.store
+        _ = service.parts.store
     service.close()
 
 
@@ -149,7 +152,7 @@ def test_two_hanas_have_a_pool_each() -> None:
 def test_a_login_that_is_not_configured_is_never_tried(hana: dict[str, str], words: str) -> None:
     both = Service(Settings.model_validate({"hana": hana, "store": {"hana": hana}}))
     with pytest.raises(ConfigurationError, match=rf"\[hana\] has {words}.*HANA_USER and HANA_PASSWORD"):
-        _ = both.source
+        _ = both.parts.source
     with pytest.raises(ConfigurationError, match=rf"\[store.hana\] has {words}.*HANA_STORE_PASSWORD"):
         _ = both.parts.store_pool
     both.close()
@@ -164,7 +167,7 @@ def test_a_userkey_needs_neither_user_nor_password() -> None:
 def test_a_blank_search_text_is_refused(synced: Service) -> None:
     for text in ("", " \n"):
         with pytest.raises(ValueError, match="empty"):
-            synced.search("materials", text, principal=OPERATOR)
+            synced.search.run("materials", text, principal=OPERATOR)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +188,11 @@ def test_a_vector_of_any_length_is_a_direction(scale: float) -> None:
 
 
 def checks(service: Service) -> dict[str, tuple[bool, str, str]]:
-    return {check.check: (check.ok, check.detail, check.fix) for check in service.doctor()}
+    return {check.check: (check.ok, check.detail, check.fix) for check in service.readiness.doctor()}
 
 
 def test_doctor_on_a_service_that_is_well(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service.probes, "probe_login", lambda hana: "logged in")
+    monkeypatch.setattr(service.readiness, "probe_login", lambda hana: "logged in")
     found = checks(service)
     assert found["python"][0]
     assert found["model"] == (True, found["model"][1], "")
@@ -219,32 +222,32 @@ def test_doctor_reads_the_columns_a_sync_would_read(
         yield from pages(query, size)
 
     monkeypatch.setattr(source, "pages", reading)
-    assert service.probes.probe_table(materials) == "S.MARA: 4 rows readable"
+    assert service.readiness.probe_table(materials) == "S.MARA: 4 rows readable"
     assert read == [("MAKTX", "MTART")]
     with pytest.raises(UnknownColumn, match="MAKTXX"):
-        service.probes.probe_table(materials.model_copy(update={"template": "{MAKTXX}"}))
+        service.readiness.probe_table(materials.model_copy(update={"template": "{MAKTXX}"}))
     source.failure = UnknownTable("there is no table S.MARA")
     with pytest.raises(Fault, match=r"no table S\.MARA") as caught:
-        service.probes.probe_table(materials)
+        service.readiness.probe_table(materials)
     assert 'GRANT SELECT ON "S"."MARA"' in caught.value.fix
 
 
 def test_doctor_finds_a_local_store_that_takes_no_writes(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service.probes, "probe_login", lambda hana: "logged in")
+    monkeypatch.setattr(service.readiness, "probe_login", lambda hana: "logged in")
     assert checks(service)["store writable"][0]
 
     def read_only(collection: str, owner: str, ttl: float) -> int:
         raise StoreCorrupt("attempt to write a readonly database")
 
-    monkeypatch.setattr(service.store, "take_lease", read_only)
+    monkeypatch.setattr(service.parts.store, "take_lease", read_only)
     ok, detail, fix = checks(service)["store writable"]
     assert (ok, detail) == (False, "attempt to write a readonly database")
     assert "[store] path" in fix
 
 
 def test_doctor_leaves_nothing_in_the_store(service: Service) -> None:
-    assert service.probes.probe_store()
-    assert [row["table"] for row in service.status()] == [None, None]
+    assert service.readiness.probe_store()
+    assert [row["table"] for row in service.status.collections()] == [None, None]
 
 
 class Refusing:
@@ -276,7 +279,7 @@ def test_doctor_finds_a_hana_that_takes_no_writes(refuses: str, words: str, gran
     pool = Refusing(refuses)
     service.parts._parts["pool hana"] = pool
     with pytest.raises(Fault, match=words) as caught:
-        service.probes.probe_store()
+        service.readiness.probe_store()
     assert caught.value.fix.startswith(grant)
     created = [sql for sql in pool.sent if sql.startswith("CREATE") and " HNSW " not in sql]
     assert len(created) == 1

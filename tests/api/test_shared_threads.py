@@ -82,7 +82,7 @@ def test_a_key_that_holds_threads_leaves_one_for_others(tmp_path: Path, slow: Fi
     """Eight searches of one key held all threads: another key's search was answered after 557 s."""
     settings, key = of_keys(tmp_path, threads=3, max_wait=30.0)
     with closing(Service(settings, source=TableSource())) as service:
-        service.sync("materials")
+        service.sync.run("materials")
         with serving(service) as client, ThreadPoolExecutor(8) as clients:
             asked = [clients.submit(client.post, SEARCH, json=SLOW, headers=key("one")) for _ in range(8)]
             slow.wait_for(2)
@@ -101,7 +101,7 @@ def test_a_search_that_nobody_waits_for_gives_its_thread_back(
     """It held the thread until it had looked at every row, for minutes."""
     settings, key = of_keys(tmp_path, threads=1, timeout=PATIENCE if ends == "the client leaves" else 0.5)
     with closing(Service(settings, source=TableSource())) as service:
-        service.sync("materials")
+        service.sync.run("materials")
         with serving(service) as client:
             if ends == "the client leaves":
                 with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
@@ -137,7 +137,7 @@ def attacked(tmp_path: Path) -> Callable[..., tuple[Service, Keys]]:
             text = {"MATNR": f"A{number}", "MAKTX": "steel", "MTART": "a" * 20_000}
             source.rows_by_key[f"A{number}"] = text
         service = Service(settings, source=source)
-        service.sync("materials")
+        service.sync.run("materials")
         return service, key
 
     return made

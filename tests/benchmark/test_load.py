@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service = Service(settings_in(tmp_path_factory.mktemp("load")), source=TableSource())
-    service.sync("materials")
+    service.sync.run("materials")
     yield service
     service.close()
 
@@ -50,14 +50,14 @@ def run(work: Callable[[], Awaitable[Result]]) -> Result:
 @pytest.fixture
 def known(service: Service, monkeypatch: pytest.MonkeyPatch) -> load.Known:
     monkeypatch.setattr(load, "K", 2)
-    return load.Known(service.engine.embed(list(TEXTS.values())), list(TEXTS), ())
+    return load.Known(service.parts.engine.embed(list(TEXTS.values())), list(TEXTS), ())
 
 
 # ---------------------------------------------------------------------------------------------- right and wrong answers
 
 
 def test_vectors_are_compared_number_by_number(service: Service, known: load.Known) -> None:
-    one, other = service.engine.embed(["steel", "oil"])
+    one, other = service.parts.engine.embed(["steel", "oil"])
     right = known.embed("steel", one).right
     assert right(one.tobytes())
     assert right((one + 1e-5).tobytes())
@@ -69,7 +69,7 @@ def test_vectors_are_compared_number_by_number(service: Service, known: load.Kno
 
 
 def test_hits_are_compared_with_the_true_nearest(service: Service, known: load.Known) -> None:
-    vector = service.engine.embed(["oil pump"])[0]
+    vector = service.parts.engine.embed(["oil pump"])[0]
     right = known.search("oil pump", vector).right
     scores = dict(zip(TEXTS, (known.rows @ vector).tolist(), strict=True))
     best = sorted(scores, key=lambda key: -scores[key])
@@ -107,7 +107,7 @@ def test_what_comes_is_counted() -> None:
 
 def questions(service: Service, known: load.Known) -> list[Question]:
     texts = [f"pump {number}" for number in range(10)]
-    vectors = service.engine.embed(texts)
+    vectors = service.parts.engine.embed(texts)
     return [*map(known.embed, texts, vectors), *map(known.search, texts, vectors)]
 
 
@@ -132,7 +132,7 @@ def test_a_crowd_gets_its_own_answers(service: Service, address: Address, known:
 
 
 def test_a_crowd_sees_wrong_answers(service: Service, address: Address, known: load.Known) -> None:
-    one, other = service.engine.embed(["steel", "oil"])
+    one, other = service.parts.engine.embed(["steel", "oil"])
     asked = [Question("embed", known.embed("steel", one).content, known.embed("oil", other).right)]
     tally = ask(address, asked, 3)
     assert tally.wrong == len(tally.seconds) > 0

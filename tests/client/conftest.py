@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     given["collections"] = [*given["collections"], {"name": "notes", "documents": True}]
     service = Service(Settings.model_validate(given), source=source)
     try:
-        service.sync("materials")
+        service.sync.run("materials")
         with serving(service) as http:
             yield Served(service, source, str(http.base_url), http)
     finally:

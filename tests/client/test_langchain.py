@@ -111,7 +111,7 @@ def test_a_table_s_collection_is_not_written(shared: Client) -> None:
 def test_more_texts_than_one_request_takes(shared: Client, served: Served) -> None:
     texts = [f"text {number}" for number in range(9)]  # api.max_inputs is 4
     found = OwlSapEmbeddings(shared).embed_documents(texts)
-    assert found == served.service.engine.embed(texts).tolist()
+    assert found == served.service.parts.engine.embed(texts).tolist()
     assert OwlSapEmbeddings(shared).embed_documents([]) == []
 
     async def later() -> None:
@@ -124,7 +124,7 @@ def test_more_texts_than_one_request_takes(shared: Client, served: Served) -> No
 
 
 def test_too_long_is_refused_or_cut(shared: Client, served: Served) -> None:
-    long = "word " * (served.service.engine.max_tokens + 1)
+    long = "word " * (served.service.parts.engine.max_tokens + 1)
     with pytest.raises(owl_sap_client.Unprocessable, match="tokens"):
         OwlSapEmbeddings(shared).embed_query(long)
     assert len(OwlSapEmbeddings(shared, truncate=True).embed_query(long)) == 64

@@ -39,7 +39,7 @@ def address(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Ite
     connection.cursor().execute(f'CREATE SCHEMA "{SCHEMA}"')
     service = Service(Settings.model_validate(given), source=TableSource())
     try:
-        service.sync("materials")
+        service.sync.run("materials")
         with serving(service) as http:
             yield str(http.base_url)
     finally:

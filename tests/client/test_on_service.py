@@ -23,10 +23,10 @@ def test_vectors_to_the_last_bit(client: Client, served: Served) -> None:
     texts = ["steel", "oil pump", "Überdruck 🦉"]
     vectors = client.embed(texts)
     assert {type(vector) for vector in vectors} == {array}
-    np.testing.assert_array_equal(np.array(vectors), served.service.engine.embed(texts))
+    np.testing.assert_array_equal(np.array(vectors), served.service.parts.engine.embed(texts))
     in_json = client.openai_embeddings(texts, model="hash:64")
     np.testing.assert_array_equal(np.array([each.embedding for each in in_json.data], np.float32), np.array(vectors))
-    assert in_json.usage.total_tokens == sum(served.service.engine.count_tokens(texts))
+    assert in_json.usage.total_tokens == sum(served.service.parts.engine.count_tokens(texts))
     (model,) = client.models()
     assert client.model(model.id) == model
 
@@ -66,7 +66,7 @@ def test_what_there_is(client: Client, served: Served) -> None:
 
 @pytest.mark.covers("GET /health/ready", errors=True)
 def test_not_ready_is_an_answer(client: Client, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.service.probes, "beyond_help", lambda: "the engine hangs")
+    monkeypatch.setattr(served.service.readiness, "beyond_help", lambda: "the engine hangs")
     health = client.live()
     assert (health.ok, health.status, health.checks) == (False, "unavailable", {"engine": False})
 

@@ -76,7 +76,7 @@ def serve(tmp_path: Path, source: Shelf) -> Iterator[Serve]:
         def start(**more: Any) -> str:
             service = Service(settings_in(tmp_path, **more), source=source)
             stack.callback(service.close)
-            service.sync("materials")
+            service.sync.run("materials")
             return str(stack.enter_context(serving(service)).base_url).rstrip("/")
 
         yield start
@@ -86,7 +86,7 @@ def serve(tmp_path: Path, source: Shelf) -> Iterator[Serve]:
 def shared_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of one service for all tests of a module, without authentication."""
     with contextlib.closing(Service(settings_in(tmp_path_factory.mktemp("console")), source=Shelf())) as service:
-        service.sync("materials")
+        service.sync.run("materials")
         with serving(service) as client:
             yield str(client.base_url).rstrip("/")
 

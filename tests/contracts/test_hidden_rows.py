@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.service.blending import Blending, Narrow, explanation
+from app.src.service.hybrid import Hybrid, RowFilter, explanation
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, Filter, Hit
 from connector.protocols import VectorStore
@@ -115,7 +115,7 @@ def assert_same_answers(stores: tuple[VectorStore, VectorStore], seed: int, with
         k, where = chosen.choice([1, 3, 10, 1000]), chosen.choice([None, None, {"N": {"$gte": 3}}])
         asked = [store.keyword(NAME, query, k, where, None, within) for store in stores]
         assert told(asked[0]) == told(asked[1]), (query, k, where)
-        blended = [explained(store, query, vector, k, Narrow(where, within)) for store in stores]
+        blended = [explained(store, query, vector, k, RowFilter(where, within)) for store in stores]
         assert blended[0] == blended[1], (query, k, where)
     for k in (1, 7, 1000):
         near = [store.search(NAME, vector, k, None, None, within) for store in stores]
@@ -125,12 +125,12 @@ def assert_same_answers(stores: tuple[VectorStore, VectorStore], seed: int, with
     assert everything.sample(NAME, 10, None, within).rows == seen.sample(NAME, 10, None, within).rows
 
 
-def explained(store: VectorStore, query: str, vector: np.ndarray, k: int, narrow: Narrow) -> dict[str, Any]:
+def explained(store: VectorStore, query: str, vector: np.ndarray, k: int, narrow: RowFilter) -> dict[str, Any]:
     """Hybrid search and how it came about. Where rows have much in common that is a mean over them in the order of
     their records' numbers, so scores agree up to rounding."""
     stored = store.status(NAME)
     assert stored is not None
-    ranked = Blending().hybrid(store, stored, (query, vector), max(k, 50), narrow)
+    ranked = Hybrid().search(store, stored, (query, vector), max(k, 50), narrow)
     hits = ranked.hits[:k]
     found = explanation(ranked, hits, [hit.id for hit in hits], store.index_use(NAME, k, narrow.where))
     for hit in found["hits"]:

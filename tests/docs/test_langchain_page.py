@@ -48,7 +48,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 with closing(connection), closing(connection.cursor()) as cursor:
                     cursor.execute('CREATE SCHEMA "VECTORS"')
                 with Owl() as owl:
-                    assert owl.service.sync("materials").upserted > 10
+                    assert owl.service.sync.run("materials").upserted > 10
                 yield
             finally:
                 process.terminate()

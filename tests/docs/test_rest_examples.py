@@ -114,7 +114,7 @@ def stage(emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     source = Materials()
     service = Service(settings, source=source)
     try:
-        service.sync("materials")
+        service.sync.run("materials")
         with serving(service) as client:
             yield Stage(service, source, str(client.base_url).rstrip("/"))
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.service.service import EngineEmbedder
+from app.src.service.wiring import EngineEmbedder
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef

@@ -76,7 +76,7 @@ class Rows(TableSource):
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     service = Service(settings_in(tmp_path_factory.mktemp("filters")), source=Rows())
     try:
-        service.sync("materials")
+        service.sync.run("materials")
         with serving(service) as client:
             yield client
     finally:

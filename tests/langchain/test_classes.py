@@ -122,7 +122,7 @@ def test_a_long_text_is_found_by_its_passage_and_read_whole(open_owl: Open) -> N
         Document(id="short", page_content="something else", metadata={"n": 2}),
         Document(id="long", page_content=text, metadata={"n": 1}),
     ]
-    (status,) = owl.service.status(["notes"])
+    (status,) = owl.service.status.collections(["notes"])
     assert (status["rows"], status["chunks"] > 5) == (2, True)
 
 
@@ -259,35 +259,36 @@ def test_a_collection_of_a_table_is_for_reading(open_local: Open) -> None:
 def test_every_way_to_read_knows_documents_by_the_ids_that_were_given(store: OwlVectorStore, open_owl: Open) -> None:
     service = open_owl().service
     asker = OPERATOR
-    (row,) = service.rows("notes", ["c"], principal=asker)
+    (row,) = service.browse.rows("notes", ["c"], principal=asker)
     assert (row.id, row.key, row.text, row.metadata) == ("c", {"id": "c"}, TEXTS[2], METADATAS[2])
-    assert service.rows("notes", ["x" * 3000, '["c"]'], principal=asker) == []
-    liked = service.search("notes", Like("c"), k=9, principal=asker).hits
+    assert service.browse.rows("notes", ["x" * 3000, '["c"]'], principal=asker) == []
+    liked = service.search.run("notes", Like("c"), k=9, principal=asker).hits
     assert sorted(hit.id for hit in liked) == ["a", "b", "d"]
     with pytest.raises(UnknownRow):
-        service.search("notes", Like('["c"]'), principal=asker)
+        service.search.run("notes", Like('["c"]'), principal=asker)
     fields = {
-        field.name: [value.value for value in field.values] for field in service.fields("notes", principal=asker).fields
+        field.name: [value.value for value in field.values]
+        for field in service.browse.fields("notes", principal=asker).fields
     }
     assert fields["kind"] == ["FERT", "ROH"]
-    assert sorted(point.id for point in service.map("notes", "kind", principal=asker).points) == IDS
+    assert sorted(point.id for point in service.browse.map("notes", "kind", principal=asker).points) == IDS
 
 
 def test_every_way_to_read_takes_a_collection_that_nobody_has_written_to(open_owl: Open) -> None:
     service = open_owl().service
-    assert service.search("notes", "anything", principal=OPERATOR).hits == []
-    assert service.rows("notes", ["a"], principal=OPERATOR) == []
-    assert service.fields("notes", principal=OPERATOR).fields == []
-    assert service.map("notes", principal=OPERATOR).points == []
+    assert service.search.run("notes", "anything", principal=OPERATOR).hits == []
+    assert service.browse.rows("notes", ["a"], principal=OPERATOR) == []
+    assert service.browse.fields("notes", principal=OPERATOR).fields == []
+    assert service.browse.map("notes", principal=OPERATOR).points == []
     with pytest.raises(UnknownRow):
-        service.search("notes", Like("a"), principal=OPERATOR)
+        service.search.run("notes", Like("a"), principal=OPERATOR)
 
 
 def test_search_quality_is_measured_by_the_ids_that_were_given(local: OwlVectorStore, tmp_path: Path) -> None:
     service = local.collection._service  # type: ignore[attr-defined]
     file = tmp_path / "queries.jsonl"
     file.write_text('{"query": "garden hose of rubber", "relevant": [["b"]]}\n')
-    measured = service.evaluating.evaluate("notes", Labelled(file, ("vector",))).as_dict()
+    measured = service.evaluation.evaluate("notes", Labelled(file, ("vector",))).as_dict()
     assert measured["missing"] == 0
     assert measured["modes"]["vector"]["all"]["mrr"] == 1
 

@@ -17,8 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.src.observe.metrics import SYNC_OUTCOMES
-from app.src.service.background import SyncRequest
 from app.src.service.service import Service
+from app.src.service.sync import SyncRequest
 from app.src.service.watching import ANSWER_SECONDS, LOOK_SECONDS, LOOK_WAIT, StoreLook, behind
 from app.src.settings import Settings
 from connector.errors import ConnectionLost
@@ -218,7 +218,7 @@ def service_in(folder: Path, source: TableSource | None = None, **more: Any) -> 
 
 def test_another_process_knows_what_is_stored_from_its_first_scrape_on(folder: Path) -> None:
     with service_in(folder, TableSource()) as service:
-        service.sync("materials")
+        service.sync.run("materials")
     with service_in(folder) as service:
         found = samples(service)
         assert found["owl_sap_rows", "materials"] == 4
@@ -243,9 +243,9 @@ def test_before_the_first_sync_nothing_is_made_and_nothing_is_stored(folder: Pat
 
 def test_what_the_engine_did(folder: Path) -> None:
     with service_in(folder) as service:
-        service.embed(["steel", "oil pump", "steel"])
+        service.parts.embedder.embed(["steel", "oil pump", "steel"])
         found = samples(service)
-        stats, engine = service.engine.stats(), service.engine
+        stats, engine = service.parts.engine.stats(), service.parts.engine
         model = (engine.model, engine.precision)
         for name, value in (
             ("texts_total", stats.texts),
@@ -269,7 +269,7 @@ def test_syncs_are_counted_from_zero_on(folder: Path) -> None:
     with service_in(folder, TableSource()) as service:
         before = {each: samples(service)["owl_sap_syncs_total", "materials", each] for each in SYNC_OUTCOMES}
         assert before == dict.fromkeys(SYNC_OUTCOMES, 0)
-        service.sync("materials")
+        service.sync.run("materials")
         found = {labels[2]: value for labels, value in samples(service).items() if labels[0] == "owl_sap_syncs_total"}
         assert found == before | {"succeeded": 1}
 
@@ -295,7 +295,7 @@ def test_what_clients_write_is_counted_and_never_missed_as_unsynced(tmp_path: Pa
 def test_readiness_is_told_as_it_was_found(folder: Path) -> None:
     with service_in(folder) as service:
         assert samples(service)["owl_sap_ready_timestamp_seconds",] == 0
-        assert service.ready().ready
+        assert service.readiness.check().ready
         found = samples(service)
         assert (found["owl_sap_ready", "engine"], found["owl_sap_ready", "store"]) == (1, 1)
         assert abs(found["owl_sap_ready_timestamp_seconds",] - time.time()) < 60
@@ -346,7 +346,7 @@ def test_a_scrape_does_not_wait_for_a_hana_that_hangs(make_scene: Callable[..., 
         fault = {"match": f'"{scene.schema}"', "action": "delay", "seconds": 8, "count": None}
         scene.run(f"ALTER SYSTEM INJECT FAULT '{json.dumps(fault)}'")
         try:
-            service._watch.look.forget()
+            service.collections.changed(NAME)
             begun = time.monotonic()
             assert samples(service)["owl_sap_rows", NAME] == rows
             assert samples(service)["owl_sap_rows", NAME] == rows

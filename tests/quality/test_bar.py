@@ -22,10 +22,10 @@ BAR = 0.895  # hit@3 of hybrid: one query below what docs/search.md gives
 def test_hybrid_reaches_the_bar_and_is_better_than_either() -> None:
     with Demo(Settings()) as demo:
         for name in demo.names:
-            demo.service.sync(name)
+            demo.service.sync.run(name)
         outcomes: dict[str, list[Outcome]] = {}
         for name in demo.names:
-            found = demo.service.evaluating.evaluate(name, Wanted(QUERIES / f"{name}.jsonl", MODES))
+            found = demo.service.evaluation.evaluate(name, Wanted(QUERIES / f"{name}.jsonl", MODES))
             assert found.missing == 0
             for mode, each in found.outcomes.items():
                 outcomes.setdefault(mode, []).extend(each)

@@ -436,7 +436,7 @@ def as_objects(ground: Ground) -> None:
     ground.outputs.add("principal", repr(principal), str(principal), repr(known), repr(ring), repr(ring.__dict__))
     service = Service(settings.model_copy(update={"access": settings.access.model_copy(update={"audit": None})}))
     try:
-        service.search("materials", QUERY.text, where={"NUMBER": {"$gt": 1}}, principal=principal)
+        service.search.run("materials", QUERY.text, where={"NUMBER": {"$gt": 1}}, principal=principal)
     except ConnectorError as error:
         ground.outputs.add("error", repr(error), str(error), repr(error.__dict__))
     finally:

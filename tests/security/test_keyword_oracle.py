@@ -64,9 +64,9 @@ def service(
         hidden = [f"{name} {salary}" for name, salary in SALARIES.items()]
         hidden += [f"{name}-salary-{salary}" for name, salary in SALARIES.items()]
         source.rows_by_key = rows(mine, "MINE") | rows(hidden, "OTHERS")
-        service.sync("materials")
+        service.sync.run("materials")
         source.rows_by_key = rows(mine, "MINE")
-        service.sync("never")
+        service.sync.run("never")
         yield service
 
 
@@ -95,7 +95,7 @@ def test_no_hidden_value_is_read_out(
         """Scores, and their order. What differs with the text alone is left out: which row holds the words, and in
         hybrid all but the keyword ranking."""
         options = SearchOptions(mode, explain=True)
-        found = service.search(collection, text, 200, None, options, principal=ATTACKER)
+        found = service.search.run(collection, text, 200, None, options, principal=ATTACKER)
         assert found.hits
         assert found.explain is not None
         assert found.explain["rankings"]["keyword"]

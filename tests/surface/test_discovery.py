@@ -16,7 +16,7 @@ from rich.console import Console
 
 from app.src.cli import output
 from app.src.cli.discovery import _bars, _seconds
-from app.src.service.catalog import notes_on_languages
+from app.src.service.sync import notes_on_languages
 from hana_emulator.testing import Emulator, running
 
 Cli = Callable[..., Any]

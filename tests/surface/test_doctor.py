@@ -21,6 +21,7 @@ from app.src.core.device import TorchBuild
 from app.src.core.nvml import GpuSnapshot, GpuState, throttles
 from app.src.observe import doctor
 from app.src.observe.doctor import Fault, machine
+from app.src.observe.gpu import gpu_missing
 from app.src.service.readiness import Probes
 from app.src.service.wiring import Parts
 from app.src.settings import ApiSettings, CollectionSettings, EmbeddingSettings, HanaSettings, Settings, proxy_variables
@@ -607,7 +608,7 @@ def test_a_model_on_the_cpu_where_a_gpu_is_expected(monkeypatch: pytest.MonkeyPa
     detail = examined.probe_model()
     assert "8 dimensions" in detail
     assert "path hashing" in detail
-    assert examined.gpu_missing(examined._parts.engine) is None, "nobody asked"
+    assert gpu_missing(examined.settings.embedding, examined._parts.engine) is None, "nobody asked"
     embedding = examined.settings.embedding.model_copy(update={"model": "own", "expect_gpu": True})
     examined._parts.settings = examined.settings.model_copy(update={"embedding": embedding})
     seen(monkeypatch, card(), CUDA_13)
@@ -615,7 +616,9 @@ def test_a_model_on_the_cpu_where_a_gpu_is_expected(monkeypatch: pytest.MonkeyPa
         examined.probe_gpu_use()
     assert "CUDA_VISIBLE_DEVICES" in caught.value.fix
     assert "8 dimensions" in examined.probe_model(), "what builds on the model is looked at all the same"
-    assert examined.gpu_missing(None) is None, "before anything is loaded, all that is installed here fits"
+    assert gpu_missing(examined.settings.embedding, None) is None, (
+        "before anything is loaded, all that is installed here fits"
+    )
 
 
 def test_the_chosen_settings_are_told_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:

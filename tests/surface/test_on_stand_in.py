@@ -214,7 +214,7 @@ def test_readiness_needs_the_stores_schema(sapdemo: dict[str, Any], hana: dict[s
     for schema, ready in (("NOWHERE", False), ("VECTORS", True)):
         document["store"] = {"schema": schema}
         service = Service(Settings.model_validate(document))
-        readiness = service.ready()
+        readiness = service.readiness.check()
         assert readiness.checks == {"engine": True, "store": ready}
         assert ready or "NOWHERE" in str(readiness.unavailable)
         service.close()

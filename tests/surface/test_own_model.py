@@ -47,30 +47,30 @@ def service(settings: Settings) -> Iterator[Service]:
 
 def test_each_is_synced_planned_searched_and_proved_with_its_own(service: Service) -> None:
     for name, dimension in (("plain", 64), ("own", 32)):
-        assert service.plan(name, estimate=False).new == 3
-        assert service.sync(name).upserted == 3
-        assert service.sync(name).embedded_texts == 0
-        assert service.plan(name, estimate=False).unchanged == 3
-        (status,) = service.status([name])
+        assert service.sync.plan(name, estimate=False).new == 3
+        assert service.sync.run(name).upserted == 3
+        assert service.sync.run(name).embedded_texts == 0
+        assert service.sync.plan(name, estimate=False).unchanged == 3
+        (status,) = service.status.collections([name])
         assert (status["dimension"], status["generation"], status["rows"]) == (dimension, 1, 3)
-        assert service.search(name, "rubber seal", 1, principal=OPERATOR).hits[0].key == {"K": 2}
-        assert service.verify(name).ok
+        assert service.search.run(name, "rubber seal", 1, principal=OPERATOR).hits[0].key == {"K": 2}
+        assert service.sync.verify(name).ok
 
 
 def test_doctor_tells_of_both_models(service: Service) -> None:
-    (line,) = [line for line in service.doctor() if line.check == "model"]
+    (line,) = [line for line in service.readiness.doctor() if line.check == "model"]
     assert line.ok
     assert "hash:64: 64 dimensions" in line.detail
     assert "collection own: hash:32: 32 dimensions" in line.detail
 
 
 def test_info_tells_of_both_models_and_loads_none_for_it(service: Service) -> None:
-    info = service.info()
+    info = service.status.info()
     assert info["model"] == "hash:64"
     unknown = dict.fromkeys(("dimension", "max_tokens", "fingerprint", "device"))
     assert info["models"] == [{"model": "hash:32", "collections": ["own"], "loaded": False} | unknown]
-    service.sync("own")
-    (own,) = service.info()["models"]
+    service.sync.run("own")
+    (own,) = service.status.info()["models"]
     assert (own["model"], own["collections"], own["loaded"], own["dimension"]) == ("hash:32", ["own"], True, 32)
     assert own["device"]["kind"] == "cpu"
     assert own["fingerprint"] != info["fingerprint"]
@@ -99,21 +99,21 @@ def test_a_model_of_its_own_is_a_change_of_model_for_that_collection_alone(
     service: Service, settings: Settings
 ) -> None:
     for name in ("plain", "own"):
-        service.sync(name)
+        service.sync.run(name)
     changed = settings.model_dump(by_alias=True)
     changed["collections"][1]["model"] = None
     other = Service(Settings.model_validate(changed))
     try:
-        report = other.sync("own")
+        report = other.sync.run("own")
         assert getattr(report, "generation", None) == 2
-        assert len(other.generations("plain")) == 1
-        assert other.search("own", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}
-        switched = other.switch("own")
+        assert len(other.generations.shown("plain")) == 1
+        assert other.search.run("own", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}
+        switched = other.generations.switch("own")
         assert (switched.generation, switched.notes) == (2, [])
-        assert other.sync("own").embedded_texts == 0
-        back = service.rollback("own")
+        assert other.sync.run("own").embedded_texts == 0
+        back = service.generations.rollback("own")
         assert (back.generation, back.notes) == (1, []), "those settings name hash:32"
-        notes = other.switch("own", 2).notes + other.rollback("own").notes
+        notes = other.generations.switch("own", 2).notes + other.generations.rollback("own").notes
         assert [note for note in notes if "hash:64" in note], "these name the other"
     finally:
         other.close()
@@ -135,7 +135,7 @@ def test_each_model_lies_in_memory_once(
     without = settings.model_dump(by_alias=True)
     without["collections"][1]["model"] = None
     before = Service(Settings.model_validate(without))
-    before.sync("own")
+    before.sync.run("own")
     before.close()
     loaded: list[str] = []
     inner = engines.load_engine
@@ -145,9 +145,9 @@ def test_each_model_lies_in_memory_once(
         return inner(options)
 
     monkeypatch.setattr(engines, "load_engine", load)
-    service.sync("plain")
-    service.sync("own")
-    assert service.search("own", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}, (
+    service.sync.run("plain")
+    service.sync.run("own")
+    assert service.search.run("own", "oil filter", 1, principal=OPERATOR).hits[0].key == {"K": 3}, (
         "by hash:64, which serves"
     )
     assert sorted(loaded) == ["hash:32", "hash:64"]
@@ -160,10 +160,10 @@ def test_who_asks_for_a_gpu_is_told_by_a_model_of_its_own_too(
     wanted = settings.embedding.model_copy(update={"expect_gpu": True})
     service = Service(settings.model_copy(update={"embedding": wanted}))
     try:
-        service.sync("own")
+        service.sync.run("own")
         (line,) = caplog.messages
         assert line.startswith("WARNING: a GPU is required")
-        service.sync("plain")
+        service.sync.run("plain")
         assert caplog.messages == [line], "once"
     finally:
         service.close()

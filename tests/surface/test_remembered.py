@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.src.service.single_flight_cache import Bounds, Remembered, Seen
+from app.src.service.single_flight_cache import Bounds, Key, SingleFlightCache
 from connector.cancellation import Cancellation, cancelled_by, current
 from connector.errors import Cancelled, ConnectionLost
 
-MATERIALS: Seen = ("materials", 1, "null")
-OTHERS: Seen = ("others", 1, "null")
+MATERIALS: Key = ("materials", 1, "null")
+OTHERS: Key = ("others", 1, "null")
 
 
 class Clock:
@@ -35,9 +35,9 @@ class Looks:
         return self.count
 
 
-def made(worth: float = 0.0) -> tuple[Remembered[int], Clock, Looks]:
+def made(worth: float = 0.0) -> tuple[SingleFlightCache[int], Clock, Looks]:
     clock = Clock()
-    return Remembered(Bounds(3, 600.0, worth), clock), clock, Looks(clock, 2.0)
+    return SingleFlightCache(Bounds(3, 600.0, worth), clock), clock, Looks(clock, 2.0)
 
 
 def test_it_is_kept_for_its_time() -> None:
@@ -54,7 +54,7 @@ def test_after_a_write_it_is_kept_by_what_it_cost(worth: float, seconds: float) 
     remembered, clock, look = made(worth)
     for key in (OTHERS, MATERIALS):
         remembered.get(key, look)
-    remembered.written("materials")
+    remembered.changed("materials")
     if seconds:
         clock.now += seconds - 1
         assert remembered.get(MATERIALS, look) == 2
@@ -71,7 +71,7 @@ def test_what_was_found_beside_a_write_is_as_if_written_to_after_it(worth: float
 
     def beside_a_write() -> int:
         found = look()
-        remembered.written("materials")
+        remembered.changed("materials")
         return found
 
     assert remembered.get(MATERIALS, beside_a_write) == 1
@@ -91,14 +91,14 @@ def test_what_does_not_last_is_as_if_written_to() -> None:
 
 def test_the_oldest_go_first_and_nothing_is_left_of_them() -> None:
     remembered, _, look = made()
-    keys: list[Seen] = [("materials", number, "null") for number in range(5)]
+    keys: list[Key] = [("materials", number, "null") for number in range(5)]
     for key in keys:
         remembered.get(key, look)
     remembered.get(keys[4], look)
     assert look.count == 5
     remembered.get(keys[0], look)
     assert look.count == 6
-    assert set(remembered._kept) == set(remembered._looking) == {keys[0], keys[3], keys[4]}
+    assert set(remembered._entries) == set(remembered._flights) == {keys[0], keys[3], keys[4]}
 
 
 def test_errors_are_not_kept() -> None:
@@ -110,7 +110,7 @@ def test_errors_are_not_kept() -> None:
     for _ in range(2):
         with pytest.raises(LookupError):
             remembered.get(MATERIALS, fails)
-    assert not remembered._looking
+    assert not remembered._flights
     assert remembered.get(MATERIALS, look) == 1
 
 
@@ -119,7 +119,7 @@ def test_what_was_written_before_it_is_kept_counts() -> None:
     remembered, _, look = made()
 
     def stays(_: int) -> bool:
-        remembered.written("materials")
+        remembered.changed("materials")
         return True
 
     assert remembered.get(MATERIALS, look, stays) == 1
@@ -131,13 +131,13 @@ def test_a_store_that_fails_one_fails_all_who_wait_for_him(monkeypatch: pytest.M
     remembered, _, look = made()
     came, fail = threading.Semaphore(0), threading.Event()
 
-    class Coming(dict[Seen, Any]):
-        def setdefault(self, key: Seen, default: Any = None) -> Any:
+    class Coming(dict[Key, Any]):
+        def setdefault(self, key: Key, default: Any = None) -> Any:
             found = super().setdefault(key, default)
             came.release()
             return found
 
-    monkeypatch.setattr(remembered, "_looking", Coming())
+    monkeypatch.setattr(remembered, "_flights", Coming())
     errors: list[Exception] = []
 
     def fails() -> int:
@@ -172,7 +172,7 @@ def test_one_looks_for_all_who_ask_at_once() -> None:
         assert go_on.wait(10)
         return look()
 
-    def ask(key: Seen, how: Callable[[], int]) -> threading.Thread:
+    def ask(key: Key, how: Callable[[], int]) -> threading.Thread:
         thread = threading.Thread(target=lambda: found.append(remembered.get(key, how)))
         thread.start()
         return thread

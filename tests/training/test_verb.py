@@ -119,7 +119,7 @@ def test_rows_become_a_model_and_a_generation(
     cli = configured(hana_schema)
     monkeypatch.chdir(tmp_path)
     service = Service(load(environ=login(emulator)).settings)
-    assert service.sync("rows").upserted == 201
+    assert service.sync.run("rows").upserted == 201
     service.close()
 
     run = cli("finetune", "rows", "--columns", "TITLE", "LTEXT", *LEARN, "--json")

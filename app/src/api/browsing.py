@@ -37,7 +37,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
     async def rows(request: Request, name: str, body: schemas.RowsRequest) -> Response:
         """The rows with these ids, whole, in the order of the ids and each once. Ids that are not there are left out,
         and so are those of rows that may not be seen."""
-        ask = partial(service.rows, name, body.ids, principal=asker(request))
+        ask = partial(service.browse.rows, name, body.ids, principal=asker(request))
         found = await desk.run(partial(_checked, ask), request)
         told(request, name, asked=len(body.ids), hits=len(found))
         return Json({"rows": found})
@@ -46,7 +46,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
     async def fields(request: Request, name: str) -> Response:
         """What filters can be made of: each metadata field with its type, its most frequent values and its range, as
         the rows that may be seen have them. Of many rows a sample is looked at (`sampled` of `rows`)."""
-        found = await desk.run(partial(service.fields, name, principal=asker(request)), request)
+        found = await desk.run(partial(service.browse.fields, name, principal=asker(request)), request)
         told(request, name, hits=found.sampled)
         return Json(found)
 
@@ -61,7 +61,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
     ) -> Response:
         """The rows that may be seen as points: those alike in meaning lie near each other. The two principal components
         of a sample of at most 5000 rows; the same picture until rows change. Without two rows there are no points."""
-        ask = partial(service.map, name, color, limit, principal=asker(request))
+        ask = partial(service.browse.map, name, color, limit, principal=asker(request))
         found = await desk.run(partial(_checked, ask), request)
         told(request, name, hits=len(found.points))
         return Json(found)

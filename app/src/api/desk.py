@@ -190,7 +190,7 @@ class Desk:
         holds one thread, not one for each who asks."""
         if self._probe is None or self._probe[0].done():
             readiness = Readiness()
-            work = asyncio.get_running_loop().run_in_executor(self._health, self.service.ready, readiness)
+            work = asyncio.get_running_loop().run_in_executor(self._health, self.service.readiness.check, readiness)
             self._probe = work, readiness
         work, readiness = self._probe
         await asyncio.wait((work,), timeout=READY_WITHIN)
@@ -206,7 +206,7 @@ class Desk:
     def spend(self, request: Request, tokens: list[int], *, whole: bool = False) -> None:
         """Of whoever asks, by the length of each text: what the model looks at, or, where texts are cut into pieces,
         the `whole` of it. Raises RateExceeded; from any thread."""
-        most = max(tokens, default=0) if whole else self.service.engine.max_tokens
+        most = max(tokens, default=0) if whole else self.service.parts.engine.max_tokens
         self._rates.spend(principal_of(request.scope), sum(min(count, most) for count in tokens))
 
     def check_texts(self, texts: list[str], *, name: str) -> None:

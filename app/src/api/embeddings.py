@@ -29,7 +29,13 @@ def add(routes: APIRouter, desk: Desk) -> None:
     service, started = desk.service, int(time.time())
 
     def described() -> dict[str, Any]:
-        return {"id": service.engine.model, "object": "model", "created": started, "owned_by": "owl-sap-connector"}
+        model = service.parts.engine.model
+        return {
+            "id": model,
+            "object": "model",
+            "created": started,
+            "owned_by": "owl-sap-connector",
+        }
 
     @direct(routes, "/v1/embeddings", response_model=schemas.OpenAIEmbeddingsResponse, responses=_ERRORS)
     async def embeddings(request: Request, body: schemas.OpenAIEmbeddings) -> Response:
@@ -82,14 +88,14 @@ class _Order:
 
     def queue(self) -> Future[Vectors]:
         """In a thread, for a model may have to be loaded, and texts are tokenised."""
-        engine, body = self.service.engine, self.body
+        engine, body = self.service.parts.engine, self.body
         if body.model is not None:
             _check_model(self.service, body.model)
         _check_dimensions(body.dimensions, engine.dimension, engine.matryoshka)
-        return self.service.embed_later(self.texts, counted=self._counted)
+        return self.service.parts.embedder.embed_later(self.texts, counted=self._counted)
 
     def _counted(self, tokens: list[int]) -> None:
-        most = self.service.engine.max_tokens
+        most = self.service.parts.engine.max_tokens
         for position, count in enumerate(tokens):
             if count > most:
                 raise BadRequest(
@@ -105,12 +111,12 @@ class _Order:
         wanted = self.body.dimensions
         if wanted is not None and wanted < vectors.shape[1]:
             vectors = _cut(vectors, wanted)
-        return forms.as_openai(vectors, self.service.engine.model, self.tokens, self.body.encoding_format)
+        return forms.as_openai(vectors, self.service.parts.engine.model, self.tokens, self.body.encoding_format)
 
 
 def _check_model(service: Service, asked: str) -> None:
     """The model's name, with or without a path before it: sentence-transformers/all-MiniLM-L6-v2 too."""
-    served, configured = service.engine.model, service.settings.embedding.model
+    served, configured = service.parts.engine.model, service.settings.embedding.model
     same_but_for_a_path = asked.rpartition("/")[2] == served.rpartition("/")[2] and not ("/" in asked and "/" in served)
     if asked not in (served, configured) and not same_but_for_a_path:
         raise UnknownModel(

@@ -235,7 +235,7 @@ def install(app: FastAPI, service: Service) -> None:
     """Answer every error of the product, of validation and of routing with a problem document."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
-        service.count_error(error)
+        service.metrics.count_error(error)
         return refusal(request, error)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
@@ -261,7 +261,7 @@ def install(app: FastAPI, service: Service) -> None:
         app.add_exception_handler(kind, ours)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, routing)
-    for kind in service.expected_errors:
+    for kind in service.parts.expected_errors:
         app.add_exception_handler(kind, ours)
 
 

@@ -12,7 +12,7 @@ from app.src.api.asker import check_every_row
 from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, OK
 from app.src.api.jobs import JOB_LINKS, started
-from app.src.service.service import SyncRequest
+from app.src.service.sync import SyncRequest
 
 _PLACE = "/v1/collections/{name}/generations"
 _ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
     @routes.get(_PLACE, response_model=list[schemas.GenerationBody])
     async def generations(name: str) -> Response:
         """The editions of a collection, by number: the active one serves, others are built or kept to go back to."""
-        return Json(await desk.run(partial(service.generations, name)))
+        return Json(await desk.run(partial(service.generations.shown, name)))
 
     @routes.post(
         _PLACE,
@@ -42,17 +42,17 @@ def add(routes: APIRouter, desk: Desk) -> None:
         if body.action == "compare":  # by the texts of stored rows, and it shows them
             check_every_row(service, request, name)
         if body.action == "build":
-            return started(await desk.run(partial(service.start_build, name, SyncRequest(owner="api"))))
+            return started(await desk.run(partial(service.background.start_build, name, SyncRequest(owner="api"))))
         return Json(await desk.run(partial(_done, desk, name, body)))
 
 
 def _done(desk: Desk, name: str, body: schemas.GenerationsBody) -> dict[str, Any]:
     service = desk.service
     if body.action == "compare":
-        return dict(service.compare(name, body.number, body.queries, body.sample).as_dict())
+        return dict(service.generations.compare(name, body.number, body.queries, body.sample).as_dict())
     if body.action == "switch":
-        return service.switch(name, body.number, force=body.force).as_dict()
+        return service.generations.switch(name, body.number, force=body.force).as_dict()
     if body.action == "rollback":
-        return service.rollback(name).as_dict()
-    service.drop_generation(name, cast("int", body.number))  # the schema has seen to it
+        return service.generations.rollback(name).as_dict()
+    service.generations.drop(name, cast("int", body.number))  # the schema has seen to it
     return {"collection": name, "dropped": body.number}

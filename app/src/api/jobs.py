@@ -16,7 +16,7 @@ from app.src.api.desk import Desk, Json
 from app.src.api.errors import ACCEPTED, NO_CONTENT, OK, TooManyStreams, Unprocessable
 from app.src.api.guard import still_may
 from app.src.jobs import Event, Job, Jobs, State
-from app.src.service.service import SyncRequest
+from app.src.service.sync import SyncRequest
 
 POLL_SECONDS = 0.2
 PING_SECONDS = 15
@@ -76,7 +76,7 @@ def _add_starts(routes: APIRouter, desk: Desk) -> None:
             retry_login=wanted.retry_login,
             accept_schema=wanted.accept_schema,
         )
-        return started(await desk.run(partial(service.start_sync, name, request)))
+        return started(await desk.run(partial(service.background.start_sync, name, request)))
 
     @routes.post(
         "/v1/collections/{name}/verify",
@@ -88,7 +88,7 @@ def _add_starts(routes: APIRouter, desk: Desk) -> None:
         """Compare the collection with its source in the background; `repair` rewrites the rows that differ. The
         job's result is the report; `ok` in it says whether all is well. 409 while a job of this collection runs."""
         wanted = body or schemas.VerifyBody()
-        work = partial(service.start_verify, name, repair=wanted.repair, generation=wanted.generation)
+        work = partial(service.background.start_verify, name, repair=wanted.repair, generation=wanted.generation)
         return started(await desk.run(work))
 
 

@@ -26,7 +26,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         """The rows that could not be processed, in the order of their keys, each with its reason. How many there are in
         all, `GET /v1/collections/{name}` says."""
         check_every_row(service, request, name)
-        entries = await desk.run(partial(service.quarantine, name))
+        entries = await desk.run(partial(service.quarantine.entries, name))
         return Json([entry.as_dict() for entry in entries[:limit]])
 
     @routes.post(f"{_PLACE}/retry", status_code=ACCEPTED, response_model=schemas.JobStarted, responses=JOB_LINKS)
@@ -36,7 +36,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         collection runs."""
         if _keys(body) is not None:
             check_every_row(service, request, name)
-        return started(await desk.run(partial(service.start_retry, name, _keys(body))))
+        return started(await desk.run(partial(service.background.start_retry, name, _keys(body))))
 
     @routes.post(f"{_PLACE}/drop", response_model=schemas.DropResponse)
     async def drop(request: Request, name: str, body: schemas.DropBody) -> Response:
@@ -44,7 +44,7 @@ def add(routes: APIRouter, desk: Desk) -> None:
         while another worker holds the collection."""
         if body.keys is not None:
             check_every_row(service, request, name)
-        dropped = await desk.write(partial(service.drop, name, body.keys, _LEASE_WAIT))
+        dropped = await desk.write(partial(service.quarantine.drop, name, body.keys, _LEASE_WAIT))
         return Json({"dropped": dropped})
 
 

@@ -81,7 +81,7 @@ def _add_embed(routes: APIRouter, desk: Desk) -> None:
 
 
 def _queued(desk: Desk, request: Request, body: schemas.EmbedRequest) -> Future[Vectors]:
-    most = desk.service.engine.max_tokens
+    most = desk.service.parts.engine.max_tokens
 
     def counted(tokens: list[int]) -> None:
         for position, count in enumerate(tokens):
@@ -92,7 +92,7 @@ def _queued(desk: Desk, request: Request, body: schemas.EmbedRequest) -> Future[
                 )
         desk.spend(request, tokens)
 
-    return desk.service.embed_later(body.texts, normalize=body.normalize, counted=counted)
+    return desk.service.parts.embedder.embed_later(body.texts, normalize=body.normalize, counted=counted)
 
 
 def _add_search(routes: APIRouter, desk: Desk) -> None:
@@ -107,7 +107,7 @@ def _add_search(routes: APIRouter, desk: Desk) -> None:
             shape, mode = service.rights.filter_shape(name, body.filter), mode_of(body.asked, body.mode)
             tell(request.scope, filter=shape, mode=mode, k=body.k)
         if body.query is not None and body.mode != "keyword":
-            service.check_room(name, body.query)  # before a thread is waited for
+            service.search.check_room(name, body.query)  # before a thread is waited for
         found = await desk.run(partial(_search, service, name, body, asker(request)), request)
         hits, notes = found.hits, found.notes
         tell(request.scope, hits=len(hits), rows=found.rows)
@@ -119,7 +119,7 @@ def _add_health(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/health/live", response_model=schemas.HealthBody)
     async def live(request: Request) -> Response:
         """The process answers, and the engine is not beyond help; otherwise 503: only a new process helps."""
-        stuck = desk.service.probes.beyond_help()
+        stuck = desk.service.readiness.beyond_help()
         if stuck is None:
             return Json({"status": "ok", "checks": {}})
         detail = stuck if guard.known(request.scope) else _WHY_UNAVAILABLE
@@ -152,12 +152,12 @@ def _add_engine(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/v1/info", response_model=schemas.InfoBody)
     async def info() -> Response:
         """Version, model, dimension, limits, device, and what is chosen on it."""
-        return Json(await desk.run(desk.service.info))
+        return Json(await desk.run(desk.service.status.info))
 
     @routes.get("/v1/gpu", response_model=gpu_schemas.GpuBody)
     async def gpu() -> Response:
         """What NVIDIA's driver says of its cards now; without one an empty list and the reason."""
-        return Json(await desk.run(desk.service.gpu))
+        return Json(await desk.run(desk.service.status.gpu))
 
 
 def _add_collections(routes: APIRouter, desk: Desk) -> None:
@@ -166,12 +166,12 @@ def _add_collections(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/v1/collections", response_model=list[schemas.CollectionBody])
     async def collections() -> Response:
         """What is configured, and of each collection what is stored, how fresh it is and which job works on it."""
-        return Json(await desk.run(service.status))
+        return Json(await desk.run(service.status.collections))
 
     @routes.get("/v1/collections/{name}", response_model=schemas.CollectionBody)
     async def collection(name: str) -> Response:
         """What is stored of it, how fresh it is and which job works on it."""
-        return Json((await desk.run(partial(service.status, [name])))[0])
+        return Json((await desk.run(partial(service.status.collections, [name])))[0])
 
 
 def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:
@@ -183,6 +183,6 @@ def _check_search(desk: Desk, body: schemas.SearchRequest) -> None:
 
 def _search(service: Service, name: str, body: schemas.SearchRequest, principal: Principal) -> Found:
     try:
-        return service.search(name, body.asked, body.k, body.filter, body.options, principal=principal)
+        return service.search.run(name, body.asked, body.k, body.filter, body.options, principal=principal)
     except ValueError as error:
         raise Unprocessable(str(error)) from error

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.src.api.bounded import FEW_FAULTS, MOST_ITEMS, ListsOfNumbers, Numbers, Texts, few_faults, few_unknown
 from app.src.service.browse import MOST_IDS
-from app.src.service.passages import MOST as MOST_PASSAGES
-from app.src.service.search import Asked, Like, Mode, SearchOptions
+from app.src.service.search import MOST_PASSAGES, Like, Mode, Query, SearchOptions
 
 _LAST_NUMBER = 2**31 - 1
 """Of a generation: both stores keep it as an integer of 32 bits."""
@@ -172,7 +171,7 @@ class SearchRequest(Body):
         return self
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> Query:
         if self.query is not None:
             return self.query
         return (self.vector or []) if self.like is None else Like(self.like)

@@ -33,7 +33,8 @@ from app.src.api.headers import SecurityHeaders
 from app.src.api.limiting import Limited, Throttled
 from app.src.api.middleware import BodyLimit, Observed
 from app.src.core.batcher import WorkerDied
-from app.src.service.service import Service, version
+from app.src.service.service import Service
+from app.src.service.status import version
 from app.src.settings import AccessSettings, is_loopback
 from connector.errors import ConfigurationError
 
@@ -127,7 +128,7 @@ def _surround(app: FastAPI, service: Service, rates: Rates, audit: AuditLog | No
     app.add_middleware(Throttled, failures=Failures(access.failures))
     app.add_middleware(Deadlines, timeout=api.timeout, read_timeout=api.read_timeout, ending=ending)
     if audit is not None:
-        app.add_middleware(Audited, log=audit, collections=service.names())
+        app.add_middleware(Audited, log=audit, collections=service.collections.names)
     app.add_middleware(Observed, metrics=service.metrics)
     app.add_middleware(SecurityHeaders, hsts=api.hsts)  # outermost: for what goes wrong in those above, too
     return ending
@@ -173,7 +174,7 @@ def serve(service: Service, host: str, port: int, announce: Callable[[str], None
     listener = bound(host, port)
     with contextlib.closing(listener):
         service.jobs.open()
-        service.embed(["warm"])
+        service.parts.embedder.embed(["warm"])
         _keep_what_is_loaded()
         server = _Server(config, service, app.state.ending)
         server.announce = lambda: announce(address(listener, config.ssl is not None))
@@ -260,7 +261,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._api.exit_when_stuck and counter % _LOOK_TICKS == 0 and not self.should_exit:
-            self.stuck = self._service.probes.beyond_help()
+            self.stuck = self._service.readiness.beyond_help()
             if self.stuck is not None:
                 self.should_exit = True
                 self._see_to_the_end(UNEXPECTED)

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 def add(routes: APIRouter, desk: Desk) -> None:
-    discovery = desk.service.discovery
+    discovery = desk.service.catalog
 
     @routes.get("/v1/tables", response_model=list[table_schemas.TableBody])
     async def tables(

@@ -104,7 +104,7 @@ Name = Annotated[str, typer.Argument(help="Collection.", metavar="NAME")]
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from app.src.service.service import version
+        from app.src.service.status import version
 
         typer.echo(version())
         raise typer.Exit

@@ -52,7 +52,7 @@ def embed(
     threads = benchmark.threads_of(loaded.settings.embedding)
     with opened(loaded_for(ctx, {("embedding", "threads"): threads})) as service:
         output.say(f"loading {loaded.settings.embedding.model}")
-        report = benchmark.measure(service.engine, service.settings.embedding, options, output.say)
+        report = benchmark.measure(service.parts.engine, service.settings.embedding, options, output.say)
     return _print(report, json)
 
 
@@ -94,7 +94,7 @@ def sync(
     with opened(loaded_for(ctx)) as service:
         output.say(f"loading {service.settings.embedding.model}")
         options = benchmark.SyncBenchmark(rounds, rows)
-        report = benchmark.measure(service.embedder, service.settings.sync, options, output.say)
+        report = benchmark.measure(service.parts.embedder, service.settings.sync, options, output.say)
     return _print(report, json)
 
 

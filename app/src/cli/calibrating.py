@@ -46,7 +46,7 @@ def calibrate(
     request = CalibrationRequest(texts, None if algorithm is None else algorithm.value, stored)
     with opened(loaded_for(ctx)) as service:
         output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
-        found = service.calibrate(name, request)
+        found = service.calibration.calibrate(service.collections.spec_of_table(name), request)
     if json:
         output.write_json(found)
     else:

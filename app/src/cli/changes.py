@@ -27,11 +27,10 @@ def install(
     """Print, or with --apply run, the SQL of the change log. It makes the log table and the triggers that
     changes = { method = "log" } needs."""
     with opened(loaded_for(ctx)) as service:
-        spec = service.spec(name)
         if apply:
-            setup = service.changes.remove(spec) if drop else service.changes.install(spec)
+            setup = service.changes.remove(name) if drop else service.changes.install(name)
         else:
-            setup = service.changes.look(spec)
+            setup = service.changes.look(name)
     if json:
         output.write_json(setup.as_dict())
     elif apply:
@@ -48,7 +47,7 @@ def install(
 def status(ctx: typer.Context, name: Name, json: JsonFlag = False) -> int:
     """Check that the change log and its triggers exist. Exit 1 when one is missing."""
     with opened(loaded_for(ctx)) as service:
-        setup = service.changes.look(service.spec(name))
+        setup = service.changes.look(name)
     if json:
         output.write_json(setup.as_dict())
     else:

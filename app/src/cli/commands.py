@@ -46,7 +46,7 @@ def sync(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """Update collections: read rows, embed what changed, delete what is gone."""
-    from app.src.service.service import SyncRequest
+    from app.src.service.sync import SyncRequest
 
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
         chosen = _chosen(service, names or [], all_)
@@ -81,13 +81,13 @@ def _sync_row(report: Mapping[str, Any]) -> Mapping[str, Any]:
 def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
     if all_ == bool(names):
         raise UsageFault("name the collections to sync, or give --all (not both)")
-    chosen = list(dict.fromkeys(service.synced_names() if all_ else names))
-    if not chosen and service.names():
+    chosen = list(dict.fromkeys(service.collections.synced_names if all_ else names))
+    if not chosen and service.collections.names:
         raise UsageFault("every collection is written by clients (documents = true): there is nothing to sync")
     if not chosen:
         raise UsageFault(no_collections(service.file))
     for name in chosen:
-        service.spec(name)
+        service.collections.spec(name)
     return chosen
 
 
@@ -109,7 +109,7 @@ class _SyncRun:
 
         try:
             with watched(name) as observer:
-                report = self._service.sync(name, self._request, observer, self._interrupted)
+                report = self._service.sync.run(name, self._request, observer, self._interrupted)
             error = None
         except Exception as caught:
             report, error = SyncReport(name, complete=False), message(caught)
@@ -161,7 +161,7 @@ def verify(
     """Compare a collection with its source and optionally repair it. Every row and vector is compared; exit 1 when one
     differs."""
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted, watched(name) as observer:
-        report = service.verify(name, repair=repair, generation=generation, observer=observer, stop=interrupted)
+        report = service.sync.verify(name, repair=repair, generation=generation, observer=observer, stop=interrupted)
     if interrupted.code is not None and report.stopped:
         output.say(f"stopped on request: not everything was compared{'; what was repaired stays' if repair else ''}")
         return interrupted.code
@@ -195,7 +195,7 @@ def status(
 ) -> None:
     """Show what is stored, by which model and how old it is."""
     with opened(loaded_for(ctx)) as service:
-        rows = service.status(None if name is None else [name])
+        rows = service.status.collections(None if name is None else [name])
     if json:
         output.write_json(rows)
     elif not rows:
@@ -231,8 +231,12 @@ def embed(
     with opened(loaded_for(ctx)) as service:
         sink = Sink(out, json)
         for texts in lines_of(file):
-            sink.add(service.embed(texts), service.engine.max_tokens, service.engine.count_tokens(texts))
-        sink.close(service.engine.dimension)
+            sink.add(
+                service.parts.embedder.embed(texts),
+                service.parts.engine.max_tokens,
+                service.parts.engine.count_tokens(texts),
+            )
+        sink.close(service.parts.engine.dimension)
 
 
 @verb(app, "doctor")
@@ -240,7 +244,7 @@ def doctor(ctx: typer.Context, json: JsonFlag = False) -> int:
     """Check Python, GPU, model, network, login, rights and store. Each failed line has its fix; exit 1 when one
     fails."""
     with opened(loaded_for(ctx)) as service:
-        checks = service.doctor()
+        checks = service.readiness.doctor()
     records = [check.as_dict() for check in checks]
     if json:
         output.write_json(records)

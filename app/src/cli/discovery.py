@@ -45,7 +45,7 @@ def tables(
 ) -> None:
     """List the tables and views that this user can see. System schemas are listed only when named."""
     with opened(loaded_for(ctx)) as service:
-        found = service.discovery.tables(schema, search, limit=limit, offset=offset)
+        found = service.catalog.tables(schema, search, limit=limit, offset=offset)
     if json:
         output.write_json(found)
         return
@@ -74,7 +74,7 @@ def introspect(
     except ValueError as error:
         raise UsageFault(str(error)) from None
     with opened(loaded_for(ctx)) as service:
-        proposed = service.discovery.introspect(ref, name, look_at_rows=not catalog_only, languages=language or ())
+        proposed = service.catalog.introspect(ref, name, look_at_rows=not catalog_only, languages=language or ())
     if json:
         output.write_json(proposed)
         return
@@ -92,7 +92,7 @@ def plan(
 ) -> None:
     """Preview a sync without writing anything. Shows rows, tokens, time and texts as they would be embedded."""
     with opened(loaded_for(ctx)) as service, watched(name) as observer:
-        planned = service.plan(name, samples=samples, estimate=not no_estimate, observer=observer)
+        planned = service.sync.plan(name, samples=samples, estimate=not no_estimate, observer=observer)
     document = planned.as_dict()
     if json:
         output.write_json(document)

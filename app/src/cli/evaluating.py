@@ -61,7 +61,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     if earlier is not None:
         check_earlier(earlier, k)
     with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
-        report = service.evaluating.evaluate(name, Wanted(queries, modes, k, rerank), observer.progress).as_dict()
+        report = service.evaluation.evaluate(name, Wanted(queries, modes, k, rerank), observer.progress).as_dict()
     if save is not None:
         _write(save, report)
     changed = None if earlier is None else differences(earlier, report)
@@ -80,7 +80,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
 def _recall(ctx: typer.Context, name: str, queries: int, k: int, json: bool) -> int:
     with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
         try:
-            report = service.evaluating.recall(name, queries, k, observer.progress).as_dict()
+            report = service.evaluation.recall(name, queries, k, observer.progress).as_dict()
         except ValueError as error:
             raise UsageFault(f"{name}: {error}") from None
     if json:

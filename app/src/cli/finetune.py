@@ -59,7 +59,7 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
     with opened(loaded_for(ctx)) as service, interruptible(_STOPPING) as interrupted:
         onlooker = Onlooker(output.say, _Steps(name), interrupted)
-        report = service.finetune(name, request, out, onlooker)
+        report = service.finetuning.run(name, request, out, onlooker)
         whole = not report.stopped
         if generation and whole and not report.worse:
             whole = _build(service, report, interrupted)
@@ -96,7 +96,7 @@ def _build(service: Service, report: Report, interrupted: Interrupted) -> bool:
     precision = service.settings.embedding.precision
     model = ModelSource(str(report.folder), None, report.weights_sha256, precision)
     with watched(report.collection) as observer:
-        built = service.build_with(report.collection, model, observer, interrupted)
+        built = service.sync.build_with(report.collection, model, observer, interrupted)
     if built is None:
         return True
     report.generation = built.generation

@@ -62,16 +62,20 @@ def generations(  # noqa: PLR0913 - a verb has as many parameters as options
         if action == "build":
             return _build(service, name, json)
         if action is None:
-            _show(name, service.generations(name), json)
+            _show(name, service.generations.shown(name), json)
         elif action == "compare":
-            compared = service.compare(name, number, texts, sample).as_dict()
+            compared = service.generations.compare(name, number, texts, sample).as_dict()
             _print(f"{name}: compared", compared, _COMPARED, json)
         elif action == "drop":
             assert number is not None
-            service.drop_generation(name, number)
+            service.generations.drop(name, number)
             _print(f"{name}: dropped", {"collection": name, "dropped": number}, ("dropped",), json)
         else:
-            switched = service.rollback(name) if rollback else service.switch(name, number, force=force)
+            switched = (
+                service.generations.rollback(name)
+                if rollback
+                else service.generations.switch(name, number, force=force)
+            )
             _print(f"{name}: switched", switched.as_dict(), ("generation", "retired"), json)
             for note in switched.notes:
                 output.say(f"{name}: {note}")
@@ -126,10 +130,10 @@ def _minute(moment: str | None) -> str | None:
 
 
 def _build(service: Service, name: str, json: bool) -> int:
-    from app.src.service.service import SyncRequest
+    from app.src.service.sync import SyncRequest
 
     with interruptible() as interrupted, watched(name) as observer:
-        report = service.build(name, SyncRequest(owner=f"cli-{os.getpid()}"), observer, interrupted)
+        report = service.sync.build(name, SyncRequest(owner=f"cli-{os.getpid()}"), observer, interrupted)
     _print(f"{name}: built", report.as_dict(), _BUILT, json)
     for note in report.notes:
         output.say(f"{name}: {note}")

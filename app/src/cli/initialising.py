@@ -152,7 +152,7 @@ def _tables(service: Service, wanted: Wanted) -> list[TableRef]:
     if wanted.tables:
         return [_ref(name, wanted.schema) for name in wanted.tables]
     schema = wanted.schema or _schema(service, wanted)
-    found = service.discovery.candidates(schema)
+    found = service.catalog.candidates(schema)
     if not found:
         raise UsageFault(f"schema {schema} has no table or view with text columns that this user can see")
     if wanted.ask:
@@ -176,7 +176,7 @@ def _ref(name: str, schema: str | None) -> TableRef:
 
 def _schema(service: Service, wanted: Wanted) -> str:
     """The only one that holds texts; else the person says which."""
-    names = [name for name in service.discovery.schemas() if service.discovery.candidates(name, 1)]
+    names = [name for name in service.catalog.schemas() if service.catalog.candidates(name, 1)]
     if len(names) == 1:
         return names[0]
     if not names:
@@ -223,7 +223,7 @@ def _blocks(service: Service, wanted: Wanted) -> list[dict[str, Any]]:
         output.say(f"reading {ref} ...")
         try:
             taken = [block["name"] for block in blocks.values()]
-            block = service.discovery.introspect(ref, languages=wanted.languages, taken=taken)
+            block = service.catalog.introspect(ref, languages=wanted.languages, taken=taken)
         except NoProposal as error:
             if wanted.tables or wanted.ask:
                 raise
@@ -241,7 +241,7 @@ def _start(service: Service, loaded: Loaded, wanted: Wanted, blocks: Sequence[di
     settings, why = loaded.settings, {}
     kind = wanted.store or (settings.store.kind if ("store", "kind") in loaded.origins else None)
     if kind is None:
-        kind = "hana" if service.discovery.has_vectors() else "local"
+        kind = "hana" if service.catalog.has_vectors() else "local"
         why["store.kind"] = "this HANA has REAL_VECTOR" if kind == "hana" else "this HANA has no vector type"
     given = _given(settings, kind)
     if kind == "hana" and not settings.store_schema:
@@ -276,7 +276,7 @@ def _given(settings: Settings, kind: str) -> dict[str, dict[str, Any]]:
 def _home(service: Service, settings: Settings, blocks: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """A schema for the vectors, and why this one."""
     own = (settings.hana.user or "").upper()
-    if own in service.discovery.schemas():
+    if own in service.catalog.schemas():
         return own, "the user's own; make one for the vectors where others search them too"
     first = TableRef.parse(blocks[0]["source"]).schema
     return first, "GUESS: where the first table is; better one of its own: CREATE SCHEMA, see owl-sap grants"

@@ -30,7 +30,7 @@ Keys = Annotated[
 def list_(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
     """List the rows in quarantine, each with its reason."""
     with opened(loaded_for(ctx)) as service:
-        rows = [entry.as_dict() for entry in service.quarantine(name)]
+        rows = [entry.as_dict() for entry in service.quarantine.entries(name)]
     if json:
         output.write_json(rows)
         return
@@ -44,7 +44,7 @@ def list_(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
 def show(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = False) -> None:
     """Show entries in full. Never shows the row's text."""
     with opened(loaded_for(ctx)) as service:
-        rows = [entry.as_dict() for entry in service.quarantine(name, _wanted(service, name, keys))]
+        rows = [entry.as_dict() for entry in service.quarantine.entries(name, _wanted(service, name, keys))]
     if json:
         output.write_json(rows)
     elif not rows:
@@ -60,7 +60,7 @@ def retry(ctx: typer.Context, name: Name, keys: Keys = None, json: JsonFlag = Fa
     with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
         wanted = _wanted(service, name, keys)
         with watched(name) as observer:
-            report = service.retry(name, wanted, observer, interrupted)
+            report = service.quarantine.retry(name, wanted, observer, interrupted)
     if json:
         output.write_json(report.as_dict())
     else:
@@ -85,7 +85,7 @@ def drop(
     if all_ and keys:
         raise UsageFault("name the rows to drop from quarantine, or give --all (not both)")
     with opened(loaded_for(ctx)) as service:
-        dropped = service.drop(name, _wanted(service, name, keys))
+        dropped = service.quarantine.drop(name, _wanted(service, name, keys))
     if json:
         output.write_json({"collection": name, "dropped": dropped})
     else:
@@ -95,7 +95,7 @@ def drop(
 def _wanted(service: Service, name: str, keys: list[str] | None) -> list[Wanted] | None:
     if not keys:
         return None
-    columns = service.key_columns(name)
+    columns = service.collections.key_columns(name)
     return [_key(text, columns) for text in keys]
 
 

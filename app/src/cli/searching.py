@@ -68,7 +68,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
     options = replace(_options(mode, min_score, mmr, passages, explain), rerank=rerank)
     with opened(loaded) as service, _refusals():
         try:
-            found = service.search(name, asked, k, where, options, principal=OPERATOR)
+            found = service.search.run(name, asked, k, where, options, principal=OPERATOR)
         except UnknownRow as error:
             raise UnknownRow(f"{error}; {_how_ids_look(service, name)}") from None
     for note in found.notes:
@@ -86,7 +86,7 @@ def search(  # noqa: PLR0913 - a verb has as many parameters as options
 
 
 def _how_ids_look(service: Service, name: str) -> str:
-    example = service.example_id(name)
+    example = service.browse.example_id(name)
     return f"ids of {name} look like '{example}'" if example else f"owl-sap search {name} --json shows the ids"
 
 
@@ -128,7 +128,7 @@ def rows(
 ) -> None:
     """Show stored rows by their ids. Prints whole texts, metadata and chunks."""
     with opened(loaded_for(ctx)) as service, _refusals():
-        found = service.rows(name, ids, principal=OPERATOR)
+        found = service.browse.rows(name, ids, principal=OPERATOR)
         missing = len(set(ids)) - len(found)
         if missing:
             how = _how_ids_look(service, name)

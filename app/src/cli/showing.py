@@ -85,7 +85,7 @@ class _Shown:
             if interrupted():
                 break
             with watched(name) as observer:
-                reports.append(self._demo.service.sync(name, None, observer, interrupted).as_dict())
+                reports.append(self._demo.service.sync.run(name, None, observer, interrupted).as_dict())
         self._table("Synced", reports, _SYNC_COLUMNS)
         self.good &= not any(report["paused"] for report in reports)
 
@@ -100,12 +100,12 @@ class _Shown:
     def verify(self) -> None:
         reports = self.document["verify"]
         for name in self._demo.names:
-            reports.append(self._demo.service.verify(name).as_dict())
+            reports.append(self._demo.service.sync.verify(name).as_dict())
         self._table("Verified", reports, _VERIFY_COLUMNS)
         self.good &= all(report["ok"] for report in reports)
 
     def summary(self, seconds: float) -> None:
-        engine = self._demo.service.engine
+        engine = self._demo.service.parts.engine
         found = sum(search["found"] for search in self.document["searches"])
         total = len(self.document["searches"])
         self.document |= {

@@ -47,7 +47,7 @@ def worker(
         if listener is not None:
             opening.enter_context(closing(listener)).start()  # before the model, which may take minutes
         service.jobs.open()
-        service.embed(["warm"])  # a wrong model ends the start, not the first job
+        service.parts.embedder.embed(["warm"])  # a wrong model ends the start, not the first job
         service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
         first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
         if listener is not None:
@@ -68,7 +68,7 @@ def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0
     """Waits until all jobs that may be begun are over (None), or until the engine is beyond help: then why. Gives signs
     of life meanwhile."""
     while not service.jobs.wait_spent(look_seconds):
-        stuck = service.probes.beyond_help()
+        stuck = service.readiness.beyond_help()
         if stuck is not None:
             return stuck
         heartbeat.beat(lambda: service.jobs.looked_ago < _LOOKED_SECONDS)

@@ -20,7 +20,8 @@ from app.src.mcp.answers import Answer, Arguments, OfRows
 from app.src.mcp.refusals import Refused, ScopeMissing, faults, told
 from app.src.mcp.tools import Tool, Tools
 from app.src.mcp.untrusted import fenced
-from app.src.service.service import Service, version
+from app.src.service.service import Service
+from app.src.service.status import version
 
 Result = TypeVar("Result")
 SCHEME = "owl-sap://collections/"
@@ -65,7 +66,7 @@ class Agents:
         self._service = service
         self._tools = Tools(service)
         self._front = front
-        self._expected = service.expected_errors + front.expected
+        self._expected = service.parts.expected_errors + front.expected
         self.server: Server[dict[str, Any]] = Server(
             "owl-sap-connector",
             version=version(),
@@ -109,7 +110,7 @@ class Agents:
             self._front.tell(ctx.request, **self._tools.counted(answer))
             return _result(answer)
         except Exception as error:
-            self._service.count_error(error)
+            self._service.metrics.count_error(error)
             scope = {"decision": "refused", "why": "scope"} if isinstance(error, ScopeMissing) else {}
             self._front.tell(ctx.request, failed=type(error).__name__, **scope)
             text = types.TextContent(text=told(error, self._expected))
@@ -151,7 +152,7 @@ class Agents:
     ) -> types.ReadResourceResult:
         """Raises MCPError: a resource has no place for a refusal."""
         name = params.uri.removeprefix(SCHEME)
-        if not params.uri.startswith(SCHEME) or name not in self._service.names():
+        if not params.uri.startswith(SCHEME) or name not in self._service.collections.names:
             raise MCPError(types.INVALID_PARAMS, f"there is no such resource; there are: {SCHEME}NAME")
         asked = types.CallToolRequestParams(name="describe_collection", arguments={"collection": name})
         answer = await self._call_tool(ctx, asked)

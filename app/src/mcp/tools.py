@@ -19,7 +19,8 @@ from app.src.mcp.answers import Answer, Arguments
 from app.src.mcp.refusals import Refused, ScopeMissing
 from app.src.mcp.untrusted import bounded, cut, visible
 from app.src.service.search import FoundHit, SearchOptions
-from app.src.service.service import Service, SyncRequest
+from app.src.service.service import Service
+from app.src.service.sync import SyncRequest
 
 _VALUE = 24
 """Characters that a value takes beside itself."""
@@ -73,7 +74,7 @@ class Tools:
     def audited(self, asked: Arguments, principal: Principal) -> dict[str, Any]:
         """Of a call, for the audit log; never a query, a value or a text, and no name that is not configured."""
         name = getattr(asked, "collection", None)
-        if name not in self._service.names():
+        if name not in self._service.collections.names:
             return {}
         told: dict[str, Any] = {"collection": name}
         if isinstance(asked, answers.Search | answers.GetRow | answers.OneCollection):
@@ -178,7 +179,7 @@ class Tools:
         if len(asked.query) > longest:
             raise Refused(f"query has {len(asked.query)} characters; at most {longest}")
         try:
-            found = self._service.search(
+            found = self._service.search.run(
                 asked.collection, asked.query, asked.k, asked.filter, SearchOptions(asked.mode), principal=principal
             )
         except ValueError as error:
@@ -218,7 +219,7 @@ class Tools:
 
     def get_row(self, asked: answers.GetRow, principal: Principal) -> answers.FoundRow:
         """A row that may not be seen is one that is not there."""
-        rows = self._service.rows(asked.collection, [asked.id], principal=principal)
+        rows = self._service.browse.rows(asked.collection, [asked.id], principal=principal)
         if not rows:
             raise Refused(
                 f'no row of "{asked.collection}" has this id; ids are those that search gives, whole and unchanged'
@@ -243,7 +244,7 @@ class Tools:
 
     def describe_collection(self, asked: answers.OneCollection, principal: Principal) -> answers.Described:
         block = next((each for each in self._service.settings.collections if each.name == asked.collection), None)
-        found = self._service.fields(asked.collection, principal=principal)
+        found = self._service.browse.fields(asked.collection, principal=principal)
         left = self._limits.max_chars
         shown: list[answers.Filterable] = []
         for field_ in found.fields:
@@ -279,7 +280,7 @@ class Tools:
 
         blocks = {block.name: block for block in self._service.settings.collections}
         listed = []
-        for status in self._service.status():
+        for status in self._service.status.collections():
             block = blocks[status["collection"]]
             listed.append(
                 answers.Collection(
@@ -293,7 +294,7 @@ class Tools:
         return answers.Collections(collections=listed)
 
     def sync_status(self, asked: answers.SyncStatus, principal: Principal) -> answers.Statuses:
-        told = self._service.status(None if asked.collection is None else [asked.collection])
+        told = self._service.status.collections(None if asked.collection is None else [asked.collection])
         return answers.Statuses(
             collections=[
                 answers.Status(
@@ -334,7 +335,9 @@ class Tools:
 
     def start_sync(self, asked: answers.StartSync, principal: Principal) -> answers.Started:
         request = SyncRequest(asked.full, owner=f"agent-{principal.name[:_LONGEST_NAME]}")
-        return answers.Started(collection=asked.collection, job=self._service.start_sync(asked.collection, request).id)
+        return answers.Started(
+            collection=asked.collection, job=self._service.background.start_sync(asked.collection, request).id
+        )
 
 
 def _visible_key(key: Mapping[str, Any]) -> dict[str, Any]:

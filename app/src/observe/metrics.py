@@ -16,6 +16,7 @@ from prometheus_client import (
 )
 
 from app.src.observe import scraped
+from connector.errors import DatabaseError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SYNC_OUTCOMES = ("succeeded", "stopped", "paused", "failed")
@@ -185,6 +186,11 @@ class Metrics:
         for check, good in checks.items():
             self.ready.labels(check).set(good)
         self.ready_time.set(time.time())
+
+    def count_error(self, error: BaseException) -> None:
+        """Count errors of HANA and its driver by code."""
+        if isinstance(error, DatabaseError):
+            self.hana_errors.labels(str(error.code)).inc()
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

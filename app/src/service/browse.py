@@ -1,6 +1,4 @@
-"""What is stored, to be read: rows by their ids, the metadata that filters can be made of, and rows as points on a map.
-Knows the parts and who may see which rows; no HTTP and no terminal.
-"""
+"""Read what is stored, under row rights: rows by their ids, fields for filters, rows as points on a map."""
 
 from __future__ import annotations
 
@@ -18,43 +16,36 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from app.src.access.principal import Principal
+from app.src.access.rights import Rights
 from app.src.access.rows import Nothing, seen
-from app.src.service.serving import Serving, in_one_generation
-from app.src.service.single_flight_cache import Bounds, Remembered, seen_of
+from app.src.service.collections import Collections
+from app.src.service.single_flight_cache import Bounds, SingleFlightCache, key_of
 from app.src.service.wiring import Parts
 from connector.model import CollectionSpec, CollectionStatus, Filter, Sample, Scalar, StoredText
 
-SAMPLE = 5000
-"""Rows that fields are told of at most, and a map is made of."""
+SAMPLE = 5000  # rows that fields and maps are made from, at most
 MOST_IDS = 100
-MOST_CHARACTERS = 16 << 20
-"""Of the texts of several rows together, which are all in memory, twice, until they are sent."""
+MOST_CHARACTERS = 16 << 20  # of the texts of several rows, which are in memory twice until they are sent
 _IDS_AT_ONCE = 8
-VALUES = 50
-"""Of a field, the most frequent ones."""
-REMEMBERED = Bounds(most=64, seconds=5.0)
-"""Fields, of collections and of what may be seen of them."""
-LONGEST_VALUE = 200
-"""Characters of a value that somebody may choose from a list; longer ones only count as more."""
+VALUES = 50  # of a field, the most frequent ones
+REMEMBERED = Bounds(most=64, seconds=5.0)  # fields, by collection and row filter
+LONGEST_VALUE = 200  # characters of a value in a list to choose from; longer ones only count as more
 POINTS = 1000
-_ALL_THE_SAME = 1e-10
-"""Variance of unit vectors that differ by the noise of float32 alone."""
-_LARGEST = sys.float_info.max
-"""JSON has integers without an end, which no filter compares."""
+_ALL_THE_SAME = 1e-10  # variance of unit vectors that differ only by float32 noise
+_LARGEST = sys.float_info.max  # JSON allows larger integers, which no filter compares
 _DIGITS = 6
-_TITLE = 80
-"""Characters."""
-_PROBE = 24
-"""Characters of a beginning that are looked for before all of it is compared."""
+_TITLE = 80  # characters
+_PROBE = 24  # characters of a beginning that are searched before all of it is compared
+# Short and without words: the smallest and the largest are shown whole.
 _DAY = re.compile(r"(\d{4}-\d{2}-\d{2})([ T][\d:.,+Z -]{0,40})?", re.ASCII)
-"""Short and without words: the smallest and the largest are shown whole."""
 
 FieldType = Literal["text", "number", "boolean", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRow:
-    """A row as it is stored. `text`: its chunks put together where they overlap; `key` as a `FoundHit` has it."""
+    """A stored row. `text`: its chunks joined; `key` as in `FoundHit`."""
 
     id: str
     key: Mapping[str, Any]
@@ -75,7 +66,7 @@ class FieldValue:
 @dataclass(frozen=True, slots=True)
 class Field:
     """A metadata field. `values`: up to VALUES, the most frequent first; `more`: there are others. `min`, `max`: of
-    numbers, and of texts that all are ISO dates or times; else None."""
+    numbers, and if all texts are ISO dates or times; else None."""
 
     name: str
     type: FieldType
@@ -87,8 +78,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Of `sampled` rows of the `rows` that the asker may see: declared metadata in its order, then what else there
-    is."""
+    """Declared fields in their order, then others, in `sampled` of the `rows` that the caller may see."""
 
     fields: list[Field]
     sampled: int
@@ -100,7 +90,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A row on the map. `color`: its value of the field that was asked for; `title`: its first words."""
+    """A row on the map. `color`: its value of the field asked for; `title`: its first words."""
 
     id: str
     x: float
@@ -111,8 +101,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PointMap:
-    """`explained`: the shares of all differences between the `sampled` vectors that x and y show, of `rows` rows that
-    the asker may see."""
+    """`explained`: the shares of the variance of the `sampled` vectors that x and y show. `rows`: visible to the
+    caller."""
 
     points: list[Point]
     explained: tuple[float, float]
@@ -123,21 +113,20 @@ class PointMap:
         return asdict(self)
 
 
-class Browsing:
-    """Thread-safe. `within` is what `access.rows.visible` says of who asks."""
+class Browse:
+    """Thread-safe. Raises UnknownCollection, also before the first sync. Invisible rows count as not stored."""
 
-    def __init__(self, parts: Parts, serving: Serving) -> None:
+    def __init__(self, parts: Parts, collections: Collections, rights: Rights) -> None:
         self._parts = parts
-        self._serving = serving
-        self._fields: Remembered[Fields] = Remembered(REMEMBERED)
+        self._collections = collections
+        self._rights = rights
+        self._fields: SingleFlightCache[Fields] = SingleFlightCache(REMEMBERED)
+        collections.on_change(self._fields.changed)
 
-    def written(self, name: str) -> None:
-        """Its rows have changed."""
-        self._fields.written(name)
-
-    def rows(self, spec: CollectionSpec, ids: Sequence[str], within: Filter | Nothing | None) -> list[ReadRow]:
-        """In the order of `ids`, each once. What is not there and what may not be seen is left out alike. Raises
-        UnknownCollection, and ValueError for more than MOST_IDS and for several rows of more than MOST_CHARACTERS."""
+    def rows(self, name: str, ids: Sequence[str], *, principal: Principal) -> list[ReadRow]:
+        """Return the rows with these ids, as search gives them, in that order, each once; unknown ids are left out.
+        Raises ValueError for more than MOST_IDS, and for several rows of more than MOST_CHARACTERS."""
+        spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         if len(ids) > MOST_IDS:
             raise ValueError(f"{len(ids)} ids; at most {MOST_IDS} at a time")
 
@@ -149,7 +138,7 @@ class Browsing:
             if isinstance(within, Nothing):
                 return []
             found = self._texts_of(stored, wanted, within)
-            columns = self._serving.key_columns(spec, stored) if found else ()
+            columns = self._collections.key_columns(name, stored) if found else ()
             overlapping = spec.chunk.overlap > 0
             rows: dict[str, ReadRow] = {}
             for _, chunks in groupby(found, key=lambda text: text.id):
@@ -157,10 +146,10 @@ class Browsing:
                 rows.setdefault(row.id, row)
             return list(rows.values())
 
-        return [] if self._serving.never_written(spec) else in_one_generation(self._serving, spec.name, read)
+        return [] if self._collections.is_empty(spec) else self._collections.in_one_generation(name, read)
 
     def _texts_of(self, stored: CollectionStatus, ids: Sequence[str], within: Filter | None) -> list[StoredText]:
-        """A few rows at a time, so that no more is read than may be shown."""
+        """Read a few rows at a time, to stop at MOST_CHARACTERS."""
         found: list[StoredText] = []
         characters = 0
         for start in range(0, len(ids), _IDS_AT_ONCE):
@@ -174,31 +163,33 @@ class Browsing:
             found += read
         return found
 
-    def example_id(self, spec: CollectionSpec) -> str | None:
-        """Return the id of any stored row as people are shown it, None where there is none."""
+    def example_id(self, name: str) -> str | None:
+        """Return the id of any stored row, None if there is none. For the operator: row rights do not apply."""
+        spec = self._collections.spec(name)
         from connector.sync.documents import shown_id
 
         def read(stored: CollectionStatus) -> str | None:
             chosen = self._parts.store.sample(spec.name, 1, stored.generation, None).chosen
             return shown_id(spec, chosen[0].id) if chosen else None
 
-        return None if self._serving.never_written(spec) else in_one_generation(self._serving, spec.name, read)
+        return None if self._collections.is_empty(spec) else self._collections.in_one_generation(name, read)
 
-    def fields(self, spec: CollectionSpec, within: Filter | Nothing | None) -> Fields:
-        """Of a large collection REMEMBERED.seconds old at most: it takes a look at every row. Raises
-        UnknownCollection."""
+    def fields(self, name: str, *, principal: Principal) -> Fields:
+        """Return the metadata that filters can use. For a large collection up to REMEMBERED.seconds old: it reads every
+        row."""
+        spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         from connector.document.document import metadata_names
 
         declared = list(metadata_names(spec.metadata).values())
-        if self._serving.never_written(spec):
+        if self._collections.is_empty(spec):
             return Fields([_field(name, Counter()) for name in declared], 0, 0)
 
         def read(stored: CollectionStatus) -> Fields:
             if isinstance(within, Nothing):
                 return Fields([_field(name, Counter()) for name in declared], 0, 0)
             look = partial(looked_at, stored, within)
-            # A small collection is looked at in no time, and always anew.
-            return self._fields.get(seen_of(stored, within), look, lasts=lambda known: known.sampled < known.rows)
+            # A small collection is read in no time, so it is not remembered.
+            return self._fields.get(key_of(stored, within), look, lasts=lambda known: known.sampled < known.rows)
 
         def looked_at(stored: CollectionStatus, within: Filter | None) -> Fields:
             sample = self._parts.store.sample(spec.name, SAMPLE, stored.generation, within, texts=False)
@@ -207,17 +198,17 @@ class Browsing:
             rows = _rows(sample, chosen)
             return Fields([_field(name, values) for name, values in found.items()], len(chosen), rows)
 
-        return in_one_generation(self._serving, spec.name, read)
+        return self._collections.in_one_generation(name, read)
 
-    def map(self, spec: CollectionSpec, color: str | None, limit: int, within: Filter | Nothing | None) -> PointMap:
-        """Up to `limit` rows as points: their first chunks' vectors, seen from where SAMPLE of them differ most. Raises
-        UnknownCollection, and ValueError for a field `color` that neither is declared nor stands in a row that may be
-        seen."""
+    def map(self, name: str, color: str | None = None, limit: int = POINTS, *, principal: Principal) -> PointMap:
+        """Return up to `limit` rows as points: the vectors of their first chunks in the plane where SAMPLE of them
+        differ most. Raises ValueError for a field `color` that is neither declared nor in a visible row."""
+        spec, within = self._collections.spec(name), self._rights.visible(name, principal)
         from connector.document.document import metadata_names
 
         names = metadata_names(spec.metadata)
-        if isinstance(within, Nothing) or self._serving.never_written(spec):
-            if not spec.written_by_clients:  # whose fields nobody has declared
+        if isinstance(within, Nothing) or self._collections.is_empty(spec):
+            if not spec.written_by_clients:  # their fields are not declared
                 _known_field(color, names, ())
             return PointMap([], (0.0, 0.0), 0, 0)
 
@@ -235,11 +226,11 @@ class Browsing:
             ]
             return PointMap(points, explained, len(placed), _rows(sample, rows))
 
-        return in_one_generation(self._serving, spec.name, read)
+        return self._collections.in_one_generation(name, read)
 
 
 def _rows(sample: Sample, seen_of_it: Sequence[StoredText]) -> int:
-    """A store that gave what may not be seen has counted it too."""
+    """A store that wrongly gave invisible rows has counted them too."""
     return sample.rows if len(seen_of_it) == len(sample.chosen) else len(seen_of_it)
 
 
@@ -255,9 +246,8 @@ def _row(spec: CollectionSpec, chunks: Sequence[StoredText], columns: Sequence[s
 
 
 def joined(texts: Sequence[str], *, overlapping: bool) -> str:
-    """Pieces of a text, put together again. `overlapping`: each but the first begins before the end of the one before
-    (`Embedder.split`), so where the end of what there is and the beginning of the next are alike, it stands there once.
-    Texts that repeat themselves just there may lose a repetition."""
+    """Join the chunks of a text. `overlapping`: each begins before the end of the one before (`Embedder.split`), so a
+    common end and beginning is kept once; a text that repeats itself just there may lose a repetition."""
     whole = texts[0] if texts else ""
     for text in texts[1:]:
         whole += text[_alike(whole, text) :] if overlapping else text
@@ -265,7 +255,7 @@ def joined(texts: Sequence[str], *, overlapping: bool) -> str:
 
 
 def _alike(whole: str, text: str) -> int:
-    """How many characters the longest end of `whole` has that `text` begins with."""
+    """Return the length of the longest end of `whole` that `text` begins with."""
     start = max(0, len(whole) - len(text)) - 1
     while (start := whole.find(text[:_PROBE], start + 1)) >= 0:
         if text.startswith(whole[start:]):
@@ -278,12 +268,12 @@ def _alike(whole: str, text: str) -> int:
 _Kind = type[bool] | type[float] | type[str]
 _TYPES: Mapping[_Kind, FieldType] = {bool: "boolean", float: "number", str: "text"}
 Values = Counter[tuple[_Kind, Any]]
-"""How often each value is there. With its kind, because True and 1 are one key otherwise."""
+"""How often each value occurs. With its kind, because True and 1 are one key otherwise."""
 
 
 def _values(declared: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, Values]:
-    """By field: the declared ones first, others by how many rows have them. What no filter compares is no value (null,
-    an object, a list) and no field (a name that is no word)."""
+    """Values by field: the declared fields first, others by how many rows have them. Leaves out what filters cannot
+    compare (null, objects, lists) or name."""
     found: dict[str, Values] = {name: Counter() for name in declared}
     for metadata in rows:
         for name, value in metadata.items():
@@ -381,7 +371,7 @@ def principal_plane(vectors: NDArray[np.floating[Any]]) -> tuple[NDArray[np.floa
 
 
 def _known_field(color: str | None, names: Mapping[str, str], rows: Iterable[StoredText]) -> str | None:
-    """The name in the metadata of a field that is given by that name or its column's. Raises ValueError."""
+    """Return the metadata name of a field given by that name or its column's. Raises ValueError."""
     if color is None:
         return None
     field, there = names.get(color, color), set(names.values())

@@ -1,6 +1,4 @@
-"""What there is to sync and what a sync would do: lists tables, introspects them, plans. Writes nothing anywhere.
-Knows the parts, no HTTP and no terminal.
-"""
+"""Tables of the source: list, introspect, propose a collection, preview its texts. Writes nothing."""
 
 from __future__ import annotations
 
@@ -16,28 +14,23 @@ from app.src.settings import CollectionSettings
 from app.src.settings.writing import collection_block
 from connector.errors import ConfigurationError, NoKey, NoProposal, UnknownColumn
 from connector.model import CollectionSpec, TableRef
-from connector.protocols import Observer
 
 if TYPE_CHECKING:
     from connector.discovery.candidates import Candidate
     from connector.discovery.introspection import Introspection
     from connector.discovery.proposal import Proposal
     from connector.document.template import Template
-    from connector.sync.plan import Plan, PlanOptions
 
-_ENGLISH = re.compile(r"(.*/)?(all-MiniLM-L(6|12)-v[12]|all-mpnet-base-v[12]|(bge|gte|e5)-\w+-en(-v[\d.]+)?)")
-"""Models of which their makers say so."""
-_SHOWN = 8
-"""Languages in a note."""
-LONGEST_SAMPLE = 20_000
-"""Characters of a text in a preview; a row may hold a book."""
+LONGEST_SAMPLE = 20_000  # characters of a text in a preview; a row may hold a book
 
 
 class NotPreviewable(ConfigurationError):
-    """Nothing can be rendered: the template names what is not there, or none could be proposed."""
+    """The template names an unknown column, or none could be proposed."""
 
 
-class Discovery:
+class Catalog:
+    """The source, as the technical user sees it."""
+
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
@@ -46,7 +39,7 @@ class Discovery:
     def tables(
         self, schema: str | None = None, text: str = "", *, limit: int = 200, offset: int = 0
     ) -> list[dict[str, Any]]:
-        """What the technical user can see. Raises UnknownTable for a schema that is not there."""
+        """Raises UnknownTable for an unknown schema."""
         from connector.hana.catalog import tables
 
         return [
@@ -62,25 +55,26 @@ class Discovery:
         ]
 
     def schemas(self) -> list[str]:
-        """What the technical user can see, but for those of the system."""
+        """All but those of the system."""
         from connector.hana.catalog import schemas
 
         return schemas(self._parts.pool("hana"))
 
     def candidates(self, schema: str, most: int = 30) -> list[Candidate]:
-        """Tables and views that hold texts, best first. Raises UnknownTable for a schema that is not there."""
+        """Tables and views that hold texts, best first. Raises UnknownTable for an unknown schema."""
         from connector.discovery.candidates import candidates
 
         return candidates(self._parts.pool("hana"), schema, most)
 
     def has_vectors(self) -> bool:
-        """Has this HANA a vector type?"""
+        """Whether this HANA has a vector type."""
         from connector.hana.connection import HanaFeatures
 
         return HanaFeatures.probe(self._parts.pool("hana")).real_vector
 
     def table(self, ref: TableRef, *, look_at_rows: bool = True) -> dict[str, Any]:
-        """One table or view: columns, key, and the proposal or why there is none. Raises UnknownTable."""
+        """Describe a table or view: columns, key, and the proposal or the reason why there is none. Raises
+        UnknownTable."""
         found = self._introspect(ref, look_at_rows)
         table = found.table
         return {
@@ -104,11 +98,11 @@ class Discovery:
         languages: Sequence[str] = (),
         taken: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """A proposed collection: the settings of its block, `reasons` by setting, which of them are `guessed`, `notes`,
-        `create_view` (SQL or None; `languages`: of the texts in it, best first) and `toml`, all of it as text for
-        owl-sap.toml. `name` replaces the proposed one, which gets a number where it is `taken` or in the settings.
+        """Propose a collection: the settings of its block, `reasons` by setting, which of them are `guessed`, `notes`,
+        `create_view` (SQL or None; its texts in the best of `languages`), and `toml`: the block for owl-sap.toml.
+        `name` replaces the proposed one, which gets a number if it is `taken` or in the settings.
 
-        Raises UnknownTable, and NoProposal where none can be made.
+        Raises UnknownTable, NoProposal.
         """
         found = self._introspect(ref, look_at_rows, languages)
         if found.proposal is None:
@@ -116,8 +110,8 @@ class Discovery:
         return self._document(found.proposal, name, taken)
 
     def preview(self, ref: TableRef, template: str | None = None, samples: int = 5) -> dict[str, Any]:
-        """Rows of a table or view as texts, by `template` or, if None, by the one that is proposed; `source`: the table
-        whose rows they are, which is a text table where the table itself has no text. Reads a few hundred rows.
+        """Render rows by `template`, or by the proposed one if None. `source` is the table of these rows: a text table
+        if the table itself has no text. Reads a few hundred rows.
 
         Raises UnknownTable, NotPreviewable.
         """
@@ -164,56 +158,21 @@ class Discovery:
         }
 
     def _free(self, name: str, more: Iterable[str]) -> str:
-        """The name, or with a number behind it where a collection has that name or one that meets it in HANA."""
+        """Return the name, with a number if another collection has the same name in HANA."""
         taken = {_in_hana(other) for other in (*(each.name for each in self._parts.settings.collections), *more)}
         free, number = name, 2
         while _in_hana(free) in taken:
             free, number = f"{name[:95]}-{number}", number + 1
         return free
 
-    # ------------------------------------------------------------------------------------------------------ plan
-
-    def plan(self, spec: CollectionSpec, options: PlanOptions, observer: Observer | None = None) -> Plan:
-        """What a sync of this collection would do. Raises as `connector.sync.plan.plan` does."""
-        from connector.sync.generations import filled_by_sync
-        from connector.sync.plan import plan
-
-        self._parts.check_schema()
-        embedder = self._parts.embedder_for(spec.name)
-        with self._parts.store_to_read() as store:
-            filled, compared = spec, store
-            if store is not None:
-                filled, compared = filled_by_sync(store, spec, embedder)
-            planned = plan(filled, self._parts.source, compared, embedder, options, observer)
-        planned.collection = spec.name
-        if filled.name != spec.name or compared is not store:
-            planned.notes.append(
-                "a sync builds a generation beside the one that serves, by the model and the recipe of the settings; "
-                f"this is what it would put there. owl-sap generations {spec.name} --switch then lets it serve"
-            )
-        planned.notes += notes_on_languages(planned.languages, self._parts.settings.embedding_of(spec.name).model)
-        return planned
-
-
-def notes_on_languages(languages: Sequence[str], model: str) -> list[str]:
-    """Whether a collection's texts are in languages that its model does not know."""
-    if len(languages) < 2 or not _ENGLISH.fullmatch(model):
-        return []
-    return [
-        f"its texts are in several languages ({', '.join(languages[:_SHOWN])}), and {model} was trained on English: "
-        "others are found by their words (mode hybrid), hardly by meaning. Keep one language by `where`, or take a "
-        "multilingual model (docs/search.md)"
-    ]
-
 
 def _in_hana(name: str) -> str:
-    """What of a collection's name is left in the names of its tables, where a-b and A_B are one."""
+    """A collection's name in the names of its tables, where a-b and A_B are the same."""
     return re.sub("[^A-Z0-9]", "_", name.upper())
 
 
 def _previewed(found: Introspection, template: str | None, parsed: Template | None) -> CollectionSpec:
-    """The rows to render: those of the proposal, or of the table itself where that has none of its own and the template
-    names its columns."""
+    """The rows to render: those of the proposal, or of the table itself if the template names only its columns."""
     table, proposal = found.table, found.proposal
     own = parsed is not None and all(table.column(name) for name in parsed.columns)
     if template is not None and (proposal is None or (own and proposal.source != table.ref)):

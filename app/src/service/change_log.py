@@ -1,11 +1,10 @@
-"""The change log of a collection (method `log`): what of it is there, putting it in, taking it out. Knows the parts, no
-HTTP and no terminal.
-"""
+"""The change log of a collection with method `log`: look, install, remove."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from app.src.service.collections import Collections
 from app.src.service.wiring import Parts
 from connector.errors import ConfigurationError
 from connector.model import CollectionSpec
@@ -14,29 +13,32 @@ if TYPE_CHECKING:
     from connector.hana.change_setup import Setup
 
 
-class Changes:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+class ChangeLogs:
+    """Raises as `connector.hana.change_setup` does, and UnknownCollection."""
 
-    def look(self, spec: CollectionSpec) -> Setup:
-        """Reads the catalogue only. Raises as `connector.hana.change_setup.look` does."""
+    def __init__(self, parts: Parts, collections: Collections) -> None:
+        self._parts = parts
+        self._collections = collections
+
+    def look(self, name: str) -> Setup:
+        """Return what is installed. Only reads the catalogue."""
         from connector.hana.change_setup import look
 
-        return look(self._parts.pool("hana"), _by_log(spec), self._user())
+        return look(self._parts.pool("hana"), _by_log(self._collections.spec(name)), self._user())
 
-    def install(self, spec: CollectionSpec) -> Setup:
+    def install(self, name: str) -> Setup:
         from connector.hana.change_setup import install
 
-        return install(self._parts.pool("hana"), _by_log(spec), self._user())
+        return install(self._parts.pool("hana"), _by_log(self._collections.spec(name)), self._user())
 
-    def remove(self, spec: CollectionSpec) -> Setup:
-        """Whatever the method is now: triggers may be left from when it was `log`."""
+    def remove(self, name: str) -> Setup:
+        """With any method: triggers may be left from when it was `log`."""
         from connector.hana.change_setup import remove
 
-        return remove(self._parts.pool("hana"), spec, self._user())
+        return remove(self._parts.pool("hana"), self._collections.spec(name), self._user())
 
     def _user(self) -> str:
-        """For the grants that a person is shown."""
+        """The user in the GRANT statements that are shown."""
         return self._parts.settings.hana.user or ""
 
 

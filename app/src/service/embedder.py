@@ -4,6 +4,7 @@ translated. Knows engine, batcher and metrics; no HANA, no HTTP.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ class EngineEmbedder:
     ) -> None:
         from app.src.core.batcher import Batcher
 
-        metrics = metrics or Metrics()
+        metrics = self._metrics = metrics or Metrics()
         self.engine = engine
         self.batcher = Batcher(engine, max_wait=max_wait, watcher=_Counted(metrics))
         self.dimension = engine.dimension
@@ -91,9 +92,12 @@ class EngineEmbedder:
             self.batcher.check_room([text])
 
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
-        """For who waits for the answer: interactive, or, when there is much of it, in turns with the bulk work. Raises
-        the engine's own errors."""
-        return self.batcher.embed(texts, normalize=normalize)
+        """Vectors in the order of the texts, shape (n, dimension): in the lane interactive or, for many texts, in turns
+        with the bulk work. Raises the engine's own errors."""
+        start = time.perf_counter()
+        vectors = self.batcher.embed(texts, normalize=normalize)
+        self._count(len(texts), start)
+        return vectors
 
     def embed_later(
         self,
@@ -104,7 +108,19 @@ class EngineEmbedder:
     ) -> Future[Vectors]:
         """As `embed`, without waiting: texts are tokenised here and queued. Cancelled, they leave the queue. `counted`
         as in `Batcher.submit`."""
-        return self.batcher.submit(texts, normalize=normalize, counted=counted)
+        start = time.perf_counter()
+
+        def ended(future: Future[Vectors]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                self._count(len(texts), start)
+
+        queued = self.batcher.submit(texts, normalize=normalize, counted=counted)
+        queued.add_done_callback(ended)
+        return queued
+
+    def _count(self, texts: int, start: float) -> None:
+        self._metrics.embedded_texts.inc(texts)
+        self._metrics.embed_seconds.observe(time.perf_counter() - start)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self.engine.count_tokens(list(texts))

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from app.src.access.authentication import Authentication
-from app.src.observe.doctor import Fault, why_no_gpu
+from app.src.observe.doctor import Check, Fault, examine
+from app.src.observe.gpu import gpu_is_missing as gpu_is_missing
+from app.src.observe.gpu import gpu_message, gpu_missing
+from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder
 from app.src.service.grants import needed, own_places
 from app.src.service.wiring import Parts
@@ -85,8 +88,10 @@ class Readiness:
 class Probes:
     """`doctor.Patient` over the parts, and readiness."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, access: Authentication | None = None, metrics: Metrics | None = None) -> None:
         self._parts = parts
+        self._access = access or Authentication(parts.settings.access)
+        self._metrics = metrics or Metrics()
         self._refused: dict[tuple[object, ...], Fault] = {}
         self._failures, self._failing_since = 0, 0.0
         """Of readiness' probe of the engine, in a row."""
@@ -99,22 +104,27 @@ class Probes:
     def expected_errors(self) -> tuple[type[Exception], ...]:
         return self._parts.expected_errors
 
-    def ready(self, failed: Callable[[Exception], None], readiness: Readiness | None = None) -> Readiness:
-        """Does the engine answer a probe, and is the store usable? `failed` is told every error. `readiness` is filled
-        check by check, for who does not want to wait for a store that does not answer."""
+    def check(self, readiness: Readiness | None = None) -> Readiness:
+        """Check whether the engine answers a probe, the store is usable and the access keys are readable. `readiness`
+        is filled check by check, so that a caller need not wait for a store that hangs."""
         readiness = readiness or Readiness()
         for name, probe in ((_ENGINE, self._engine_ready), (_STORE, self._store_answers)):
             try:
                 probe()
                 readiness.checks[name] = True
             except Exception as error:
-                failed(error)
+                self._metrics.count_error(error)
                 readiness.checks[name] = False
                 readiness.unavailable = str(error) if isinstance(error, self.expected_errors) else type(error).__name__
         if self.settings.embedding.expect_gpu:
-            missing = self.gpu_missing(self._parts.engine_if_loaded)
+            missing = gpu_missing(self.settings.embedding, self._parts.engine_if_loaded)
             readiness.checks[_GPU] = missing is None
-            readiness.note = None if missing is None else told(missing)
+            readiness.note = None if missing is None else gpu_message(missing)
+        if self._access.configured:
+            fault = self._access.check()
+            readiness.checks["access"] = fault is None
+            readiness.unavailable = readiness.unavailable or fault
+        self._metrics.tell_ready(readiness.checks)
         return readiness
 
     def _engine_ready(self) -> None:
@@ -132,7 +142,7 @@ class Probes:
 
         embedder = self._parts.embedder
         try:
-            future = embedder.embed_later(["probe"])
+            future = embedder.batcher.submit(["probe"])
         except EngineOverloaded:
             return  # as in `_engine_answers`
         try:
@@ -145,6 +155,10 @@ class Probes:
             return
         if not np.isfinite(vectors).all():
             raise RuntimeError("the engine returned numbers that are not finite")
+
+    def doctor(self) -> list[Check]:
+        """Run every check of `owl-sap doctor`."""
+        return examine(self)
 
     def beyond_help(self) -> str | None:
         """Why only a new process helps the engine; None: it computes, or may yet. Asks nothing and takes no time."""
@@ -159,32 +173,11 @@ class Probes:
             return f"the engine failed its self-test {self._failures} times in a row"
         return None
 
-    def gpu_is_missing(self, engine: EmbeddingEngine | None) -> bool:
-        """As `gpu_missing`, without the reason: with an engine nobody has to look for it, which takes seconds where the
-        driver hangs."""
-        if engine is not None and self.settings.embedding.expect_gpu:
-            return engine.profile.kind != "cuda"
-        return self.gpu_missing(engine) is not None
-
-    def gpu_missing(self, engine: EmbeddingEngine | None) -> Fault | None:
-        """Why the CPU computes although a GPU is asked for (USE_GPU=true), and what to do; None: it does not, or nobody
-        asked. Without an engine it is told by what is installed here."""
-        wanted = self.settings.embedding
-        if not wanted.expect_gpu or (engine is not None and engine.profile.kind == "cuda"):
-            return None
-        fault = why_no_gpu(wanted)
-        if fault is None and engine is not None:
-            fault = Fault(
-                f"torch sees no CUDA device ({engine.precision_reason})",
-                "check CUDA_VISIBLE_DEVICES, nvidia-smi, and that the container was started with --gpus all",
-            )
-        return fault
-
     def _engine_answers(self, embedder: EngineEmbedder | None = None) -> None:
         from app.src.core.batcher import EngineOverloaded
 
         try:
-            vectors = (embedder or self._parts.embedder).embed(["probe"])
+            vectors = (embedder or self._parts.embedder).batcher.embed(["probe"])
         except EngineOverloaded:
             return  # it has too much to do, so it is alive; another probe in its queue would prove nothing more
         if not np.isfinite(vectors).all():
@@ -221,7 +214,7 @@ class Probes:
     def probe_gpu_use(self) -> str:
         """Does the model compute on the GPU that is asked for?"""
         engine = self._parts.engine
-        missing = self.gpu_missing(engine)
+        missing = gpu_missing(self.settings.embedding, engine)
         if missing is not None:
             raise Fault(f"a GPU is required, but {engine.model} runs on the CPU: {missing}", missing.fix)
         return f"{engine.model} computes on {engine.profile.name}"
@@ -427,13 +420,6 @@ def choices(engine: EmbeddingEngine) -> list[Setting]:
 
 def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def told(missing: Fault) -> str:
-    """One line of it, for logs and people in a hurry."""
-    return (
-        f"a GPU is required (USE_GPU=true, [embedding] expect_gpu), but the CPU is used: {missing}. Fix: {missing.fix}"
-    )
 
 
 def _named(user: str | None) -> str:

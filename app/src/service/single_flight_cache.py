@@ -1,6 +1,4 @@
-"""What was found out about the rows that somebody may see, kept for a while and within bounds. Knows no store, and
-nothing of what it keeps.
-"""
+"""A cache of what was computed over a collection's visible rows; concurrent callers share one computation."""
 
 from __future__ import annotations
 
@@ -16,20 +14,20 @@ from connector.cancellation import Cancellation, cancelled_by
 from connector.errors import DatabaseError, make
 from connector.model import CollectionStatus, Filter
 
-Found = TypeVar("Found")
-Seen = tuple[str, int, str]
-"""A collection, its generation, and which of its rows may be seen."""
+Value = TypeVar("Value")
+Key = tuple[str, int, str]
+"""Collection, generation, row filter."""
 
 
-def seen_of(stored: CollectionStatus, within: Filter | None) -> Seen:
-    """By what may be seen, so that nobody is told what another may see."""
+def key_of(stored: CollectionStatus, within: Filter | None) -> Key:
+    """The row filter is part of the key, so that no caller gets what was computed over rows hidden from it."""
     return stored.collection, stored.generation, json.dumps(within, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`most` entries, for `seconds`. After the collection was written to, and for what does not last: `worth` times as
-    long as finding it took, so that looking again and again costs one part in `worth` at most; 0: not at all."""
+    """Keep `most` entries for `seconds`. After a write to the collection, and for values that do not last: `worth`
+    times as long as computing took, so that repeating it costs 1/`worth` of the time at most; 0: not at all."""
 
     most: int
     seconds: float
@@ -37,80 +35,80 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept(Generic[Found]):
-    found: Found
+class _Entry(Generic[Value]):
+    value: Value
     at: float
     took: float
     lasts: bool
 
 
 @dataclass(slots=True)
-class _Look:
-    """One that is under way; `failed`: how it ended for whoever has waited for it."""
+class _Flight:
+    """A computation under way; `failed`: the error that its waiting callers get too."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     failed: DatabaseError | None = None
 
 
-class Remembered(Generic[Found]):
-    """Thread-safe. Of several who ask for the same at once one looks, and the others wait for him. Where the store
-    fails him, it fails them: looking one after another they would wait many times as long for one that hangs."""
+class SingleFlightCache(Generic[Value]):
+    """Thread-safe. Concurrent callers of one key share one computation and its DatabaseError: computing one after
+    another, they would wait many times as long for a store that hangs."""
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[Seen, _Kept[Found]] = {}
-        self._looking: dict[Seen, _Look] = {}
+        self._entries: dict[Key, _Entry[Value]] = {}
+        self._flights: dict[Key, _Flight] = {}
         self._writes: Counter[str] = Counter()
 
-    def get(self, key: Seen, look: Callable[[], Found], lasts: Callable[[Found], bool] = lambda _: True) -> Found:
-        """What is kept, or what `look` finds; its errors are not kept. `lasts`: whether it is kept as long as nothing
-        is written."""
+    def get(self, key: Key, compute: Callable[[], Value], lasts: Callable[[Value], bool] = lambda _: True) -> Value:
+        """Return the remembered value or `compute` it; errors are not kept. `lasts`: whether to keep the value for all
+        of `seconds` while nothing is written."""
         with self._lock:
-            looking = self._looking.setdefault(key, _Look())
-        with looking.lock:
-            if looking.failed is not None:
-                raise make(type(looking.failed), str(looking.failed), looking.failed.code)  # one for each thread
-            kept = self._kept.get(key)
-            if kept is not None and self._clock() - kept.at < self._seconds(kept):
-                return kept.found
+            flight = self._flights.setdefault(key, _Flight())
+        with flight.lock:
+            if flight.failed is not None:
+                raise make(type(flight.failed), str(flight.failed), flight.failed.code)  # one for each thread
+            entry = self._entries.get(key)
+            if entry is not None and self._clock() - entry.at < self._seconds(entry):
+                return entry.value
             writes, began = self._writes[key[0]], self._clock()
             try:
-                with cancelled_by(Cancellation()):  # others may wait for what is found: it outlives who asked first
-                    found = look()
+                with cancelled_by(Cancellation()):  # others may wait for the value: it outlives the first caller
+                    value = compute()
             except BaseException as error:
-                looking.failed = error if isinstance(error, DatabaseError) else None
+                flight.failed = error if isinstance(error, DatabaseError) else None
                 with self._lock:
                     self._forget(key)
                 raise
-            now, stays = self._clock(), lasts(found)
-            with self._lock:  # with what was written until now: later writes find it here
+            now, stays = self._clock(), lasts(value)
+            with self._lock:  # includes the writes until now; later ones find the entry here
                 stays = stays and writes == self._writes[key[0]]
-                self._keep(key, _Kept(found, now, now - began, stays))
-            return found
+                self._keep(key, _Entry(value, now, now - began, stays))
+            return value
 
-    def written(self, name: str) -> None:
-        """The rows of this collection have changed."""
+    def changed(self, name: str) -> None:
+        """The collection was written to."""
         with self._lock:
             self._writes[name] += 1
-            for key, kept in self._kept.items():
+            for key, entry in self._entries.items():
                 if key[0] == name:
-                    self._kept[key] = replace(kept, lasts=False)
+                    self._entries[key] = replace(entry, lasts=False)
 
-    def _seconds(self, kept: _Kept[Found]) -> float:
+    def _seconds(self, entry: _Entry[Value]) -> float:
         bounds = self._bounds
-        return bounds.seconds if kept.lasts else min(bounds.seconds, bounds.worth * kept.took)
+        return bounds.seconds if entry.lasts else min(bounds.seconds, bounds.worth * entry.took)
 
-    def _keep(self, key: Seen, kept: _Kept[Found]) -> None:
-        if self._seconds(kept) <= 0:
+    def _keep(self, key: Key, entry: _Entry[Value]) -> None:
+        if self._seconds(entry) <= 0:
             self._forget(key)
             return
-        self._kept.pop(key, None)
-        self._kept[key] = kept
-        for oldest in list(self._kept)[: -self._bounds.most]:
+        self._entries.pop(key, None)
+        self._entries[key] = entry
+        for oldest in list(self._entries)[: -self._bounds.most]:
             self._forget(oldest)
 
-    def _forget(self, key: Seen) -> None:
-        self._kept.pop(key, None)
-        self._looking.pop(key, None)
+    def _forget(self, key: Key) -> None:
+        self._entries.pop(key, None)
+        self._flights.pop(key, None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +16,8 @@ from app.src.jobs import StateUnusable, Tally
 from app.src.observe.metrics import Metrics
 from app.src.observe.scraped import Reading
 from app.src.service.background import Background
+from app.src.service.collections import Collections
+from app.src.service.readiness import gpu_is_missing
 from app.src.service.wiring import Parts
 from connector.model import CollectionStatus
 from connector.protocols import VectorStore
@@ -160,14 +162,23 @@ class Watch:
     """What the metrics ask. `forget` after anything was written to the store."""
 
     def __init__(
-        self, parts: Parts, background: Background, names: Sequence[str], metrics: Metrics, synced: Sequence[str]
+        self,
+        parts: Parts,
+        background: Background,
+        collections: Collections,
+        metrics: Metrics,
+        gpu: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`synced`: those of the collections that have a source; clients write the others, and no sync of them ends."""
         self._parts = parts
         self._background = background
-        self._names = names
-        self.look = StoreLook(names, parts.store_to_read)
-        metrics.expect(synced)
+        self._names = collections.names
+        self.look = StoreLook(collections.names, parts.store_to_read)
+        collections.on_change(lambda _: self.look.forget())
+        metrics.expect(collections.synced_names)
+        metrics.watch_gpus(gpu)
+        metrics.gpu_missing.set_function(
+            lambda: float(gpu_is_missing(parts.settings.embedding, parts.engine_if_loaded))
+        )
         metrics.engines.read = self._engines
         metrics.engine_info.read = self._engine_info
         metrics.collections.read = self._collections

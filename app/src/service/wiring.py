@@ -1,15 +1,15 @@
-"""The parts of a service, each built from Settings when it is first needed: connections, source, store, engine, and
-what embeds with it. Knows no operation on them, no HTTP and no terminal.
-"""
+"""Build the parts of a service from Settings when they are first needed: connections, source, store, engines."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from app.src.observe.gpu import gpu_message, gpu_missing
 from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder as EngineEmbedder
 from app.src.settings import HanaSettings, Settings
@@ -21,6 +21,8 @@ from connector.protocols import ScanCopy, Source, VectorScan, VectorStore
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
     from connector.hana.connection import HanaPool
+
+_log = logging.getLogger(__name__)
 
 Part = TypeVar("Part")
 
@@ -74,15 +76,13 @@ class Parts:
         *,
         source: Source | None = None,
         store: VectorStore | None = None,
-        loaded: Callable[[EmbeddingEngine], None] = lambda _: None,
         graphs_folder: Path | None = None,
     ) -> None:
-        """`source` and `store` replace what the settings describe; they are closed all the same. `loaded` is told of
-        each engine once it is there, before anybody uses it; it must not ask for parts.
-        `graphs_folder`: where calibrations are kept; default: as if no settings file had been read."""
+        """`source` and `store` replace what the settings describe; they are closed all the same. `graphs_folder`: where
+        calibrations are kept; default: as if no settings file had been read."""
         self.settings = settings
         self.graphs_folder = graphs_folder or settings.tensorrt_cache(None)
-        self._loaded = loaded
+        self._warned = False
         self._metrics = metrics or Metrics()
         self._lock = threading.RLock()
         given = {"source": source, "store": store}
@@ -298,7 +298,10 @@ class Parts:
                 f'the model "{wanted.model}" needs the package {error.name or "torch"}, which cannot be imported: '
                 f"{install_command('engine')}"
             ) from error
-        self._loaded(engine)
+        missing = None if self._warned else gpu_missing(self.settings.embedding, engine)
+        if missing is not None:
+            self._warned = True
+            _log.warning("WARNING: %s", gpu_message(missing))
         return engine
 
     def _open_source(self) -> Source:

@@ -1,6 +1,4 @@
-"""Hybrid search: candidates near in meaning, with the words, and by the number in their key; blended into one ranking.
-Knows the store, no engine and no configuration.
-"""
+"""Hybrid search: candidates by meaning, by words and by the numbers in their keys, blended into one ranking."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.src.access.rows import seen
-from app.src.service.single_flight_cache import Bounds, Remembered, seen_of
+from app.src.service.single_flight_cache import Bounds, SingleFlightCache, key_of
 from connector.errors import WordsNotSearchable
 from connector.model import CollectionStatus, Filter, Hit, IndexUse
 from connector.protocols import VectorStore
@@ -20,19 +18,16 @@ from connector.stores.coverage import Coverage, content_words, coverage, parts_o
 from connector.stores.ranking import Backdrop, blend, closeness, units
 from connector.stores.scan import single_threaded
 
-SAMPLED = 2_000
-"""Rows whose vectors tell what a collection has in common."""
+SAMPLED = 2_000  # rows whose vectors show what a collection has in common
+# Backdrops, by collection and row filter. One costs several searches, and a few more rows hardly change it.
 REMEMBERED = Bounds(most=256, seconds=600.0, worth=50.0)
-"""Backdrops, of collections and of what may be seen of them. One costs several times what a search does, and a few more
-rows hardly change it."""
-_NUMBERS = 2
-"""Words of a search text that are looked for in keys, at most."""
+_NUMBERS = 2  # at most this many words of a search text are looked for in keys
 _SHORTEST_NUMBER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
-    """Which rows take part, as `VectorStore.search` has it."""
+class RowFilter:
+    """The rows to search: the caller's filter, `where`, among those that row rights leave visible, `within`."""
 
     where: Filter | None
     within: Filter | None
@@ -40,9 +35,8 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """`hits` best first. `cosines` by id, of the chunk shown, as far as they are known; `near` and `worded`: what each
-    ranking found, best first; `words` that were looked for; `keyed`: how many rows the numbers in keys added; `note`:
-    why words were not looked for."""
+    """`hits`, best first. `cosines`: of the chunk shown, by id, where known. `near`, `worded`: hits of each ranking,
+    best first. `words`: those searched for. `keyed`: rows added by numbers in keys. `note`: why words were left out."""
 
     hits: list[Hit]
     cosines: dict[str, float] = field(default_factory=dict)
@@ -54,7 +48,7 @@ class Ranked:
 
 
 def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: IndexUse) -> dict[str, Any]:
-    """How `hits` were found, named by `ids`: what each ranking gave, and where each hit stood in it."""
+    """Say how `hits`, named by `ids`, were found: the size of each ranking, and the place of each hit in it."""
     places = {
         name: {hit.id: {"rank": rank, "score": round(hit.score, 6)} for rank, hit in enumerate(ranking, 1)}
         for name, ranking in (("vector", ranked.near), ("keyword", ranked.worded))
@@ -75,24 +69,24 @@ def explanation(ranked: Ranked, hits: Sequence[Hit], ids: Sequence[str], index: 
     }
 
 
-class Blending:
-    """Thread-safe. What the rows that somebody may see have in common is remembered within REMEMBERED."""
+class Hybrid:
+    """Thread-safe. Remembers what the visible rows of a collection have in common."""
 
     def __init__(self) -> None:
-        self._backdrops: Remembered[Backdrop | None] = Remembered(REMEMBERED)
+        self._backdrops: SingleFlightCache[Backdrop | None] = SingleFlightCache(REMEMBERED)
 
-    def hybrid(
+    def search(
         self,
         store: VectorStore,
         stored: CollectionStatus,
         query: tuple[str, NDArray[np.float32]],
         depth: int,
-        narrow: Narrow,
+        rows: RowFilter,
     ) -> Ranked:
-        """`query`: the text and its vector. A store that cannot look for words gives the rows nearest in meaning, and a
+        """`query`: the text and its vector. A store that cannot search words gives the rows nearest in meaning, and a
         note. Raises as the store does."""
         (text, vector), serving = query, stored.generation
-        name, where, within = stored.collection, narrow.where, narrow.within
+        name, where, within = stored.collection, rows.where, rows.within
         words = content_words(text)
         near = store.search(name, vector, depth, where, serving, within)
         worded: list[Hit] = []
@@ -104,7 +98,7 @@ class Blending:
         near, worded = seen(near, within), seen(worded, within)
         chosen = {(hit.id, hit.number): hit for hit in (*near, *worded)}
         ids = {hit.id for hit in chosen.values()}
-        keyed = [hit for hit in self._keyed(store, stored, words, depth, narrow) if hit.id not in ids]
+        keyed = [hit for hit in self._keyed(store, stored, words, depth, rows) if hit.id not in ids]
         candidates = [*chosen.values(), *keyed]
         if not candidates:
             return Ranked([], words=words, note=note)
@@ -121,22 +115,22 @@ class Blending:
         return Ranked(hits, known, near, worded, words, len(keyed), note)
 
     def _keyed(
-        self, store: VectorStore, stored: CollectionStatus, words: Sequence[str], count: int, narrow: Narrow
+        self, store: VectorStore, stored: CollectionStatus, words: Sequence[str], count: int, rows: RowFilter
     ) -> list[Hit]:
-        """Rows whose key holds one of the words that look like a number: people paste numbers of materials, and no
-        template needs to name them."""
+        """Return rows whose key holds a word that looks like a number: users paste material numbers, which the template
+        need not contain."""
         numbers = [word for word in words if _number(word)][:_NUMBERS]
         found: dict[str, Hit] = {}
         for word in numbers:
             for number in dict.fromkeys((_number(word), _number(word).upper())):
-                rows = store.keyed(stored.collection, number, count, narrow.where, stored.generation, narrow.within)
-                for row in seen(rows, narrow.within):
+                keyed = store.keyed(stored.collection, number, count, rows.where, stored.generation, rows.within)
+                for row in seen(keyed, rows.within):
                     if coverage((word,), parts_of(row.id)):
                         found.setdefault(row.id, row)
         return list(found.values())
 
     def _backdrop(self, store: VectorStore, stored: CollectionStatus, within: Filter | None) -> Backdrop | None:
-        """Of the rows that may be seen: others would move every score."""
+        """Only of the visible rows: others would change every score."""
 
         def made() -> Backdrop | None:
             sample = store.sample(stored.collection, SAMPLED, stored.generation, within, texts=False).chosen
@@ -144,15 +138,15 @@ class Blending:
             with single_threaded():
                 return Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
 
-        # None is of few rows, and another process may be filling the collection.
-        return self._backdrops.get(seen_of(stored, within), made, lasts=lambda backdrop: backdrop is not None)
+        # None: too few rows, and another process may be filling the collection.
+        return self._backdrops.get(key_of(stored, within), made, lasts=lambda backdrop: backdrop is not None)
 
-    def written(self, name: str) -> None:
-        """Its rows have changed."""
-        self._backdrops.written(name)
+    def changed(self, name: str) -> None:
+        """The collection was written to."""
+        self._backdrops.changed(name)
 
 
 def _number(word: str) -> str:
-    """What of a word may be looked for as a number in keys: the longest part with a digit, or nothing."""
+    """Return the longest part of a word that has a digit and may be a number in a key, or ""."""
     parts = [part for part in word.split() if len(part) >= _SHORTEST_NUMBER and any(map(str.isdigit, part))]
     return max(parts, key=len, default="")

@@ -1,0 +1,274 @@
+"""Bring collections up to date with their tables: sync, build another generation, plan, verify."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+from app.src.observe.metrics import Metrics
+from app.src.service.collections import Collections
+from app.src.service.generations import Generations, Maker
+from app.src.service.wiring import Parts
+from app.src.settings import Settings
+from connector.errors import ConfigurationError, ConnectorError, GenerationRefused, LeaseLost, TextsNotEmbeddable
+from connector.model import CollectionSpec, ModelSource, Recipe
+from connector.protocols import Observer
+from connector.stores.records import ModelStamp
+from connector.sync.generations import active, building_for, filled_by_sync, is_of, needs_another
+from connector.sync.plan import Plan, PlanOptions, plan
+from connector.sync.sync import Ends, Stop, SyncOptions, SyncReport, Watch, never, sync
+from connector.sync.verify import VerifyReport, verify
+
+Report = TypeVar("Report", bound=SyncReport)
+_ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
+_BEFORE_WRITING = ("schema_changed", "log_missing")  # reasons of a pause after which nothing was written
+_SHOWN_LANGUAGES = 8
+# Models whose makers say that they were trained on English.
+_ENGLISH = re.compile(r"(.*/)?(all-MiniLM-L(6|12)-v[12]|all-mpnet-base-v[12]|(bge|gte|e5)-\w+-en(-v[\d.]+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """Options of one sync; None: as configured. `retry_login`: the operator allows one more attempt after a refused
+    login."""
+
+    full: bool = False
+    max_deletes: float | None = None
+    owner: str = "sync"
+    retry_login: bool = False
+    accept_schema: bool = False
+
+
+@dataclass(slots=True)
+class BuildReport(SyncReport):
+    """The report of a generation being built. `serving`: of the run that kept the active generation up to date."""
+
+    generation: int = 0
+    serving: SyncReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    options: SyncOptions
+    observer: Observer | None
+    stop: Stop
+
+
+def run_options(settings: Settings, owner: str) -> SyncOptions:
+    """The options of a run as configured."""
+    sync = settings.sync
+    return SyncOptions(
+        page_rows=sync.page_rows,
+        max_deletes=sync.max_deletes,
+        owner=owner,
+        lease_wait=sync.lease_wait,
+        window=sync.window,
+        max_attempts=sync.max_attempts,
+        readers=sync.readers,
+    )
+
+
+class Sync:
+    """Thread-safe. Raises the errors of the connector and of the engine; UnknownCollection and WrongOrigin for names
+    that are not collections of tables."""
+
+    def __init__(self, parts: Parts, collections: Collections, generations: Generations, metrics: Metrics) -> None:
+        self._parts = parts
+        self._collections = collections
+        self._generations = generations
+        self._metrics = metrics
+
+    def run(
+        self, name: str, request: SyncRequest | None = None, observer: Observer | None = None, stop: Stop = never
+    ) -> SyncReport:
+        """Bring the collection up to date. If the settings name another model, or a build is unfinished: keep the
+        active generation up to date by its own recipe, and build the other one."""
+        return self._counted(self._sync, name, self._run_of(request, observer, stop))
+
+    def build(
+        self, name: str, request: SyncRequest | None = None, observer: Observer | None = None, stop: Stop = never
+    ) -> BuildReport:
+        """As `run`, into a new generation beside the active one even if nothing changed. Raises UnknownCollection
+        before the first sync."""
+        return self._counted(self._build, name, self._run_of(request, observer, stop))
+
+    def build_with(
+        self, name: str, model: ModelSource, observer: Observer | None = None, stop: Stop = never
+    ) -> BuildReport | None:
+        """As `build`, with `model` instead of the configured one; None before the first sync."""
+        if self._collections.stored(name) is None:
+            return None
+        run = _Run(run_options(self._parts.settings, "finetune"), observer, stop)
+        return self._counted(lambda spec, run: self._build(spec, run, model), name, run)
+
+    def _run_of(self, request: SyncRequest | None, observer: Observer | None, stop: Stop) -> _Run:
+        request = request or SyncRequest()
+        options = run_options(self._parts.settings, request.owner)
+        most = options.max_deletes if request.max_deletes is None else request.max_deletes
+        options = replace(options, full=request.full, max_deletes=most, accept_schema=request.accept_schema)
+        return _Run(options, observer, stop)
+
+    def _counted(self, work: Callable[[CollectionSpec, _Run], Report], name: str, run: _Run) -> Report:
+        spec = self._collections.spec_of_table(name)
+        metrics = self._metrics
+        try:
+            report = work(spec, run)
+        except Exception as error:
+            metrics.syncs.labels(name, "failed").inc()
+            metrics.count_error(error)
+            raise
+        self._collections.changed(name)
+        outcome = "paused" if report.paused else "stopped" if report.stopped else "succeeded"
+        metrics.syncs.labels(name, outcome).inc()
+        metrics.sync_seconds.labels(name).observe(report.seconds)
+        kept_up = report.serving if isinstance(report, BuildReport) else None
+        for each in (report, kept_up):  # both embed texts; the rows are the same
+            metrics.embedded_texts.inc(each.embedded_texts if each else 0)
+            metrics.embed_tokens.inc(each.tokens if each else 0)
+        for outcome in _ACCOUNTED:
+            metrics.rows_synced.labels(name, outcome).inc(getattr(report, outcome))
+        for stage, seconds in report.stages.items():
+            metrics.stage_seconds.labels(name, stage).inc(seconds)
+        return report
+
+    # ------------------------------------------------------------------------------------------------- generations
+
+    def _sync(self, spec: CollectionSpec, run: _Run) -> SyncReport:
+        store, stamp = self._parts.store, ModelStamp.of(self._parts.embedder_for(spec.name))
+        found = store.generations(spec.name, counted=False)
+        if building_for(found, stamp) is not None or needs_another(store, spec.name, found, stamp):
+            report: SyncReport = self._build(spec, run)
+        else:
+            serving = active(found)
+            number = serving.number if serving is not None and is_of(serving, stamp) else None
+            report = self._fill(self._generations.configured(spec, number), run)
+        left = [each.number for each in found if each.state == "building" and not is_of(each, stamp)]
+        if left:
+            numbers = ", ".join(map(str, left))
+            report.notes.append(
+                f"generation {numbers} is unfinished and not of the configured model, so it was not continued; "
+                f"owl-sap generations {spec.name} --drop {left[0]} deletes it"
+            )
+        return report
+
+    def _build(self, spec: CollectionSpec, run: _Run, model: ModelSource | None = None) -> BuildReport:
+        """Keep the active generation up to date by its own recipe, and build or continue another one by the settings,
+        or with `model`."""
+        store, generations = self._parts.store, self._generations
+        maker = generations.configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model), model)
+        before = active(store.generations(spec.name, counted=False))
+        # Begin it first: then the active generation keeps its own recipe even if the settings fit its model.
+        beside = store.begin_generation(spec.name, maker.embedder, Recipe(spec, maker.source))
+        number = int(beside.rpartition("@")[2])
+        serving, notes = self._keep_up(spec, run)
+        if before is not None and before.recipe is None:
+            notes.append("the active generation has no recorded recipe, so it was updated by the settings")
+        full = replace(run, options=replace(run.options, full=True))
+        built = self._fill(replace(maker, spec=replace(spec, name=beside), number=number), full)
+        report = BuildReport(**{item.name: getattr(built, item.name) for item in fields(SyncReport)})
+        report.collection, report.generation, report.serving = spec.name, number, serving
+        report.notes += notes
+        if report.stopped or report.paused:
+            report.notes.append(f"generation {number} is not complete; the next sync continues it")
+        elif self._collections.block(spec.name).switch == "auto":
+            report.notes.append(self._switch_if_proved(spec, number, run))
+        else:
+            report.notes.append(
+                f"generation {number} is built but not active yet: owl-sap generations {spec.name} "
+                "--compare, then --switch"
+            )
+        return report
+
+    def _keep_up(self, spec: CollectionSpec, run: _Run) -> tuple[SyncReport | None, list[str]]:
+        """Update the active generation as far as possible: a missing model must not stop its replacement."""
+        try:
+            return self._fill(self._generations.maker(spec), run), []
+        except self._own_errors(LeaseLost) as error:
+            return None, [f"the active generation was not updated: {error}"]
+
+    def _own_errors(self, *more: type[Exception]) -> tuple[type[Exception], ...]:
+        """Errors of one generation's recipe or model, which do not concern another one."""
+        of_engine = (kind for kind in self._parts.expected_errors if not issubclass(kind, ConnectorError))
+        return (ConfigurationError, *more, *of_engine)
+
+    def _fill(self, maker: Maker, run: _Run) -> SyncReport:
+        ends = Ends(self._parts.source, self._parts.store, maker.embedder)
+        report = sync(maker.spec, ends, run.options, run.observer, run.stop)
+        if report.paused not in _BEFORE_WRITING:
+            self._generations.record(maker)
+        return report
+
+    def _switch_if_proved(self, spec: CollectionSpec, number: int, run: _Run) -> str:
+        """Switch to a generation that verifies and can be compared; say what was done or why not."""
+        try:
+            if not self._verify(spec, number, run, repair=False).ok:
+                return f"generation {number} is built, but verify found drift or was stopped: not switched"
+            comparison = self._generations.compare(spec.name, number)
+            if comparison.overlap_at_10 is None:
+                return f"generation {number} is built, but nothing is there to compare it with: not switched"
+            switched = self._generations.switch(spec.name, number)
+        except self._own_errors(GenerationRefused, TextsNotEmbeddable, LeaseLost) as error:
+            return f"generation {number} is built, but was not switched to: {error}"
+        return (
+            f"generation {number} is active now instead of {switched.retired}; overlap@10 "
+            f"{comparison.overlap_at_10:.2f} over {comparison.queries} queries"
+        )
+
+    # ------------------------------------------------------------------------------------------------- plan, verify
+
+    def plan(self, name: str, *, samples: int = 5, estimate: bool = True, observer: Observer | None = None) -> Plan:
+        """Say what a sync would do; write nothing. Raises as a sync would before it writes."""
+        spec, settings = self._collections.spec_of_table(name), self._parts.settings
+        options = PlanOptions(settings.sync.page_rows, settings.sync.max_deletes, samples)
+        if not estimate:
+            options = replace(options, measure_seconds=None)
+        self._parts.check_schema()
+        embedder = self._parts.embedder_for(name)
+        with self._parts.store_to_read() as store:
+            filled, compared = spec, store
+            if store is not None:
+                filled, compared = filled_by_sync(store, spec, embedder)
+            planned = plan(filled, self._parts.source, compared, embedder, options, observer)
+        planned.collection = name
+        if filled.name != name or compared is not store:
+            planned.notes.append(
+                "a sync builds a generation beside the active one, by the model and the recipe of the settings; "
+                f"this is what it would put there. owl-sap generations {name} --switch then makes it active"
+            )
+        planned.notes += notes_on_languages(planned.languages, settings.embedding_of(name).model)
+        return planned
+
+    def verify(
+        self,
+        name: str,
+        *,
+        repair: bool = False,
+        generation: int | None = None,
+        observer: Observer | None = None,
+        stop: Stop = never,
+    ) -> VerifyReport:
+        """Compare the active generation, or `generation`, with the source by its own recipe and model."""
+        run = _Run(run_options(self._parts.settings, "verify"), observer, stop)
+        report = self._verify(self._collections.spec_of_table(name), generation, run, repair=repair)
+        if repair:
+            self._collections.changed(name)
+        return report
+
+    def _verify(self, spec: CollectionSpec, generation: int | None, run: _Run, *, repair: bool) -> VerifyReport:
+        maker = self._generations.maker(spec, generation)
+        ends = Ends(self._parts.source, self._parts.store, maker.embedder)
+        watch = Watch(run.observer, run.stop)
+        return verify(maker.spec, ends, repair=repair, options=run.options, watch=watch)
+
+
+def notes_on_languages(languages: Sequence[str], model: str) -> list[str]:
+    """Warn of texts in languages that the model was not trained on."""
+    if len(languages) < 2 or not _ENGLISH.fullmatch(model):
+        return []
+    return [
+        f"its texts are in several languages ({', '.join(languages[:_SHOWN_LANGUAGES])}), and {model} was trained on "
+        "English: texts in others are found by their words (mode hybrid), hardly by meaning. Keep one language by "
+        "`where`, or take a multilingual model (docs/search.md)"
+    ]
