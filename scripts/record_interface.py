@@ -10,6 +10,7 @@ change from run to run are left out: an answer is recorded by the types of its m
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -36,7 +37,7 @@ path = "{folder}/state"
 [embedding]
 model = "hash:64"
 [mcp]
-http = true
+http = {mcp}
 [[collections]]
 name = "materials"
 source = "SAPDEMO.V_MATERIALS"
@@ -71,6 +72,8 @@ hdbcli.dbapi.connect = lambda *a, **k: Recorder(connect(*a, **k))
 sys.argv[0] = "owl-sap"
 runpy.run_module("app", run_name="__main__")
 """
+# Agents are an extra: without it there are no tools to record.
+WITH_MCP = importlib.util.find_spec("mcp") is not None
 JSON_VERBS = [
     "tables",
     "introspect SAPDEMO.MARA",
@@ -145,7 +148,7 @@ class Recording:
         """Write the settings of a store of `kind` and return the environment to run our command in."""
         home = self.folder / kind
         home.mkdir(exist_ok=True)
-        text = CONFIGURATION.format(kind=kind, folder=home, **self.greeting)
+        text = CONFIGURATION.format(mcp=str(WITH_MCP).lower(), kind=kind, folder=home, **self.greeting)
         (home / "owl-sap.toml").write_text(text if kind == "local" else text.replace("path", "path", 1))
         if kind == "hana":
             lines = (line for line in text.splitlines() if not line.endswith('/vectors"'))
@@ -235,7 +238,8 @@ class Recording:
                 text = answer.read().decode()
             names = sorted(line for line in text.splitlines() if line.startswith("# TYPE "))
             (self.out / "metrics.txt").write_text("\n".join(names) + "\n")
-            (self.out / "mcp-tools.json").write_text(dump(self.tools(url)))
+            if WITH_MCP:
+                (self.out / "mcp-tools.json").write_text(dump(self.tools(url)))
         finally:
             serve.terminate()
             serve.wait(60)
@@ -266,7 +270,9 @@ class Recording:
     def statements(self) -> None:
         """Reduce each file of statements to its distinct ones, without the literals that change."""
         for path in self.out.glob("statements-*.txt"):
-            lines = {re.sub(r"(?<![\w$])\d+(?![\w$])", "#", line) for line in path.read_text().splitlines()}
+            lines = {
+                re.sub(r"(?<![\w$])\d+(?![\w$])|[0-9A-F]{12}", "#", line) for line in path.read_text().splitlines()
+            }
             path.write_text("\n".join(sorted(lines)) + "\n")
 
 

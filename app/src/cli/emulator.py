@@ -24,6 +24,7 @@ from app.src.cli.application import (
     with_global_options,
 )
 from app.src.cli.exits import UsageFault
+from connector.extras import emulator_command
 
 if TYPE_CHECKING:
     from connector.hana.connection import ConnectionOptions
@@ -65,7 +66,7 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
                 f"options of the prompt come after its name: owl-sap emulator {ctx.invoked_subcommand} ..."
             )
         return
-    command = [sys.executable, "-m", "hana_emulator", "--port", str(port), "--schema", schema]
+    command = [*emulator_command(), "--port", str(port), "--schema", schema]
     command += ["--data", str(data)] if data is not None else []
     command += ["--sample"] if sample else []
     command += ["--tls"] if tls else []
