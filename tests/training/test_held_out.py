@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from app.src.training.evaluation import Embed, Figures, Trial, ranks_of
+from app.src.evaluation.measures import ranks_by_score
+from app.src.training.held_out import HELD_OUT, Embed, Figures, Trial, split
 from app.src.training.pairs import Pair
-from app.src.training.split import HELD_OUT, split
 from connector.errors import ConfigurationError
 
 DISTINCT = [Pair(f"q{number}", f"t{number}") for number in range(200)]
@@ -61,11 +61,11 @@ def test_too_few_pairs_and_pairs_that_all_hang_together() -> None:
 
 def test_ranks_by_hand() -> None:
     scores = np.array([0.9, 0.5, 0.8, 0.5, 0.1], dtype=np.float32)
-    assert ranks_of(scores, [0]).tolist() == [1]
-    assert ranks_of(scores, [2]).tolist() == [2]
-    assert ranks_of(scores, [1]).tolist() == [4], "its equal counts as before it"
-    assert ranks_of(scores, [1, 3]).tolist() == [3, 4], "among themselves they do not stand in their way"
-    assert ranks_of(scores, [4, 0]).tolist() == [1, 5]
+    assert ranks_by_score(scores, [0]).tolist() == [1]
+    assert ranks_by_score(scores, [2]).tolist() == [2]
+    assert ranks_by_score(scores, [1]).tolist() == [4], "its equal counts as before it"
+    assert ranks_by_score(scores, [1, 3]).tolist() == [3, 4], "among themselves they do not stand in their way"
+    assert ranks_by_score(scores, [4, 0]).tolist() == [1, 5]
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,7 +75,7 @@ def test_ranks_are_those_of_a_sorted_list(values: list[int], data: st.DataObject
     order = sorted(range(len(values)), key=lambda place: (-values[place], place in sought))
     wanted = [rank for rank, place in enumerate(order, 1) if place in sought]
     # Behind equals that are not sought, each of those that are may stand in any place among its own.
-    assert ranks_of(np.array(values, dtype=np.float32), sought).tolist() == wanted
+    assert ranks_by_score(np.array(values, dtype=np.float32), sought).tolist() == wanted
 
 
 def vectors(**of: list[float]) -> Embed:

@@ -1,4 +1,4 @@
-"""What an approximate index loses: the same vectors searched with it and exactly. Knows the store's protocol only."""
+"""Recall of an approximate vector index: the same vectors searched through it and exactly."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from app.src.evaluation.significance import Difference, paired
+from app.src.evaluation.measures import Difference, paired
 from connector.model import IndexUse
 from connector.protocols import VectorStore
 
-ENOUGH = 0.95
-"""Recall below which a larger efSearch is proposed."""
-ENOUGH_QUERIES = 30
-"""Fewer that find everything say nothing of the next: resamples of equal values do not scatter."""
-DEFAULT_EF_SEARCH = 200
-"""HANA's own."""
+ENOUGH = 0.95  # below this recall a larger efSearch is proposed
+ENOUGH_QUERIES = 30  # with fewer, a perfect recall proves nothing: resamples of equal values do not scatter
+DEFAULT_EF_SEARCH = 200  # HANA's default
 
 
 @dataclass(frozen=True, slots=True)
 class RecallReport:
-    """`recall`: the mean share of the exact best `k` rows that the usual search finds, its 95 % interval in `low` and
-    `high` by bootstrap over queries. Milliseconds are medians."""
+    """`recall`: the mean share of the exact best `k` rows that the ordinary search finds, with its 95 % interval from
+    `low` to `high`. Milliseconds are medians."""
 
     collection: str
     k: int
@@ -44,29 +41,29 @@ class RecallReport:
         return asdict(self)
 
 
-def probe(
+def measure_index_recall(
     store: VectorStore,
     collection: str,
     vectors: Sequence[NDArray[np.float32]],
     k: int,
     progress: Callable[[int, int], None],
 ) -> RecallReport:
-    """Searches each vector both ways, in turns. Equal scores at the end of the first `k` count as found. Raises as
-    `VectorStore.search`, and ValueError for no vectors."""
+    """Search each vector both ways, alternating. Rows with the score of the k-th count as found. Raises as
+    `VectorStore.search`, and ValueError without vectors."""
     if not vectors:
-        raise ValueError("there are no vectors to search with")
+        raise ValueError("the collection has no vectors to search with")
     recalls, first, usual, exact = [], [], [], []
     for place, vector in enumerate(vectors):
         start = time.perf_counter()
         found = store.search(collection, vector, k, None)
         middle = time.perf_counter()
-        right = store.exact(collection, vector, k)
+        best = store.exact(collection, vector, k)
         usual.append(middle - start)
         exact.append(time.perf_counter() - middle)
-        least = right[-1].score - 1e-6 if right else math.inf
-        hits = sum(hit.score >= least for hit in found[: len(right)])
-        recalls.append(hits / len(right) if right else 1.0)
-        first.append(not right or (bool(found) and found[0].score >= right[0].score - 1e-6))
+        least = best[-1].score - 1e-6 if best else math.inf
+        hits = sum(hit.score >= least for hit in found[: len(best)])
+        recalls.append(hits / len(best) if best else 1.0)
+        first.append(not best or (bool(found) and found[0].score >= best[0].score - 1e-6))
         progress(place + 1, len(vectors))
     interval = paired([0.0] * len(recalls), recalls)
     index = store.index_use(collection, k, None)
@@ -87,18 +84,18 @@ def probe(
 
 
 def proposal(index: IndexUse, recall: Difference, k: int) -> str:
-    """What to do; `recall` as a difference to finding nothing. efSearch belongs to the index and is given when it is
-    made, so each trial means building it anew."""
+    """Say what to change, if anything. efSearch is set when an index is created, so each trial rebuilds the index."""
     if index.used is not True:
-        return "no index is used, so nothing is lost and there is nothing to set"
+        return "no index is used: nothing is lost, and there is nothing to set"
     if recall.low >= ENOUGH and recall.queries >= ENOUGH_QUERIES:
         return f"the index finds at least {recall.low:.1%} of the best {k}: leave efSearch as it is"
     if recall.difference >= ENOUGH:
-        few = f"{recall.queries} are too few to tell whether the index finds enough"
-        return f"ask with more queries (--queries): {few}"
+        return (
+            f"{recall.queries} queries are too few to decide whether the index finds enough; ask with more (--queries)"
+        )
     larger = max(2 * DEFAULT_EF_SEARCH, 4 * k)
     return (
-        f"the index finds {recall.difference:.1%} of the best {k}: make it anew with SEARCH CONFIGURATION "
-        f"'{{\"efSearch\":{larger}}}' (HANA's default is {DEFAULT_EF_SEARCH}), and measure again; if that is not "
-        "enough, with a larger M and efConstruction"
+        f"the index finds {recall.difference:.1%} of the best {k}: rebuild it with SEARCH CONFIGURATION "
+        f"'{{\"efSearch\":{larger}}}' (HANA's default is {DEFAULT_EF_SEARCH}) and measure again; if that is not "
+        "enough, use a larger M and efConstruction"
     )
