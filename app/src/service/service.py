@@ -33,7 +33,7 @@ from app.src.service.change_log import Changes
 from app.src.service.documents import ClientDocuments, Writing
 from app.src.service.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
 from app.src.service.readiness import Probes, Readiness, told
-from app.src.service.rerank import Reranking
+from app.src.service.rerank import Reranker
 from app.src.service.search import Asked, Found, Mode, Narrowed, Searching, SearchOptions
 from app.src.service.watching import Watch, behind
 from app.src.service.wiring import EngineEmbedder, Parts
@@ -111,7 +111,7 @@ class Service:
         )
         self.evaluating = Evaluator(self._found, self.spec, lambda: self.parts.store)
         self._searching = Searching(
-            self.parts, self.metrics, self._stored, self._generations.query_embedder, Reranking(settings, self.metrics)
+            self.parts, self.metrics, self._stored, self._generations.query_embedder, Reranker(settings, self.metrics)
         )
         self._browsing = Browsing(self.parts, self._searching)
 
