@@ -108,7 +108,6 @@ def test_the_whole_demo_and_its_rest_service(tmp_path: Path) -> None:
         found = first_of_the_clients_page(url)
         assert "Ergonomic swivel chair" in found.hits[0].text
         assert found.hits[0].key["MATNR"] in {"000000000000100194", "000000000000100195", "000000000000100196"}
-        assert "rerank" not in found.took_ms, "late interaction takes seconds"
         process.terminate()
         assert process.wait(60) == 0
     finally:

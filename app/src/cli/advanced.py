@@ -56,14 +56,14 @@ def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
-    from app.src.training.run import Onlooker, Request
+    from app.src.training.run import Request, TrainingObserver
 
     if batch_size not in (None, 16, 32):
         raise UsageFault(f"--batch-size {batch_size}: 16 or 32")
     request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
     with opened(loaded_for(ctx)) as service, interruptible(_STOPPING) as interrupted:
-        onlooker = Onlooker(output.say, _Steps(name), interrupted)
-        report = service.finetune(name, request, out, onlooker)
+        observer = TrainingObserver(output.say, _Steps(name), interrupted)
+        report = service.finetune(name, request, out, observer)
         whole = not report.stopped
         if generation and whole and not report.worse:
             whole = _build(service, report, interrupted)

@@ -210,8 +210,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     json: JsonFlag = False,
 ) -> int:
     """Measure search quality with labelled queries. Shows recall, MRR and nDCG by mode and group."""
-    from app.src.evaluation.report import check_earlier, differences
-    from app.src.evaluation.run import Wanted
+    from app.src.evaluation.run import EvaluationRequest, check_earlier, differences
 
     if recall == (queries is not None):
         raise UsageFault("give a FILE of labelled queries, or --recall")
@@ -222,7 +221,9 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
     if earlier is not None:
         check_earlier(earlier, k)
     with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
-        report = service.evaluating.evaluate(name, Wanted(queries, modes, k, rerank), observer.progress).as_dict()
+        report = service.evaluating.evaluate(
+            name, EvaluationRequest(queries, modes, k, rerank), observer.progress
+        ).as_dict()
     if save is not None:
         _save_report(save, report)
     changed = None if earlier is None else differences(earlier, report)
@@ -241,7 +242,7 @@ def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
 def _evaluate_recall(ctx: typer.Context, name: str, queries: int, k: int, json: bool) -> int:
     with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
         try:
-            report = service.evaluating.recall(name, queries, k, observer.progress).as_dict()
+            report = service.evaluating.index_recall(name, queries, k, observer.progress).as_dict()
         except ValueError as error:
             raise UsageFault(f"{name}: {error}") from None
     if json:
@@ -270,7 +271,7 @@ def _earlier_report(file: Path) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         report = None
     if not isinstance(report, dict):
-        raise UsageFault(f"{file} is no report of owl-sap evaluate --save")
+        raise UsageFault(f"{file} is not a report of owl-sap evaluate --save")
     return report
 
 
