@@ -79,7 +79,7 @@ def test_not_ready_without_a_model(client: Client, service: Service, monkeypatch
     def broken(texts: list[str], **_options: Any) -> np.ndarray:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(service.parts.embedder, "embed_later", broken)
+    monkeypatch.setattr(service.parts.embedder.batcher, "submit", broken)
     response = client.get("/health/ready")
     assert response.status_code == 503
     assert response.json()["checks"]["engine"] is False
@@ -383,7 +383,7 @@ def test_an_unexpected_error_shows_nothing_of_itself(
     def broken() -> Any:
         raise RuntimeError("row text")
 
-    monkeypatch.setattr(service, "info", broken)
+    monkeypatch.setattr(service.status, "info", broken)
     response = client.get("/v1/info")
     assert "row text" not in response.text + caplog.messages[-1].replace('"row text"', "")
     assert "RuntimeError" in caplog.text

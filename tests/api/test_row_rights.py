@@ -616,7 +616,7 @@ def test_a_request_that_crashes_is_told_too(synced: Service, tmp_path: Path, mon
     def crash(*given: Any, **more: Any) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(synced, "search", crash)
+    monkeypatch.setattr(synced.search, "run", crash)
     with asked(synced) as asking:
         assert asking.post(OPERATOR, SEARCH, query="pump").status_code == 500
     (entry,) = audited(tmp_path)

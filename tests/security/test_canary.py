@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from app.src.access.keys import KeyRing, write_private
 from app.src.access.principal import Principal
 from app.src.cli import app as owl_sap
+from app.src.service.search import Search
 from app.src.service.service import Service
 from app.src.settings import load
 from connector.errors import ConnectorError
@@ -242,7 +243,7 @@ def over_http(ground: Ground) -> None:
             client.headers["Authorization"] = f"Bearer {bearer('aaaa')}"
             _ask(ground, client)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(service, "search", _crash)
+                patch.setattr(service.search, "run", _crash)
                 refused(ground, client.post(SEARCH, json={"query": QUERY.text}), 500)
             ground.outputs.add("metrics", client.get("/metrics").content)
         logging.getLogger("owl").debug("the end")
@@ -367,7 +368,7 @@ def _ask_as_an_agent(ground: Ground, client: httpx.Client) -> None:
     for body in (f'{{"jsonrpc": "2.0", "id": 1, "method": "{QUERY.text}', json.dumps([{"method": VALUE.text}])):
         refused(ground, client.post("/mcp", content=body.encode(), headers=_AGENT), 400)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Service, "search", _crash)
+        patch.setattr(Search, "run", _crash)
         ground.outputs.add("refusal", _tool(client, "search", search).content)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.src.access.authentication import Authentication
 from app.src.access.rights import Rights
-from app.src.evaluation.run import Evaluating
+from app.src.evaluation.run import Evaluator
 from app.src.observe.metrics import Metrics
 from app.src.service.background import Background
 from app.src.service.browse import Browse
@@ -62,7 +62,7 @@ class Service:
         self.documents = ClientDocuments(self.parts, self.collections, self.generations, self.rights, self.metrics)
         self.catalog = Catalog(self.parts)
         self.changes = ChangeLogs(self.parts, self.collections)
-        self.evaluation = Evaluating(self.search.operators_ids, self.collections.spec, self.parts)
+        self.evaluation = Evaluator(self.search.operators_ids, self.collections.spec, lambda: self.parts.store)
         self.calibration = Calibration(self.parts)
         self.finetuning = Finetuning(self.parts, self.collections, file)
         self.status = Status(self.parts, self.collections, self.background)
