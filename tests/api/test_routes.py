@@ -383,7 +383,7 @@ def test_an_unexpected_error_shows_nothing_of_itself(
     def broken() -> Any:
         raise RuntimeError("row text")
 
-    monkeypatch.setattr(service.status, "info", broken)
+    monkeypatch.setattr(service.status.collections, "info", broken)
     response = client.get("/v1/info")
     assert "row text" not in response.text + caplog.messages[-1].replace('"row text"', "")
     assert "RuntimeError" in caplog.text

@@ -321,12 +321,10 @@ class Search:
             if least is None:
                 return ranked
             return replace(ranked, hits=[hit for hit in ranked.hits if ranked.cosines[hit.id] >= least])
-        near: list[Hit] = []
-        worded: list[Hit] = []
-        if request.vector is not None:
-            near = seen(store.search(name, request.vector, depth, where, active, within), within)
-        else:
-            worded = seen(store.keyword(name, request.text, depth, where, active, within), within)
+        vector, text = request.vector, request.text
+        near = [] if vector is None else store.search(name, vector, depth, where, active, within)
+        worded = store.keyword(name, text, depth, where, active, within) if vector is None else []
+        near, worded = seen(near, within), seen(worded, within)
         return Ranked([hit for hit in near or worded if least is None or hit.score >= least], {}, near, worded)
 
     def _diverse(self, request: _Request, reranked: Reranked) -> list[Hit]:
