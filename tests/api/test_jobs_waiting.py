@@ -288,19 +288,19 @@ def test_a_verify_waits_too(client: Client, synced: Service, source: TableSource
 def test_a_report_that_does_not_add_up_is_no_success(
     client: Client, synced: Service, monkeypatch: pytest.MonkeyPatch, verb: str, field: str
 ) -> None:
-    doing = "sync" if verb == "sync" else "retry_ids"
-    right = getattr(synced, doing)
+    doer, doing = (synced.sync, "run") if verb == "sync" else (synced.quarantine, "retry_ids")
+    right = getattr(doer, doing)
 
     def wrong(*values: Any) -> Any:
         report = right(*values)
         setattr(report, field, 3)
         return report
 
-    monkeypatch.setattr(synced, doing, wrong)
+    monkeypatch.setattr(doer, doing, wrong)
     job = finished(client, begun(client, verb))
     assert job["state"] == "failed"
     assert "does not add up" in job["error"]
     assert "owl-sap verify materials" in job["error"]
     assert job["result"][field] == 3, "the report is kept"
-    monkeypatch.setattr(synced, doing, right)
+    monkeypatch.setattr(doer, doing, right)
     assert finished(client, begun(client, verb))["state"] == "succeeded"

@@ -338,7 +338,7 @@ def test_each_error_has_its_status_and_its_words(
     def failing(*_args: Any, **_options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(service.search.run, "run", failing)
+    monkeypatch.setattr(service.search, "run", failing)
     monkeypatch.setattr(service.parts.embedder, "embed_later", failing)
     for response in (client.post(SEARCH, json={"query": "a"}), client.post("/embed", json={"inputs": "a"})):
         assert problem(response, status)["detail"] == str(error)
