@@ -8,14 +8,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from connector.model import Vectors
-from connector.protocols import Ranking
 
 BLOCK_ROWS = 65_536
 """Rows of one block. A matrix in blocks grows without being copied; each is large enough for full memory speed."""
@@ -24,6 +23,55 @@ _GROUP = 32
 
 Positions = NDArray[np.int64]
 Scores = NDArray[np.float32]
+
+
+class Ranking(Protocol):
+    """The scores of one query over rows, known well enough to tell which may be the best. Not thread-safe."""
+
+    def best(self, count: int) -> tuple[NDArray[np.int64], float]:
+        """Rows, ascending, that hold every one whose true score may be among the best `count`, ties included; and a
+        floor below 1: the true score of every row left out is below it (-inf: none is left out). True scores are dot
+        products in exact arithmetic. May be asked again with another count."""
+        ...
+
+
+class ScanView(Protocol):
+    """The rows of a `ScanCopy` at one moment. Never changes; any number of threads may use it."""
+
+    def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
+        """One pass over all rows for all `queries` (q, d), unit vectors. `allowed` (n,): the only rows that count."""
+        ...
+
+    def rank_rows(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> Ranking:
+        """Of `rows` only, which ascend; the ranking tells them by their numbers in the whole."""
+        ...
+
+
+class ScanCopy(Protocol):
+    """The vectors of one collection, in the form and the place that a scan wants. Rows are only ever added, so a view
+    stays what it was. Used by one thread at a time; after an error not at all."""
+
+    def append(self, vectors: Vectors) -> None:
+        """Rows (n, d) float32 behind those there are: unit vectors, or zeros, which are never allowed in `rank`."""
+        ...
+
+    def kept(self, rows: NDArray[np.bool_]) -> ScanCopy:
+        """Another copy, of these rows (n,) only; views of this one stay."""
+        ...
+
+    def view(self) -> ScanView:
+        """What has been appended so far."""
+        ...
+
+
+class VectorScan(Protocol):
+    """Exact search over vectors that are held ready: as float32 by NumPy, as integers, or on a card where the service
+    injects that. The store reads the few rows a `Ranking` names from its own file and scores them in double precision,
+    so every scan leads to the same hits."""
+
+    def copy(self, dimension: int) -> ScanCopy:
+        """An empty one."""
+        ...
 
 
 class _SingleThreadedBlas:

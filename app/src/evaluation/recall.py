@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from app.src.evaluation.significance import Difference, paired
 from connector.model import IndexUse
-from connector.protocols import VectorStore
+from connector.stores.store import VectorStore
 
 ENOUGH = 0.95
 """Recall below which a larger efSearch is proposed."""
@@ -58,9 +58,9 @@ def probe(
     recalls, first, usual, exact = [], [], [], []
     for place, vector in enumerate(vectors):
         start = time.perf_counter()
-        found = store.search(collection, vector, k, None)
+        found = store.view(collection).search(vector, k)
         middle = time.perf_counter()
-        right = store.exact(collection, vector, k)
+        right = store.view(collection).search(vector, k, exact=True)
         usual.append(middle - start)
         exact.append(time.perf_counter() - middle)
         least = right[-1].score - 1e-6 if right else math.inf
@@ -69,7 +69,7 @@ def probe(
         first.append(not right or (bool(found) and found[0].score >= right[0].score - 1e-6))
         progress(place + 1, len(vectors))
     interval = paired([0.0] * len(recalls), recalls)
-    index = store.index_use(collection, k, None)
+    index = store.view(collection).index_use(k)
     return RecallReport(
         collection,
         k,

@@ -91,8 +91,8 @@ class Evaluating:
         UnknownCollection, ValueError for an empty collection."""
         self._spec(name)
         stored, store = self._stored(name), self._parts.store
-        sample = store.sample(name, queries, stored.generation, texts=False).chosen
-        vectors = [vector for vector in store.vectors(name, sample, stored.generation) if vector.any()]
+        sample = store.view(name, stored.generation).sample(queries, texts=False).chosen
+        vectors = [vector for vector in store.view(name, stored.generation).vectors(sample) if vector.any()]
         return probe(store, name, vectors, k, progress)
 
     def _stored(self, name: str) -> CollectionStatus:
@@ -104,5 +104,5 @@ class Evaluating:
     def _missing(self, name: str, queries: Sequence[LabelledQuery]) -> list[frozenset[str]]:
         rows = {names for query in queries for names in query.right}
         ids = list(dict.fromkeys(id_ for names in rows for id_ in names))
-        held = {chunk.id for chunk in self._parts.store.stored_of(name, ids)}
+        held = {chunk.id for page in self._parts.store.stored(name, ids) for chunk in page}
         return sorted((names for names in rows if not names & held), key=sorted)

@@ -4,15 +4,15 @@ Knows the pool and the state tables, no search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from connector import failpoints
 from connector.errors import RowRejected, UnknownColumn, UnknownTable
-from connector.hana.connection import HanaPool, Session
+from connector.hana.connection import Session
 from connector.model import Generation, GenerationState, Lease, Recipe, generation_name
 from connector.protocols import Embedder
 from connector.stores import records
@@ -27,6 +27,7 @@ from connector.stores.generation_rules import (
     no_generation,
     resumable,
 )
+from connector.stores.hana.collections import Collections
 from connector.stores.hana.tables import GenerationSql, VectorSql, table_name, table_taken
 from connector.stores.hana.upgrade import HanaUpgrade
 from connector.stores.lease import lost
@@ -59,25 +60,26 @@ class _Row:
 
 
 class HanaGenerations:
-    """`names`: as in HanaStore. `ensure_table`: makes a vector table of a dimension where it is missing."""
+    """A `Generations`. `ensure_table`: makes a vector table of a dimension where it is missing. `lease`: owns a
+    generation that is to be dropped."""
 
     def __init__(
         self,
-        pool: HanaPool,
-        schema: str,
-        names: Mapping[str, Mapping[str, str]],
+        collections: Collections,
         *,
         ensure_table: Callable[[VectorSql, int], None],
         upgrade: HanaUpgrade,
+        lease: Callable[[str], AbstractContextManager[Lease]],
     ) -> None:
-        self._pool = pool
-        self._schema = schema
-        self._names = names
+        self._collections = collections
+        self._pool = collections.pool
+        self._schema = collections.schema
         self._ensure_table = ensure_table
         self._upgrade = upgrade
-        self._sql = GenerationSql(schema)
+        self._lease = lease
+        self._sql = GenerationSql(self._schema)
 
-    def all(self, collection: str, counted: bool) -> list[Generation]:
+    def all(self, collection: str, counted: bool = True) -> list[Generation]:
         return [self._generation(collection, row, counted) for row in self._rows(collection)]
 
     def free_number(self, collection: str) -> int:
@@ -143,7 +145,7 @@ class HanaGenerations:
         if owners and owners[0][0] != name:
             raise table_taken(collection, owners[0][0], table.name)
         self._ensure_table(table, stamp.dimension)
-        known = metadata_names_text(self._names, collection)
+        known = metadata_names_text(self._collections.names, collection)
         text = records.recipe_text(recipe)
         values = (name, table.name, number, stamp.id, stamp.fingerprint, stamp.dimension, known, text)
         self._pool.execute(self._sql.insert(), values, doing=f"registering {name!r}")
@@ -186,20 +188,22 @@ class HanaGenerations:
             session.execute(self._sql.move_quarantine(), (collection, target.name), doing="moving its quarantine")
 
         self._pool.in_transaction(work, doing=f"switching {collection!r} to generation {number}")
+        self._collections.forget()
 
     # --------------------------------------------------------------------------------------------------- dropping
 
-    def droppable(self, collection: str, number: int) -> str:
-        """Its name. Raises UnknownGeneration, GenerationRefused."""
+    def drop(self, collection: str, number: int) -> None:
         rows = {row.number: row for row in self._rows(collection)}
         if number not in rows:
             raise no_generation(collection, number, list(rows))
         if rows[number].state == "active":
             raise is_active(collection, number)
         self._upgrade()
-        return rows[number].name
+        with self._lease(rows[number].name) as lease:
+            self._drop(collection, lease)
+        self._collections.forget()
 
-    def drop(self, collection: str, lease: Lease) -> None:
+    def _drop(self, collection: str, lease: Lease) -> None:
         """Marked first: cut short, it can be dropped again, but neither built on nor switched to."""
         marked = self._pool.execute(self._sql.mark_dropped(), (DROPPED, lease.collection, lease.epoch))
         if marked != 1:

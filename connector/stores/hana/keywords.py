@@ -92,33 +92,39 @@ class KeywordQuery:
         return self.sql.search(count, self.words, where), [*values, *every, *where.parameters]
 
 
-def prepare(
-    pool: HanaPool, table: VectorSql, text: str, within: filter_sql.Compiled, *, full_text: bool
-) -> KeywordQuery | None:
-    """Counts how many texts hold each word, which weighs it, among the rows that `within` holds for: other rows must
-    move neither a score nor the order. None when there is nothing to look for.
+class Keywords:
+    """Word searches over the vector tables of one store."""
 
-    Raises StatementFailed where HANA refuses this kind of text search (`supports` asks before).
-    """
-    sql, wanted, doing = KeywordSql(table, full_text), words(text), "searching by words"
-    texts, average = pool.read(sql.lengths(within.sql), within.parameters, doing=doing)[0]
-    if not wanted or not texts:
-        return None
-    counts = [
-        pool.read(sql.count(word, within.sql), (*sql.parameters(word), *within.parameters), doing=doing)[0][0]
-        for word in wanted
-    ]
-    places = worth_it(wanted, counts, texts)
-    weights = (weight(counts[place], texts) for place in places)
-    return KeywordQuery(sql, tuple(wanted[place] for place in places), tuple(weights), max(float(average or 0), 1.0))
+    def __init__(self, pool: HanaPool) -> None:
+        self._pool = pool
+        self._full_text: bool | None = None
 
+    def query(self, table: VectorSql, text: str, within: filter_sql.Compiled) -> KeywordQuery | None:
+        """Counts how many texts hold each word, which weighs it, among the rows that `within` holds for: other rows
+        must move neither a score nor the order. None when there is nothing to look for."""
+        if self._full_text is None:
+            self._full_text = self._supported(table)
+        sql, wanted, doing = KeywordSql(table, self._full_text), words(text), "searching by words"
+        texts, average = self._pool.read(sql.lengths(within.sql), within.parameters, doing=doing)[0]
+        if not wanted or not texts:
+            return None
+        counts = [
+            self._pool.read(sql.count(word, within.sql), (*sql.parameters(word), *within.parameters), doing=doing)[0][0]
+            for word in wanted
+        ]
+        places = worth_it(wanted, counts, texts)
+        weights = (weight(counts[place], texts) for place in places)
+        return KeywordQuery(
+            sql, tuple(wanted[place] for place in places), tuple(weights), max(float(average or 0), 1.0)
+        )
 
-def supports(pool: HanaPool, table: VectorSql) -> bool:
-    """Whether HANA searches VEC_TEXT by words as it stands: asked with a search, because no view tells it."""
-    probe = Word(("owl",))
-    query = KeywordQuery(KeywordSql(table, True), (probe, probe), (1.0, 1.0), 1.0)
-    try:
-        pool.read(*query.statement(1, filter_sql.Compiled("", ())), doing="asking HANA whether it searches texts")
-    except StatementFailed:
-        return False
-    return True
+    def _supported(self, table: VectorSql) -> bool:
+        """Whether HANA searches VEC_TEXT by words as it stands: asked with a search, because no view tells it."""
+        probe = Word(("owl",))
+        query = KeywordQuery(KeywordSql(table, True), (probe, probe), (1.0, 1.0), 1.0)
+        doing = "asking HANA whether it searches texts"
+        try:
+            self._pool.read(*query.statement(1, filter_sql.Compiled("", ())), doing=doing)
+        except StatementFailed:
+            return False
+        return True

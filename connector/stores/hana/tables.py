@@ -5,7 +5,9 @@ them, and two state tables beside them. Builds text only; sends nothing.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from connector.errors import ConfigurationError
 from connector.hana.connection import quote
@@ -29,6 +31,22 @@ _QUARANTINE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) NOT NULL, "SRC_KEY" NVARCHAR(2000) NOT NULL, "STAGE" NVARCHAR(100) NOT NULL,
 "REASON" NVARCHAR(2000) NOT NULL, "ATTEMPTS" INTEGER NOT NULL, "LAST_SEEN" TIMESTAMP, "ROW_DIGEST" VARBINARY(8),
 PRIMARY KEY ("COLLECTION", "SRC_KEY"))"""
+
+
+LOOKUP_SIZES = (1, 8, 64, 512)
+"""Ids per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
+
+Id = TypeVar("Id")
+
+
+def portions(ids: Sequence[Id]) -> Iterator[list[Id]]:
+    """All of them, in lists of LOOKUP_SIZES; the last id fills up the last list."""
+    start = 0
+    while start < len(ids):
+        size = next((n for n in LOOKUP_SIZES if n >= len(ids) - start), LOOKUP_SIZES[-1])
+        some = list(ids[start : start + size])
+        yield some + [some[-1]] * (size - len(some))
+        start += size
 
 
 def table_name(collection: str, generation: int) -> str:
@@ -348,22 +366,20 @@ class VectorSql:
         """Records, records of ours, documents of ours."""
         return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.table}'
 
-    def exact(self, count: int) -> str:
-        """As `search` without a condition; the hint keeps HANA from using an HNSW index."""
-        return f"{self.search(count)} WITH HINT (NO_VECTOR_INDEX)"
-
-    def search(self, count: int, condition: str = "", projection: str = "") -> str:
+    def search(self, count: int, condition: str = "", projection: str = "", *, exact: bool = False) -> str:
         """Parameters: the query as text (`records.vector_text`), then those of the condition. `projection` (full-text
-        search in metadata) makes the condition range over named metadata fields.
+        search in metadata) makes the condition range over named metadata fields. `exact`: without an HNSW index.
 
         SAP documents TOP with a literal number only; and TO_REAL_VECTOR takes text everywhere, while nobody could yet
         see what a real HANA declares its parameter as when bytes are bound.
         """
         head, source = self._projected(projection)
         where = f" WHERE {condition}" if condition else ""
+        hint = " WITH HINT (NO_VECTOR_INDEX)" if exact else ""
         return (
             f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
-            f'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" FROM {source}{where} ORDER BY "SCORE" DESC'
+            'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" '
+            f'FROM {source}{where} ORDER BY "SCORE" DESC{hint}'
         )
 
     def _projected(self, projection: str) -> tuple[str, str]:

@@ -5,7 +5,8 @@ Each method is a transaction of its own. Knows no search.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -63,13 +64,23 @@ class _Row:
 
 
 class LocalGenerations:
-    """`names`: as in LocalStore."""
+    """A `Generations`. `names`: as in LocalStore. `lease`: owns a generation that is to be dropped. `forget`: called
+    with its name when it is gone."""
 
-    def __init__(self, file: SqliteFile, names: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        file: SqliteFile,
+        names: Mapping[str, Mapping[str, str]],
+        *,
+        lease: Callable[[str], AbstractContextManager[Lease]],
+        forget: Callable[[str], None],
+    ) -> None:
         self._file = file
         self._names = names
+        self._lease = lease
+        self._forget = forget
 
-    def all(self, collection: str, counted: bool) -> list[Generation]:
+    def all(self, collection: str, counted: bool = True) -> list[Generation]:
         with self._file.read() as db:
             return [_generation(db, collection, row, counted) for row in _rows(db, collection)]
 
@@ -133,17 +144,19 @@ class LocalGenerations:
             failpoints.reach("mid_alias_swap")
             db.execute(sql, (collection, None, records.to_compare_whole(target.checkpoint), epoch, target.id))
 
-    def droppable(self, collection: str, number: int) -> str:
-        """Its name. Raises UnknownGeneration, GenerationRefused."""
+    def drop(self, collection: str, number: int) -> None:
         with self._file.read() as db:
             rows = {row.number: row for row in _rows(db, collection)}
         if number not in rows:
             raise no_generation(collection, number, list(rows))
         if rows[number].state == "active":
             raise is_active(collection, number)
-        return rows[number].name
+        name = rows[number].name
+        with self._lease(name) as lease:
+            self._drop(collection, lease)
+        self._forget(name)
 
-    def drop(self, collection: str, lease: Lease) -> None:
+    def _drop(self, collection: str, lease: Lease) -> None:
         """Page by page, marked first: cut short, it can be dropped again, but neither built on nor switched to."""
         with self._file.write() as db:
             row = _owned(db, lease)

@@ -13,8 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Vectors
-from connector.protocols import Ranking, VectorScan
-from connector.stores.scan import Blocks, Column, NumpyScan, Positions, kept_rows, kth_largest, take
+from connector.stores.scan import (
+    Blocks,
+    Column,
+    NumpyScan,
+    Positions,
+    Ranking,
+    VectorScan,
+    kept_rows,
+    kth_largest,
+    take,
+)
 
 # A unit vector x is kept as s1 c1 + s2 c2 + r2: codes c of -127..127, the second those of what the first left. Of a
 # query q = t1 d1 + t2 d2 + p2 likewise. Then, by Cauchy and Schwarz, with r1 = s2 c2 + r2 and p1 = t2 d2 + p2,

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from connector import cancellation
 from connector.errors import BadFilter
 from connector.model import Filter, Hit
-from connector.protocols import Ranking, VectorScan
 from connector.stores import filter_sql, filters
+from connector.stores.local.int8_scan import best_scan
 from connector.stores.local.records import Candidate, Records, best_documents
 from connector.stores.local.shared_scans import SharedScans
 from connector.stores.local.snapshot import Buffer, Kept, Snapshot, read_mark, unit_rows
-from connector.stores.scan import exact_scores
+from connector.stores.local.tables import Collection
+from connector.stores.scan import Ranking, VectorScan, exact_scores
 
 SELECTIVE_SHARE = 10
 """A filter that keeps less than one row in this many is answered from the rows it keeps."""
@@ -102,6 +103,31 @@ class CollectionIndex:
                 self._forget()
                 raise
             return self._newest
+
+
+class Indexes:
+    """The index of each collection, made at its first search. Thread-safe. `scan`: None for the fastest that works."""
+
+    def __init__(self, scan: VectorScan | None) -> None:
+        self._scan = scan
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[tuple[int, int], CollectionIndex]] = {}
+
+    def of(self, found: Collection) -> CollectionIndex:
+        """After a switch this replaces the index of the generation that was active."""
+        with self._lock:
+            key = (found.id, found.stamp.dimension)
+            known = self._known.get(found.name)
+            if known is None or known[0] != key:
+                known = self._known[found.name] = key, CollectionIndex(*key, self._scan or best_scan())
+            return known[1]
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._known.pop(name, None)
+
+    def clear(self) -> None:
+        self._known.clear()
 
 
 class Search:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Vectors
-from connector.protocols import ScanCopy, ScanView, VectorScan
+from connector.stores.scan import ScanCopy, ScanView, VectorScan
 
 Mark = tuple[int, int]
 """The last record id and the last tombstone a transaction can see, of all collections. Both only ever grow."""

@@ -1,12 +1,22 @@
-"""The tables of the local store, as migrations from one layout to the next. Nothing but SQL."""
+"""The tables of the local store: their layout as migrations, and the rows of `collections`."""
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from connector.errors import UnknownCollection
+from connector.model import Checkpoint
+from connector.stores import records
 from connector.stores.filter_sql import register
-from connector.stores.local.sqlite_file import Schema
+from connector.stores.local.sqlite_file import Schema, undamaged
+from connector.stores.records import ModelStamp
 
 # Statements are separated by an empty line. A migration that has been released never changes.
-# A tombstone of record 0 buries nothing; it tells readers that metadata, and so the answers to filters, have changed.
+# A tombstone of record 0 means that metadata, and so the results of filters, have changed.
 _LAYOUT_1 = """
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -73,9 +83,9 @@ CREATE TABLE quarantine (
 ) WITHOUT ROWID
 """
 
-# What a row in quarantine was read as: while that is the same, it need not be tried again. Generations: what each was
-# built by (JSON), when, since when it does not serve any more, and the highest number there was when an older one was
-# dropped, because no number is given twice.
+# `row_digest`: the content of a quarantined row; it is tried again when that changes. Generations: `spec` is the recipe
+# (JSON), `retired` when it stopped being active, `highest` the highest number when an older one was dropped, because no
+# number is used twice.
 _LAYOUT_2 = """
 ALTER TABLE quarantine ADD COLUMN row_digest BLOB;
 
@@ -88,5 +98,47 @@ ALTER TABLE collections ADD COLUMN retired TEXT;
 ALTER TABLE collections ADD COLUMN highest INTEGER NOT NULL DEFAULT 0
 """
 
-SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), prepare=register)
-"""The identity spells OWLV."""
+SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), prepare=register)  # OWLV
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A row of `collections`. `names`: source column to metadata name where they differ, for filters."""
+
+    id: int
+    name: str
+    generation: int
+    stamp: ModelStamp
+    names: Mapping[str, str]
+    checkpoint: Checkpoint
+
+
+def find(db: sqlite3.Connection, name: str) -> Collection | None:
+    row = db.execute(
+        "SELECT id, generation, model, fingerprint, dimension, names, checkpoint, last_sync FROM collections "
+        "WHERE name = ?",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    id_, generation, model, fingerprint, dimension, names, checkpoint, last_sync = row
+    with undamaged("the record of a collection"):
+        return Collection(
+            id_,
+            name,
+            generation,
+            ModelStamp(model, fingerprint, dimension),
+            json.loads(names),
+            records.checkpoint_of(checkpoint, datetime.fromisoformat(last_sync) if last_sync else None),
+        )
+
+
+def known(db: sqlite3.Connection, name: str) -> Collection:
+    found = find(db, name)
+    if found is None:
+        raise unknown(name)
+    return found
+
+
+def unknown(name: str) -> UnknownCollection:
+    return UnknownCollection(f"the local store has no collection {name!r}; `sync` creates it")
