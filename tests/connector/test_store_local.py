@@ -764,7 +764,7 @@ def test_a_file_of_the_first_layout_is_taken_over(folder, file):
     """What an earlier version wrote: without the columns of generations."""
     file.parent.mkdir(parents=True)
     with closing(sqlite3.connect(file)) as database:
-        first = replace(local_schema.SCHEMA, migrations=local_schema.SCHEMA.migrations[:1])
+        first = replace(SCHEMA, migrations=SCHEMA.migrations[:1])
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA application_id = {first.application_id:d}")
         for statement in first.migrations[0].split(";\n\n"):
@@ -779,7 +779,7 @@ def test_a_file_of_the_first_layout_is_taken_over(folder, file):
     with closing(LocalStore(folder)) as store:
         assert [(each.number, each.state) for each in store.generations.all(NAME)] == [(1, "active")]
     with closing(sqlite3.connect(file)) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (local_schema.SCHEMA.version,)
+        assert database.execute("PRAGMA user_version").fetchone() == (SCHEMA.version,)
 
 
 def test_a_drop_that_was_cut_short_is_finished_by_another(store, folder, monkeypatch):
