@@ -24,6 +24,7 @@ from connector.hana.privileges import creating, granted
 from connector.model import (
     ChangeSet,
     Checkpoint,
+    Chunk,
     CollectionStatus,
     Filter,
     Lease,
@@ -35,13 +36,11 @@ from connector.model import (
 from connector.protocols import Embedder
 from connector.stores import records
 from connector.stores.hana import tables as hana_tables
-from connector.stores.hana.collections import Collection, Collections
 from connector.stores.hana.generations import HanaGenerations
 from connector.stores.hana.keywords import Keywords
+from connector.stores.hana.state import Collection, Collections
 from connector.stores.hana.tables import StateSql, VectorSql, portions, table_name, table_taken
-from connector.stores.hana.upgrade import HanaUpgrade
 from connector.stores.hana.view import HanaView
-from connector.stores.hana.writer import HanaWriter, Place
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
 
@@ -80,11 +79,9 @@ class HanaStore:
         self._sql = StateSql(schema)
         self._collections = Collections(pool, schema, self._names)
         self._words = Keywords(pool)
-        self._upgrade = HanaUpgrade(pool, schema)
         self.generations = HanaGenerations(
             self._collections,
             ensure_table=self._ensure_table,
-            upgrade=self._upgrade,
             lease=lambda name: self.lease(name, "drop", 0),
         )
 
@@ -103,7 +100,7 @@ class HanaStore:
                 raise self._collections.unknown(collection)
             self._check_features()
             self._create_state()
-        self._upgrade()
+        self._collections.upgrade()
         if found is None:
             found = self._collections.find(collection) or self._add(collection, stamp)
         if found.stamp != stamp:
@@ -231,7 +228,7 @@ class HanaStore:
         found = self._collections.find(lease.collection)
         if found is None:  # switched to, or dropped
             raise lost(lease)
-        writer = HanaWriter(self._sql, Place(found.name, found.table, found.stamp), changes)
+        writer = _Writer(self._sql, found, changes)
 
         def write(session: Session) -> None:
             values = (_seconds(self._times.ttl), lease.collection, lease.epoch)
@@ -322,6 +319,63 @@ class HanaStore:
         """Records, records of ours, documents of ours."""
         total, ours, rows = self._pool.read(found.table.count(), doing=f"counting collection {found.name!r}")[0]
         return int(total), int(ours), int(rows)
+
+
+class _Writer:
+    """A change set turned into rows of parameters, once; written in whichever transaction succeeds."""
+
+    def __init__(self, sql: StateSql, found: Collection, changes: ChangeSet) -> None:
+        """Raises RowRejected for data that need not be sent to be rejected."""
+        self._sql = sql
+        self._found = found
+        self._changes = changes
+        vectors = records.fvecs(records.checked_vectors(changes, found.stamp.dimension))
+        metadata = records.checked_metadata(changes)
+        count = len(changes.chunks)
+        self._rows = [self._row(*row) for row in zip(changes.chunks, metadata[:count], vectors, strict=True)]
+        self._metadata = [
+            (text, chunk.content_hash, chunk.id, chunk.number)
+            for chunk, text in zip(changes.metadata_only, metadata[count:], strict=True)
+        ]
+        # In key order, so that two transactions never wait for each other in a circle.
+        ids = {*changes.deleted, *(chunk.id for chunk in changes.chunks)}
+        self._deleted = [(id_,) for id_ in sorted(ids)]
+        self._quarantined: list[tuple[Any, ...]] | None = None
+
+    def _row(self, chunk: Chunk, metadata: str, vector: bytes) -> tuple[Any, ...]:
+        return (chunk.text, metadata, vector, chunk.id, chunk.number, chunk.content_hash, self._found.stamp.id)
+
+    def write(self, session: Session) -> None:
+        """Raises RowRejected where HANA refuses one of the rows: without asking it which (`Session.execute_many`)."""
+        table = self._found.table
+        session.execute_many(table.delete(), self._deleted, doing="removing what is replaced")
+        failpoints.reach("mid_upsert")
+        session.execute_many(table.insert(), self._rows, doing="writing vectors")
+        session.execute_many(table.update_metadata(), self._metadata, doing="replacing metadata")
+        self._write_quarantine(session)
+
+    def _write_quarantine(self, session: Session) -> None:
+        name, changes = self._found.collection, self._changes
+        released = [(name, id_) for id_ in sorted(changes.released)]
+        if released and session.query(self._sql.count_quarantine(), (name,))[0][0]:
+            session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
+        if not changes.quarantined:
+            return
+        if self._quarantined is None:  # once: a repeated commit must not count the attempt twice
+            known = session.query(self._sql.read_quarantine(), (name,))
+            before = {id_: (attempts, digest) for id_, _, _, attempts, _, digest in known}
+            self._quarantined = [
+                (
+                    name,
+                    row.id,
+                    row.stage[:100],
+                    row.reason[:2000],
+                    records.attempts(row, *before.get(row.id, (0, None))),
+                    row.digest,
+                )
+                for row in sorted(changes.quarantined, key=lambda row: row.id)
+            ]
+        session.execute_many(self._sql.put_quarantine(), self._quarantined, doing="writing the quarantine")
 
 
 def _seconds(ttl: float) -> int:

@@ -16,8 +16,8 @@ from connector.hana.connection import HanaPool, Rows, Session
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
 from connector.stores import filter_sql, filters, records
 from connector.stores.hana import tables as hana_tables
-from connector.stores.hana.collections import Collection, Collections
 from connector.stores.hana.keywords import Keywords
+from connector.stores.hana.state import Collection, Collections
 from connector.stores.hana.tables import portions
 from connector.stores.words import as_key_value
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from connector.errors import WordsNotSearchable
 from connector.model import Hit
 from connector.stores import filter_sql, filters
-from connector.stores.local.records import Candidate, Records, best_documents
 from connector.stores.local.snapshot import Mark, read_mark
 from connector.stores.local.sqlite_file import SqliteFile, undamaged
+from connector.stores.local.tables import Candidate, Records, best_documents
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
 
 # Contentless: the texts stand in `records`. What is deleted is therefore told again, word for word, by the triggers.

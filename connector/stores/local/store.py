@@ -10,22 +10,26 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from connector import failpoints
 from connector.errors import RowRejected
 from connector.model import (
     ChangeSet,
     Checkpoint,
+    Chunk,
     CollectionStatus,
     Filter,
     Lease,
     QuarantinedRow,
     StoredChunk,
     StoredRecord,
+    Vectors,
     is_generation,
 )
 from connector.protocols import Embedder
@@ -33,17 +37,18 @@ from connector.stores import records
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.local import keywords as local_keywords
 from connector.stores.local.generations import LocalGenerations, next_number
-from connector.stores.local.records import IN_LIMIT
 from connector.stores.local.search import Indexes
 from connector.stores.local.sqlite_file import SqliteFile, undamaged
-from connector.stores.local.tables import SCHEMA, Collection, find, known, unknown
+from connector.stores.local.tables import IN_LIMIT, SCHEMA, Collection, find, known, unknown
 from connector.stores.local.view import LocalView
-from connector.stores.local.writer import Writer
 from connector.stores.records import ModelStamp
 from connector.stores.scan import VectorScan
 
 FILE = "vectors.sqlite"
 PAGE = 2000
+GROUP = 64
+"""Rows of one statement. Each call into SQLite lets other threads run and then waits for its turn again, so fewer calls
+cost less than their rows; few enough that a statement's text is soon made."""
 LONGEST_LEASE = 300.0
 """Seconds. One that ends later than that was taken before the clock was set back: nobody would ever see its end."""
 TOMBSTONES_KEPT = 50_000
@@ -182,7 +187,7 @@ class LocalStore:
         with self._file.write() as db:
             collection = _owned(db, lease)
             try:
-                Writer(db, collection.id, collection.stamp).apply(changes)
+                _Writer(db, collection.id, collection.stamp).apply(changes)
             except _REFUSED as error:
                 raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
 
@@ -274,6 +279,101 @@ class LocalStore:
             last_sync=found.checkpoint.last_sync,
             key=found.checkpoint.key,
             checkpoint=found.checkpoint,
+        )
+
+
+def _places(count: int) -> str:
+    return ", ".join("?" * count)
+
+
+class _Writer:
+    """Applies a change set within an open transaction."""
+
+    def __init__(self, db: sqlite3.Connection, collection: int, stamp: ModelStamp) -> None:
+        self._db = db
+        self._collection = collection
+        self._stamp = stamp
+        self._now = datetime.now(UTC).isoformat()
+
+    def apply(self, changes: ChangeSet) -> None:
+        vectors = records.checked_vectors(changes, self._stamp.dimension)
+        metadata, count = records.checked_metadata(changes), len(changes.chunks)
+        self._delete([*changes.deleted, *(chunk.id for chunk in changes.chunks)])
+        failpoints.reach("mid_upsert")
+        self._insert(changes.chunks, metadata[:count], vectors)
+        self._replace_metadata(changes.metadata_only, metadata[count:])
+        self._quarantine(changes.quarantined, changes.released)
+        if changes.checkpoint is not None:
+            self._db.execute(
+                "UPDATE collections SET checkpoint = ?, last_sync = CASE WHEN ? THEN last_sync ELSE ? END WHERE id = ?",
+                (records.checkpoint_text(changes.checkpoint), changes.partial, self._now, self._collection),
+            )
+            failpoints.reach("mid_checkpoint")
+
+    def _delete(self, documents: Sequence[str]) -> None:
+        """Triggers remove the vectors and leave tombstones."""
+        self._remove("records", list(dict.fromkeys(documents)))
+
+    def _remove(self, table: str, documents: Sequence[str]) -> None:
+        for start in range(0, len(documents), GROUP):
+            some = documents[start : start + GROUP]
+            sql = f"DELETE FROM {table} WHERE collection = ? AND document IN ({_places(len(some))})"  # noqa: S608
+            self._db.execute(sql, (self._collection, *some))
+
+    def _add(self, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """`into`: table and columns."""
+        for start in range(0, len(rows), GROUP):
+            some = rows[start : start + GROUP]
+            values = ", ".join([f"({_places(len(some[0]))})"] * len(some))
+            sql = f"INSERT INTO {into} VALUES {values}"  # noqa: S608
+            self._db.execute(sql, tuple(chain.from_iterable(some)))
+
+    def _insert(self, chunks: Sequence[Chunk], metadata: Sequence[str], vectors: Vectors) -> None:
+        last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
+        first = (last[0] if last else 0) + 1
+        collection, stamp = self._collection, self._stamp
+        self._add(
+            "records (id, collection, document, number, hash, model, synced_at, meta, text)",
+            [
+                (
+                    first + place,
+                    collection,
+                    chunk.id,
+                    chunk.number,
+                    chunk.content_hash,
+                    stamp.id,
+                    self._now,
+                    metadata[place],
+                    chunk.text,
+                )
+                for place, chunk in enumerate(chunks)
+            ],
+        )
+        data, size = vectors.tobytes(), 4 * stamp.dimension
+        self._add(
+            "vectors (record, dimension, vector)",
+            [(first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))],
+        )
+
+    def _replace_metadata(self, chunks: Sequence[Chunk], metadata: Sequence[str]) -> None:
+        self._db.executemany(
+            "UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE collection = ? AND document = ? AND number = ?",
+            (
+                (text, chunk.content_hash, self._now, self._collection, chunk.id, chunk.number)
+                for chunk, text in zip(chunks, metadata, strict=True)
+            ),
+        )
+
+    def _quarantine(self, rows: Sequence[QuarantinedRow], released: Sequence[str]) -> None:
+        collection = self._collection
+        self._remove("quarantine", released)
+        self._db.executemany(
+            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen, row_digest) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
+            "SET stage = excluded.stage, reason = excluded.reason, last_seen = excluded.last_seen, "
+            "attempts = excluded.attempts + CASE WHEN row_digest <> excluded.row_digest THEN 0 ELSE attempts END, "
+            "row_digest = excluded.row_digest",
+            ((collection, row.id, row.stage, row.reason, row.attempts, self._now, row.digest) for row in rows),
         )
 
 

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
 from connector.stores import filter_sql, filters, records
-from connector.stores.generation_rules import changed
+from connector.stores.generations import changed
 from connector.stores.local import keywords as local_keywords
-from connector.stores.local.records import IN_LIMIT, Records
 from connector.stores.local.search import Indexes, Search, answering
 from connector.stores.local.sqlite_file import SqliteFile
-from connector.stores.local.tables import Collection, known
+from connector.stores.local.tables import IN_LIMIT, Collection, Records, known
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
 from connector.stores.words import as_key_value
 
