@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
 from connector.errors import GenerationChanged, GenerationRefused, UnknownCollection, UnknownGeneration
 from connector.model import Generation, GenerationState, Recipe, is_generation
 from connector.stores.records import ModelStamp, recipe_of, same_spec
 
+Row = TypeVar("Row", "GenerationRow", Generation)
 DROPPED = ""  # the fingerprint of a generation whose deletion has begun: no model has it
 
 
@@ -77,7 +79,7 @@ def free_number(rows: Sequence[GenerationRow]) -> int:
     return max((max(row.number, row.highest or 0) for row in rows), default=0) + 1
 
 
-def numbered(collection: str, rows: Sequence[GenerationRow], number: int) -> GenerationRow:
+def numbered(collection: str, rows: Sequence[Row], number: int) -> Row:
     """Return the generation with this number. Raises UnknownGeneration."""
     for row in rows:
         if row.number == number:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from connector.errors import GenerationRefused, UnknownGeneration
 from connector.model import CollectionSpec, Generation
 from connector.protocols import Embedder
-from connector.stores.generation_rules import no_generation
+from connector.stores.generations import numbered
 from connector.stores.ranking import overlap, rank_biased_overlap
 from connector.stores.records import ModelStamp
 from connector.stores.store import VectorStore
@@ -44,10 +44,7 @@ def last_retired(generations: Sequence[Generation]) -> Generation | None:
 def chosen(collection: str, generations: Sequence[Generation], number: int | None) -> Generation:
     """Generation `number`; None: the newest that is being built. Raises UnknownGeneration, GenerationRefused."""
     if number is not None:
-        for each in generations:
-            if each.number == number:
-                return each
-        raise no_generation(collection, number, [each.number for each in generations])
+        return numbered(collection, generations, number)
     if not generations:
         raise UnknownGeneration(f"{collection!r} was never synced and has no generations")
     newest = _newest(each for each in generations if each.state == "building")

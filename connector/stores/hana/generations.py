@@ -19,7 +19,6 @@ from connector.stores.generations import (
     droppable,
     free_number,
     metadata_names_text,
-    numbered,
     resumable,
 )
 from connector.stores.hana.state import Collections
@@ -109,7 +108,7 @@ class HanaGenerations:
     def switch(self, collection: str, number: int) -> None:
         """A repetition after a lost reply finds the switch made."""
         if not self._collections.upgrade():
-            numbered(collection, [], number)
+            Switch.to(collection, [], number)
 
         def work(session: Session) -> None:
             found = session.query(self._sql.lock_all(), _names_of(collection), doing="locking the generations")

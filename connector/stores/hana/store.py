@@ -355,7 +355,7 @@ class _Writer:
         self._write_quarantine(session)
 
     def _write_quarantine(self, session: Session) -> None:
-        name, changes = self._found.collection, self._changes
+        name, changes = self._found.name, self._changes
         released = [(name, id_) for id_ in sorted(changes.released)]
         if released and session.query(self._sql.count_quarantine(), (name,))[0][0]:
             session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
