@@ -87,7 +87,7 @@ def test_random_writes_leave_the_index_as_if_made_anew(store: LocalStore, tmp_pa
     kept: dict[str, str] = {}
     for _ in range(40):
         texts = {f"k{chosen.randrange(12)}": " ".join(chosen.choices(vocabulary, k=3)) for _ in range(4)}
-        gone = tuple(chosen.view([f"k{number}" for number in range(12)]).sample(2))
+        gone = tuple(chosen.sample([f"k{number}" for number in range(12)], 2))
         write(store, texts, gone)
         kept = {id_: text for id_, text in (kept | texts).items() if id_ in texts or id_ not in gone}
     for word in vocabulary:
@@ -205,7 +205,7 @@ def test_what_is_remembered_of_texts_is_what_a_new_look_finds(
     chosen, queries = random.Random(6), ["pump", "pump hose", "valve steel pump"]
     for turn in range(30):
         texts = {f"k{chosen.randrange(20)}": " ".join(chosen.choices(queries, k=3)) for _ in range(5)}
-        write(store, texts, tuple(chosen.view([f"k{number}" for number in range(20)]).sample(4)))
+        write(store, texts, tuple(chosen.sample([f"k{number}" for number in range(20)], 4)))
         if turn % 3 == 0:
             with store.lease(NAME, "test", 5) as lease:
                 described = [Chunk(f"k{chosen.randrange(20)}", 0, "", {"T": "new"}, bytes(32))]
