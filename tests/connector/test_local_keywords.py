@@ -17,6 +17,7 @@ import pytest
 
 from connector.errors import ConfigurationError, RowRejected, StoreCorrupt
 from connector.model import ChangeSet, Chunk
+from connector.stores.local import filter_cache
 from connector.stores.local import keywords as local_keywords
 from connector.stores.local import store as local
 from connector.stores.local.store import LocalStore
@@ -227,7 +228,7 @@ def test_texts_are_remembered_within_bounds(store: LocalStore, monkeypatch: pyte
         within = {"T": {"$in": ["pump", str(number)]}}
         assert len(store.view(NAME, row_filter=within).keyword("pump", 99)) == 10
         assert len(cache) == min(number + 1, 2), "two sets of ten fit"
-    monkeypatch.setattr(local_keywords, "SETS_REMEMBERED", 1)
+    monkeypatch.setattr(filter_cache, "FILTERS", 1)
     assert found(store, "pump") == {f"k{number}" for number in range(10)}
     assert len(cache) == 1
 

@@ -47,6 +47,7 @@ from connector.stores.local import generations as local_generations
 from connector.stores.local import search as local_search
 from connector.stores.local import snapshot
 from connector.stores.local import store as local
+from connector.stores.local.filter_cache import FILTERS
 from connector.stores.local.sqlite_file import SqliteFile
 from connector.stores.local.store import LocalStore
 from connector.stores.local.tables import SCHEMA, known
@@ -675,12 +676,12 @@ def test_a_remembered_filter_follows_every_change(store):
     assert found(store, {"V": 1}) == keys(range(10)) - {"k1", "k2"}
     add(store, range(10, 12), V=1)
     assert found(store, {"V": 1}) == keys(range(12)) - {"k1", "k2"}
-    for number in range(2 * local_search.REMEMBERED):
+    for number in range(2 * FILTERS):
         found(store, {"N": number})
     with store._file.read() as db:
         now = store._indexes.of(known(db, NAME)).snapshot(db)
     assert now is not None
-    assert len(now.filtered) <= local_search.REMEMBERED
+    assert len(now.filtered) <= FILTERS
 
 
 def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bounded(store):
@@ -701,8 +702,7 @@ def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bo
     with store._file.read() as db:
         now = store._indexes.of(known(db, NAME)).snapshot(db)
     assert now is not None
-    held = sum(len(kept.places) for kept in now.filtered.values() if kept.places is not None)
-    assert held <= local_search.REMEMBERED_ROWS * 100
+    assert now.filtered.rows <= local_search.REMEMBERED_ROWS * 100
     assert found(store, {"V": 3}) == keys(range(15, 20)), "forgotten, and looked up again"
 
 

@@ -5,7 +5,6 @@ that writes records, and BM25 over the texts that a caller may see. Search reads
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from connector.errors import WordsNotSearchable
 from connector.model import Hit
 from connector.stores import filter_sql, filters
+from connector.stores.local.filter_cache import FilterCache
 from connector.stores.local.snapshot import Mark, read_mark
 from connector.stores.local.sqlite_file import SqliteFile, undamaged
 from connector.stores.local.tables import Candidate, Records, best_documents
@@ -47,8 +47,6 @@ _LENGTHS = (
 _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
-SETS_REMEMBERED = 512
-"""Sets of texts, so that each of many callers who may see different rows finds theirs."""
 TEXTS_REMEMBERED = 4_000_000
 """In all sets together: 12 bytes each."""
 
@@ -129,26 +127,17 @@ class TextCache:
     what was written since. Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], _Texts] = {}
-        self._lock = threading.Lock()
+        self._known = FilterCache[_Texts](lambda texts: len(texts.ids))
 
     def of(self, db: sqlite3.Connection, collection: int, within: filters.Condition | None) -> _Texts:
         """`within`: the only rows that there are for the caller (None: all)."""
         compiled = filter_sql.Compiled("", ()) if within is None else filter_sql.to_sqlite(within)
-        key, mark = (collection, repr(compiled)), read_mark(db)
+        key, mark = FilterCache.key(compiled, collection), read_mark(db)
         known = self._known.get(key)
         if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
             return known
         texts = _brought_up(db, collection, compiled, known, mark)
-        with self._lock:
-            self._known.pop(key, None)
-            self._known[key] = texts
-            excess = sum(len(each.ids) for each in self._known.values()) - TEXTS_REMEMBERED
-            for oldest, each in list(self._known.items())[:-1]:
-                if excess <= 0 and len(self._known) <= SETS_REMEMBERED:
-                    break
-                del self._known[oldest]
-                excess -= len(each.ids)
+        self._known.put(key, texts, TEXTS_REMEMBERED)
         return texts
 
 

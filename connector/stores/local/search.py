@@ -4,12 +4,11 @@ Reads within the transaction it is given; writes nothing.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sqlite3
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from connector import cancellation
 from connector.errors import BadFilter
 from connector.model import Filter, Hit
 from connector.stores import filter_sql, filters
+from connector.stores.local.filter_cache import FilterCache
 from connector.stores.local.int8_scan import best_scan
 from connector.stores.local.shared_scans import SharedScans
 from connector.stores.local.snapshot import Buffer, Kept, Snapshot, read_mark, unit_rows
@@ -31,8 +31,6 @@ SELECTIVE_SHARE = 10
 SELECTIVE_ROWS = 2000
 SPARE = 4
 """Rows beyond `k` that are looked at first: enough where documents are one chunk each."""
-REMEMBERED = 512
-"""Filters whose rows a snapshot remembers, so that each of many askers who may see different rows finds theirs."""
 REMEMBERED_ROWS = 4
 """As many rows as there are, times this, are remembered of all filters together: 8 bytes each."""
 
@@ -203,17 +201,15 @@ class Search:
         same filters come again and again: then only rows that came since are looked at."""
         compiled = filter_sql.to_sqlite(condition)
         snapshot = self._snapshot
-        remembered, key = snapshot.filtered, _key(compiled)
-        known = remembered.get(key)
+        key = FilterCache.key(compiled)
+        known = snapshot.filtered.get(key)
         if known is None or known.places is None:
             if known is not None and few is not None:
                 return None
             known = Kept(np.empty(0, np.int64), 0)
         if known.seen < snapshot.mark[0]:
             known = self._brought_up(known, compiled, few)
-            _remember(remembered, key, known, REMEMBERED_ROWS * len(snapshot.ids))
-        else:
-            remembered[key] = remembered.pop(key, known)  # the one used last
+            snapshot.filtered.put(key, known, REMEMBERED_ROWS * len(snapshot.ids))
         places = known.places
         if places is None or snapshot.live == len(snapshot.ids):
             return places
@@ -230,29 +226,6 @@ class Search:
         if len(ids) == limit:
             return Kept(None, seen)
         return Kept(np.concatenate([known.places, self._snapshot.positions(np.sort(ids))]), seen)
-
-
-def _remember(remembered: dict[Hashable, Kept], key: Hashable, kept: Kept, rows: int) -> None:
-    """As the one used last; those that were not used for longest go. Several threads may do so at once: each step
-    alone leaves a dictionary that is whole, and what is forgotten once too often is only looked up again."""
-    remembered.pop(key, None)
-    remembered[key] = kept
-    filters_held = list(remembered.items())
-    excess = sum(_size(each) for _, each in filters_held) - rows
-    for place, (oldest, each) in enumerate(filters_held[:-1]):
-        if excess <= 0 and len(filters_held) - place <= REMEMBERED:
-            break
-        remembered.pop(oldest, None)
-        excess -= _size(each)
-
-
-def _key(compiled: filter_sql.Compiled) -> bytes:
-    """Of the condition with all its values, for a filter may have megabytes of them and hundreds are remembered."""
-    return hashlib.sha256(repr((compiled.sql, compiled.parameters)).encode()).digest()
-
-
-def _size(kept: Kept) -> int:
-    return 0 if kept.places is None else len(kept.places)
 
 
 @dataclass(frozen=True, slots=True)

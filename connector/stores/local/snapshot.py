@@ -5,7 +5,7 @@ cache: SQLite stays the truth, and a snapshot can be thrown away at any time. Kn
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Vectors
+from connector.stores.local.filter_cache import FilterCache
 from connector.stores.scan import ScanCopy, ScanView, VectorScan
 
 Mark = tuple[int, int]
@@ -61,6 +62,10 @@ class Kept:
     seen: int
 
 
+def _no_filters() -> FilterCache[Kept]:
+    return FilterCache(lambda kept: 0 if kept.places is None else len(kept.places))
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Rows in id order. `view` holds the unit vector of record `ids[i]` as row i, to be ignored unless `alive[i]`."""
@@ -70,7 +75,7 @@ class Snapshot:
     alive: NDArray[np.bool_]
     live: int
     view: ScanView
-    filtered: dict[Hashable, Kept] = field(default_factory=dict, compare=False)
+    filtered: FilterCache[Kept] = field(compare=False)
     """What filters kept, by filter. The next snapshot takes over what is still true of it."""
 
     @property
@@ -130,12 +135,13 @@ class Buffer:
         if live * 2 < len(alive):
             return self._compact(mark, alive, live)
         # What filters kept is still true but for rows that came or went, unless metadata changed.
-        return self._view(mark, alive, live, {} if described else dict(last.filtered))
+        return self._view(mark, alive, live, None if described else last.filtered.copy())
 
     def _view(
-        self, mark: Mark, alive: NDArray[np.bool_], live: int, filtered: dict[Hashable, Kept] | None = None
+        self, mark: Mark, alive: NDArray[np.bool_], live: int, filtered: FilterCache[Kept] | None = None
     ) -> Snapshot:
-        return Snapshot(mark, self._ids[: self._used], alive, live, self._copy.view(), filtered or {})
+        kept = _no_filters() if filtered is None else filtered
+        return Snapshot(mark, self._ids[: self._used], alive, live, self._copy.view(), kept)
 
     def _pruned(self, db: sqlite3.Connection) -> int:
         row = db.execute("SELECT pruned FROM collections WHERE id = ?", (self._collection,)).fetchone()
