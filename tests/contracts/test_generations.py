@@ -96,7 +96,7 @@ def test_what_there_is_of_a_collection_that_was_never_opened(store):
     assert store.generations.all("never-opened") == []
     with pytest.raises(UnknownCollection, match="never-opened"):
         store.generations.begin("never-opened", OTHER, recipe("never-opened"))
-    for call in (store.switch, store.drop_generation):
+    for call in (store.generations.switch, store.generations.drop):
         with pytest.raises(UnknownGeneration, match="never-opened"):
             call("never-opened", 1)
     store.generations.record("never-opened", 1, recipe("never-opened"))
