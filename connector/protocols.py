@@ -1,6 +1,4 @@
-"""What a source, a store, an embedder and an observer must do: the protocols by which the parts know each other. Knows
-the vocabulary of `model.py` and NumPy, nothing else.
-"""
+"""The protocols of a source, an embedder and an observer. Those of a store are in `stores/store.py`."""
 
 from __future__ import annotations
 
@@ -32,22 +30,22 @@ class Source(Protocol):
     """Where rows come from."""
 
     def describe(self, ref: TableRef) -> Table:
-        """The table or view. Raises UnknownTable with the nearest names."""
+        """Return the table or view. Raises UnknownTable with the nearest names."""
         ...
 
     def count(self, query: Query) -> int: ...
 
     def pages(self, query: Query, size: int, within: KeyRange | None = None) -> Iterator[list[Row]]:
-        """Every row once, in key order, `size` at a time; no cursor and no transaction is open between pages."""
+        """Yield every row once in key order, `size` at a time. No cursor or transaction is open between pages."""
         ...
 
     def ranges(self, query: Query, parts: int, rows: int) -> list[KeyRange]:
-        """The keys cut into at most `parts` ranges of about as many of the `rows` rows each; together they hold every
-        key there may ever be, and none twice."""
+        """Return at most `parts` ranges of about equally many of the `rows` rows. Every possible key is in exactly
+        one."""
         ...
 
     def rows(self, query: Query, keys: Sequence[Key]) -> list[Row]:
-        """The rows that exist among `keys`, any order."""
+        """Return the existing rows of `keys`, in any order."""
         ...
 
     def now(self) -> datetime:
@@ -56,69 +54,69 @@ class Source(Protocol):
 
     @property
     def capture(self) -> Capture:
-        """What it can say of its changes; asked only by the methods that need it."""
+        """How it reports changes; used only by the change methods that need it."""
         ...
 
 
 class Capture(Protocol):
-    """What a source can say of its changes. A source that cannot do it raises ConfigurationError, saying why."""
+    """How a source reports changes. Raises ConfigurationError, with the reason, where the source cannot."""
 
     def table_id(self, table: TableRef) -> int | None:
-        """Another one once the table was dropped and made anew; None for a view."""
+        """Return an id that changes when the table is dropped and created again; None for a view."""
         ...
 
     def window(self, query: Query, span: Span, size: int) -> Iterator[Passed]:
-        """The rows of a span, each with exactly what `Source.pages` gives of it, `size` at a time."""
+        """Yield the rows of a span as `Source.pages` does, `size` at a time."""
         ...
 
     def highest(self, query: Query, column: Column) -> str | None:
-        """The highest value of a watermark column; None when there is none."""
+        """Return the highest value of a watermark column; None for an empty table."""
         ...
 
     def tokens(self, query: Query, token: Token, size: int, *, values: bool = False) -> Iterator[list[Row]]:
-        """Every row once, in key order, with its token; without `values` that is all, and the rows hold none."""
+        """Yield every row once in key order with its token, and with its values only where `values`."""
         ...
 
     def rows_with_tokens(self, query: Query, token: Token, keys: Sequence[Key]) -> list[Row]:
-        """As `Source.rows`, each with the token of the very content that it is given with."""
+        """As `Source.rows`, each with the token of exactly the returned content."""
         ...
 
     def row_ids(self, query: Query) -> RowIds:
-        """For the table as a whole, whatever `where` says."""
+        """Return the row ids of the whole table, without `where`."""
         ...
 
     def check_log(self, query: Query, log: TableRef) -> None:
-        """Raises LogMissing when the log, or a trigger that fills it, is not there or not at work."""
+        """Raise LogMissing when the log, or a trigger that fills it, is missing or disabled."""
         ...
 
     def log_length(self, log: TableRef) -> int: ...
 
     def log_entries(self, query: Query, log: TableRef, after: int, size: int) -> list[LogEntry]:
-        """The first `size` entries with an id above `after`, in order of their ids."""
+        """Return the first `size` entries with an id above `after`, by id."""
         ...
 
     def forget(self, log: TableRef, ids: Sequence[int]) -> None:
-        """Delete exactly these entries; those that are gone already do not matter."""
+        """Delete exactly these entries; missing ones are ignored."""
         ...
 
 
 class Embedder(Protocol):
-    """Texts in, unit vectors out, same order."""
+    """Turns texts into unit vectors in the same order."""
 
     dimension: int
     model: str
-    """Human name, for MODEL_ID and status."""
+    """Name for people, MODEL_ID and status."""
     fingerprint: str
     """Changes whenever vectors would: model, weights, pooling, precision family."""
     max_tokens: int
     """Longest text in tokens, without special tokens."""
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
-        """Raises TextsNotEmbeddable, naming the texts; everything else about the batch is unaffected."""
+        """Raises TextsNotEmbeddable, which names the texts; the others are unaffected."""
         ...
 
     def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
-        """As `embed_documents`, with what `count_tokens` says of each text: they are tokenised once for both."""
+        """As `embed_documents`, with the token count of each text; they are tokenised once for both."""
         ...
 
     def embed_query(self, text: str) -> NDArray[np.float32]: ...
@@ -128,13 +126,13 @@ class Embedder(Protocol):
         ...
 
     def split(self, text: str, max_tokens: int, overlap: int) -> list[str]:
-        """Pieces of at most `max_tokens` tokens, each starting up to `overlap` tokens before the end of the one before
-        it, cut at word borders where that is possible; exact substrings of `text` that together cover it."""
+        """Return pieces of at most `max_tokens` tokens that overlap by up to `overlap` tokens, cut at word borders
+        where possible. They are exact substrings of `text` that together cover it."""
         ...
 
 
 class Observer(Protocol):
-    """Told of events while a sync runs; must return at once and never raise."""
+    """Receives events while a sync runs. Must return at once and never raise."""
 
     def stage(self, name: str, seconds: float, items: int) -> None:
         """A stage (`read render tokenize embed apply`) was busy for `seconds` over `items` rows or texts."""

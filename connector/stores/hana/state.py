@@ -19,7 +19,7 @@ from connector.stores.hana.tables import QUARANTINE, STATE, StateSql, UpgradeSql
 from connector.stores.records import CHECKPOINT_LENGTH, ModelStamp
 
 REMEMBERED = 2.0
-"""Seconds for which a search trusts what it knows of a collection before it reads the state table again."""
+"""Seconds for which a search uses a collection's row before reading it again."""
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Collections:
         self._remembered.clear()
 
     def names_of(self, found: Collection) -> Mapping[str, str]:
-        """As configured, else as stored."""
+        """Return the configured names, else the stored ones."""
         return self.names.get(found.name, found.names)
 
     def find(self, collection: str) -> Collection | None:
@@ -88,8 +88,8 @@ class Collections:
         return UnknownCollection(f"schema {self.schema} has no collection {collection!r}; `sync` creates it")
 
     def reading(self, collection: str, generation: int | None, read: Callable[[Collection], T]) -> T:
-        """`read` from the active generation. Another process may have switched away from the remembered one and dropped
-        it: then read once more from the one that is active now. Raises GenerationChanged when that is not
+        """Call `read` with the active generation. When that fails because another process has switched and dropped it,
+        call it once more with the generation that is active now. Raises GenerationChanged when that is not
         `generation` (None: any)."""
         found = self.recent(collection)
         if generation is None or found.generation == generation:

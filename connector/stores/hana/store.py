@@ -1,5 +1,5 @@
-"""The store in HANA itself: REAL_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB reads too.
-Rows that others wrote there are searched and never touched. Knows the pool, not the driver; not the engine.
+"""The store in HANA: REAL_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB can read. Foreign
+rows there are searched and never changed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from connector.stores.records import ModelStamp
 STORED_PAGE = 10_000
 RECORDS_PAGE = 1_000
 INDEX_FROM = 10_000
-"""Records above which an HNSW index is made; below it HANA's exact search is fast enough, and exact."""
+"""Records from which an HNSW index is created; below, HANA's exact search is fast enough."""
 ATTEMPTS_OVERLOADED = 2
-"""At writing much at once while HANA is overloaded: who writes can do with less, which helps more than patience."""
+"""Attempts to write several documents while HANA is overloaded: smaller change sets help more than waiting."""
 _EXISTS = frozenset({288, 289})
 
 
@@ -86,7 +86,7 @@ class HanaStore:
         )
 
     def close(self) -> None:
-        """Nothing of its own is open."""
+        """The pool stays open."""
         self._collections.forget()
 
     # ---------------------------------------------------------------------------------------------------- opening
@@ -136,7 +136,7 @@ class HanaStore:
         return bool(self._pool.read(catalog.FIND_TABLE, (self._schema, table), doing="looking for the store's tables"))
 
     def _create(self, statements: Sequence[str]) -> None:
-        """What another worker creates at the same moment is as good."""
+        """Another worker may create the same at the same moment."""
         for sql in statements:
             try:
                 with granted(self._pool, creating(self._schema)):
@@ -148,7 +148,7 @@ class HanaStore:
     def _add(self, collection: str, stamp: ModelStamp) -> Collection:
         table = VectorSql(self._schema, table_name(collection, 1))
         owners = [row[0] for row in self._pool.read(self._sql.find_by_table(), (table.name,))]
-        if set(owners) - {collection}:  # not ourselves: another worker may just have registered the same collection
+        if set(owners) - {collection}:  # another worker may just have registered this collection
             raise table_taken(collection, owners[0], table.name)
         self._ensure_table(table, stamp.dimension)
         names = json.dumps(dict(self._names.get(collection, {})))
@@ -158,13 +158,13 @@ class HanaStore:
         return self._collections.known(collection)
 
     def _ensure_table(self, table: VectorSql, dimension: int) -> None:
-        """The table with vectors of `dimension`: created, or made anew when it is empty and of another shape."""
+        """Create the table with vectors of `dimension`, or replace an empty one with other columns."""
         columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, table.name), doing="looking at a vector table")
         if columns:
             lengths = {row[0]: row[2] for row in columns}
             if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
-                if table.key_index not in self._indexes(table):  # a worker died before it had made it
-                    with suppress(PermissionRefused):  # another user's table: slower without, but right
+                if table.key_index not in self._indexes(table):  # a worker died before creating it
+                    with suppress(PermissionRefused):  # another user's table: slower without, but correct
                         self._create([table.create_key_index()])
                 return
             if self._pool.read(f"SELECT COUNT(*) FROM {table.table}")[0][0]:  # noqa: S608 - quoted
@@ -181,15 +181,15 @@ class HanaStore:
         return dict(self._pool.read(hana_tables.FIND_INDEXES, place, doing="looking at a table's indexes"))
 
     def _change_model(self, found: Collection, stamp: ModelStamp) -> None:
-        """Only for a collection that holds nothing and that nobody is writing to. It gets another table, because other
-        sessions hold statements prepared for vectors of the old dimension."""
+        """Only for an empty collection without a lease. It gets another table, because other sessions hold statements
+        prepared for vectors of the old dimension."""
         exists = self._exists(found.table.name)
         if exists and self._counts(found)[0]:
             raise found.stamp.mismatch(found.name, stamp)
         epoch = self.take_lease(found.name, "change of model", self._times.ttl)
         if isinstance(epoch, str):
             raise found.stamp.mismatch(found.name, stamp)
-        if exists and self._counts(found)[0]:  # somebody wrote before we had the lease
+        if exists and self._counts(found)[0]:  # another worker wrote before we had the lease
             self.release_lease(Lease(found.name, "", epoch))
             raise found.stamp.mismatch(found.name, stamp)
         generation = self.generations.free_number(found.name)
@@ -249,10 +249,10 @@ class HanaStore:
         )
 
     def optimise(self, collection: str) -> None:
-        """Make the HNSW index once the table is large enough and has none, whoever made it. HANA keeps it current."""
+        """Create the HNSW index once the table is large enough and has none. HANA keeps it current."""
         found = self._collections.known(collection)
         if any("HNSW" in str(kind).upper() for kind in self._indexes(found.table).values()):
-            return  # before anything is counted: that is a look at every record
+            return  # before counting, which scans every record
         if self._counts(found)[0] >= self._index_from:
             self._create([found.table.create_hnsw()])
 
@@ -322,7 +322,7 @@ class HanaStore:
 
 
 class _Writer:
-    """A change set turned into rows of parameters, once; written in whichever transaction succeeds."""
+    """A change set as rows of parameters, prepared once for every attempt of the transaction."""
 
     def __init__(self, sql: StateSql, found: Collection, changes: ChangeSet) -> None:
         """Raises RowRejected for data that need not be sent to be rejected."""
@@ -379,7 +379,7 @@ class _Writer:
 
 
 def _seconds(ttl: float) -> int:
-    """Whole ones for HANA, and never none."""
+    """HANA takes whole seconds; at least one."""
     return max(1, round(ttl))
 
 

@@ -24,7 +24,7 @@ from connector.stores.words import as_key_value
 VECTORS_PAGE = 500
 _INCONSISTENT = 266
 _TIE_STEPS = 3
-"""How often a result is enlarged only because more rows share the last score."""
+"""How often to read more only because rows share the last score."""
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class HanaView:
         self, vector: NDArray[np.float32], k: int, where: Filter | None = None, *, exact: bool = False
     ) -> list[Hit]:
         """By HANA: exact below the size that gets an HNSW index, approximate above it. Rows without a vector are never
-        found. Of rows with equal scores at the end of a long run of them, HANA chooses."""
+        found. Among many rows with the same last score, HANA chooses."""
 
         def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
             query = records.vector_text(records.unit_query(vector, found.stamp.dimension))
@@ -71,7 +71,7 @@ class HanaView:
 
     def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
         """By HANA's text search in VEC_TEXT. A word counts once per text, however often it occurs there. Where HANA
-        refuses text search on this column, by LIKE, which also finds words inside of words."""
+        rejects text search on this column, LIKE, which also finds parts of words."""
 
         def read(found: Collection, condition: filters.Condition | None) -> list[Hit]:
             if k < 1:
@@ -146,7 +146,7 @@ class HanaView:
         return self._read(None, read)
 
     def index_use(self, k: int, where: Filter | None = None) -> IndexUse:
-        """As HANA's plan of the search says."""
+        """Ask HANA for the plan of the search."""
         doing, name = "explaining a search", f"OWL_{uuid4().hex}"
 
         def read(found: Collection, condition: filters.Condition | None) -> IndexUse:
@@ -188,8 +188,8 @@ def _compiled(condition: filters.Condition | None) -> filter_sql.Compiled:
 
 
 def _best(read: Callable[[int], Rows], k: int) -> list[Hit]:
-    """The best `k` documents, given how to read the best records. Several chunks of one document count once, so more
-    records are read until there are `k` documents."""
+    """Return the best `k` documents. `read` returns the best records; several may belong to one document, so it is
+    called with a larger count until there are `k` documents."""
     if k < 1:
         return []
     count, ties = k + min(k, 50), 0

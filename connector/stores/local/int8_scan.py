@@ -1,5 +1,5 @@
 """Exact nearest neighbours over vectors held as two planes of 8-bit integers, scanned by SimSIMD's kernels: a quarter
-of the memory traffic of float32, with a proven bound on every score's error. Knows arrays only: no store, no SQL.
+of the memory traffic of float32, with a proven bound on every score's error.
 """
 
 from __future__ import annotations
@@ -225,8 +225,7 @@ def _library() -> Any:
 
 
 def _dots(queries: NDArray[np.int8], rows: NDArray[np.int8]) -> NDArray[np.float32]:
-    """(m, d), (n, d) -> (m, n), one thread, other Python threads running meanwhile. Whole numbers, rounded where they
-    pass 2**24."""
+    """(m, d), (n, d) -> (m, n), by one thread without the interpreter's lock. Integers, rounded above 2**24."""
     # Not by its `out`: that path loses a reference of None (SimSIMD 6.5).
     return np.asarray(_library().cdist(queries, rows, "dot", out_dtype="f32"))
 
@@ -249,5 +248,5 @@ def available() -> bool:
 
 
 def best_scan() -> VectorScan:
-    """The fastest that works here without a card."""
+    """Return the fastest scan that works here without a GPU."""
     return Int8Scan() if available() else NumpyScan()

@@ -1,5 +1,5 @@
-"""The local store: one SQLite file is the truth, search is exact over vectors kept in memory, or by words. Several
-processes and threads may use it at once. Knows neither HANA nor the engine.
+"""The local store: one SQLite file, with exact search over vectors in memory and search by words. Several processes and
+threads may use it at once.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from connector.stores.scan import VectorScan
 FILE = "vectors.sqlite"
 PAGE = 2000
 GROUP = 64
-"""Rows of one statement. Each call into SQLite lets other threads run and then waits for its turn again, so fewer calls
-cost less than their rows; few enough that a statement's text is soon made."""
+"""Rows of one statement. After each call into SQLite the thread waits for the interpreter again, so fewer calls are
+faster; more rows would make long statements."""
 LONGEST_LEASE = 300.0
-"""Seconds. One that ends later than that was taken before the clock was set back: nobody would ever see its end."""
+"""Seconds. A lease that ends later was taken before the clock was set back and would never expire."""
 TOMBSTONES_KEPT = 50_000
-"""Readers this far behind reload the collection instead of following its changes."""
+"""Readers further behind reload the collection instead of following its changes."""
 
 
 _REFUSED = (
@@ -63,7 +63,7 @@ _REFUSED = (
     sqlite3.InterfaceError,
     sqlite3.DataError,
 )
-"""How SQLite and its driver say that a value cannot be stored."""
+"""Errors of SQLite and its driver for a value that cannot be stored."""
 
 
 class LocalStore:
@@ -71,8 +71,8 @@ class LocalStore:
 
     Memory of each process, for every collection it searches: 2 bytes x dimension a chunk by integers (0.8 GB for a
     million chunks of 384 dimensions), 4 where there is only NumPy. `scan`: None for the fastest that works here.
-    `names`: per collection, source column to metadata name where they differ, for filters. `read_only`: for looking
-    only; the file must be there. Raises StoreCorrupt for a file that cannot be trusted.
+    `names`: per collection, source column to metadata name where they differ, for filters. `read_only`: the file must
+    exist. Raises StoreCorrupt for a damaged file.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class LocalStore:
                 raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
 
     def optimise(self, collection: str) -> None:
-        """Forgets old tombstones and lets SQLite tidy up; search needs no index."""
+        """Delete old tombstones and let SQLite optimise; search needs no index."""
         with self._file.write() as db:
             id_ = known(db, collection).id
             (newest,) = db.execute("SELECT max(seq) FROM tombstones").fetchone()
@@ -233,7 +233,7 @@ class LocalStore:
             yield [_record(row, dimension) for row in rows]
 
     def _pages(self, collection: str, sql: str) -> Iterator[list[Any]]:
-        """By id, each page in a transaction of its own: no reader keeps SQLite from tidying its log."""
+        """Read by id, each page in a transaction of its own, so that SQLite can truncate its log."""
         after = 0
         while True:
             with self._file.read() as db:
@@ -378,7 +378,7 @@ class _Writer:
 
 
 def _owned(db: sqlite3.Connection, lease: Lease) -> Collection:
-    """The collection, inside the transaction that writes: nobody can take the lease over until it ends."""
+    """Return the collection inside the writing transaction, which keeps other workers from taking the lease."""
     row = db.execute("SELECT lease_epoch FROM collections WHERE name = ?", (lease.collection,)).fetchone()
     if row is None or row[0] != lease.epoch:
         raise lost(lease)
@@ -393,7 +393,7 @@ def _counts(db: sqlite3.Connection, found: Collection) -> tuple[int, int]:
 
 
 def _is_free_and_empty(db: sqlite3.Connection, found: Collection) -> bool:
-    """Nothing is stored and nobody is about to store: the collection may change its model."""
+    """Return whether the collection is empty and has no lease, so that it may change its model."""
     sql = "SELECT 1 FROM collections WHERE id = ? AND lease_until >= ?"
     leased = db.execute(sql, (found.id, time.time())).fetchone()
     return leased is None and _counts(db, found) == (0, 0)

@@ -21,14 +21,14 @@ from connector.stores.local.tables import IN_LIMIT, Collection, Records, known
 from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
 from connector.stores.words import as_key_value
 
-# The statements below are built from constants, checked names and parameter places.
+# The statements are built from constants, checked names and parameter places.
 # ruff: noqa: S608
 
 
 @dataclass(frozen=True, slots=True)
 class LocalView:
-    """A `View`. `names`: source column to metadata name, None: as stored. `texts`: None without FTS5. There are no
-    foreign rows here."""
+    """A `View`. `names`: source column to metadata name, None: as stored. `texts_seen`: None without FTS5. The local
+    store has no foreign rows."""
 
     file: SqliteFile
     indexes: Indexes
@@ -52,14 +52,14 @@ class LocalView:
     def search(
         self, vector: NDArray[np.float32], k: int, where: Filter | None = None, *, exact: bool = False
     ) -> list[Hit]:
-        """Exact in any case: the true best `k` by cosine."""
+        """Always exact: the true best `k` by cosine."""
         while True:
             with self._read(where) as (db, found, condition):
                 query = records.unit_query(vector, found.stamp.dimension)
                 index = self.indexes.of(found)
                 snapshot = index.snapshot(db)
                 if snapshot is None:
-                    continue  # another thread has seen further than this transaction: look again
+                    continue  # another thread has read a later state: start again
                 with answering(db, condition, where):
                     return Search(db, found.id, snapshot, index.scans)(query, k, condition)
 
@@ -91,7 +91,7 @@ class LocalView:
             return Records(db).vectors([chunk.record for chunk in chunks], found.stamp.dimension)
 
     def sample(self, count: int, *, texts: bool = True) -> Sample:
-        """In one pass, because a condition costs about 3 µs a row; 8 bytes a row meanwhile."""
+        """In one pass, because a condition costs about 3 µs a row. Needs 8 bytes a row."""
         with self._read() as (db, found, condition):
             only = where, parameters = _only(found, condition)
             rows = db.execute(f"SELECT id FROM records WHERE number = 0 AND {where}", parameters)
@@ -110,7 +110,7 @@ _Only = tuple[str, tuple[Any, ...]]
 
 
 def _only(found: Collection, condition: filters.Condition | None) -> _Only:
-    """The rows of the collection that pass."""
+    """Return the condition for the rows of the collection that pass the filter."""
     if condition is None:
         return "collection = ?", (found.id,)
     compiled = filter_sql.to_sqlite(condition)
