@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, calibration, int8, quantising
-from app.src.core.backends.int8 import Grid, Int8Linears, Observing, Product, Seen, smoothed
-from app.src.core.backends.linears import Affine
+from app.src.core.backends.torch.int8 import Grid, Int8Linears, Observing, Product, Seen, smoothed
+from app.src.core.backends.torch.linears import Affine
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 

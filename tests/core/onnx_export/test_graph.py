@@ -17,8 +17,8 @@ import torch
 from app.src.core import onnx_export
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.packed import PackedEncoder, Place
 from app.src.core.backends.tokenizing import RustTokenizer
+from app.src.core.backends.torch.packed import PackedEncoder, Place
 from app.src.core.onnx_export import graph
 from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph, feeds, linear_name
 from connector.extras import install_command
@@ -145,7 +145,7 @@ def test_models_without_a_graph(minilm_read: Folder, name: str, reason: str) -> 
 
 
 def test_a_number_that_fp16_cannot_hold(saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.src.core.backends import packed
+    from app.src.core.backends.torch import packed
 
     load = packed.load_tensors
     monkeypatch.setattr(packed, "load_tensors", lambda *given: {name: 1e6 * t for name, t in load(*given).items()})
@@ -162,7 +162,7 @@ def test_more_weights_than_one_file_holds(saved: Callable[[str], Path], monkeypa
 
 
 def test_a_tensor_that_is_missing(saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.src.core.backends import packed
+    from app.src.core.backends.torch import packed
 
     load = packed.load_tensors
     monkeypatch.setattr(packed, "load_tensors", lambda *given: dict(list(load(*given).items())[5:]))

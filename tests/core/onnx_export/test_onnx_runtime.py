@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable, OutOfMemory
-from app.src.core.backends.onnx_runtime import Loaded, OnnxRuntimeBackend, Session, Sessions, make_session
+from app.src.core.backends.onnx import Loaded, OnnxRuntimeBackend, Session, Sessions, make_session
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine

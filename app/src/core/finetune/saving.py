@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..backends.folder import Folder
-from ..backends.rectangular import quiet_transformers
+from ..backends.torch.padded import quiet_transformers
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..backends import DeviceUnavailable, OutOfMemory
-from ..backends.compute_thread import on_compute_thread
-from ..backends.pytorch import memory_errors_mapped
-from ..backends.rectangular import quiet_transformers
+from ..backends.torch.backend import memory_errors_mapped
+from ..backends.torch.compute_thread import on_compute_thread
+from ..backends.torch.padded import quiet_transformers
 from .checkpoints import last_checkpoint, step_of
 from .recipe import CHECKPOINTS, LONGEST_BETWEEN, WARMUP, Pace, Trained, TrainingFailed, TrainingJob, Watch
 
