@@ -42,7 +42,7 @@ def client(synced: Service) -> Iterator[Client]:
 
 @pytest.fixture
 def clock(synced: Service, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The batcher's."""
+    """The queue's."""
     clock = Clock()
     monkeypatch.setattr(synced.embedder.engine._queue, "clock", clock)
     return clock

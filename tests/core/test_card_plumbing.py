@@ -583,7 +583,7 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
     best, reason = with_graphs(Model(), record, HostUploads(), lambda: None, Trials(1000))
     assert "up to 512 tokens" in reason
     assert best.recorded == [32, 128, 512]
-    best([[1] * 300])
+    best(TokenBatch.of([[1] * 300]))
     assert best.recorded == [32, 128, 512, 384]
-    best([[1] * 400, [1] * 300])
+    best(TokenBatch.of([[1] * 400, [1] * 300]))
     assert best.recorded == [32, 128, 512, 384], "larger ones are computed"

@@ -143,7 +143,7 @@ def test_a_result_outlives_the_next_replay(encoder: PackedEncoder) -> None:
     with torch.inference_mode():
         first = graphed(texts(5))
         before = first.clone()
-        graphed([[101, 5000, 6000, 7000, 102]])
+        graphed(TokenBatch.of([[101, 5000, 6000, 7000, 102]]))
     torch.testing.assert_close(first, before)
 
 

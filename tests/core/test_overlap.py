@@ -249,7 +249,7 @@ def shut(scenes: Callable[..., Scene]) -> Scene:
     return scenes(gate_open=False)
 
 
-def test_the_batcher_keeps_one_batch_ahead(scenes: Callable[..., Scene]) -> None:
+def test_the_queue_keeps_one_batch_ahead(scenes: Callable[..., Scene]) -> None:
     scene = scenes()
     np.testing.assert_allclose(scene.engine.embed(many(1200), "bulk"), expected(many(1200)), atol=1e-6)
     events = scene.backend.events

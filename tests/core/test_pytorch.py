@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.src.core import queue
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, Pause, TokenBatch, WeightsMismatch
 from app.src.core.backends.folder import sha256_of
 from app.src.core.backends.torch.backend import TorchBackend, TorchOptions, memory_errors_mapped
@@ -108,6 +109,7 @@ def test_one_thread_computes_a_search_text_and_all_compute_a_batch(
 
 
 def test_out_of_memory_gives_the_same_vectors(minilm: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "RECENT_SECONDS", 0.0)  # so that batches are full, whatever ran before
     texts = mixed_lengths(100)
     wanted = minilm.embed(texts)
     backend: Any = minilm._backend
@@ -144,11 +146,12 @@ class Spoiled:
     """An encoder as half precision is when it overflows."""
 
     path = "packed"
+    pauses = 0
 
     def __init__(self, inner: Callable[[Any], Any]) -> None:
         self._inner = inner
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Any, pause: Pause | None = None) -> Any:
         return self._inner(batch) * float("nan")
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.core.backends import ModelUnsupported, OutOfMemory, Pause, TokenBatch, Vectors, pytorch
+from app.src.core.backends import ModelUnsupported, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.backends.hashing import HashingBackend
+from app.src.core.backends.torch import backend as pytorch
 from app.src.core.backends.torch import switches
 from app.src.core.backends.torch.switches import Tf32Switch, tune_convolutions
 from app.src.core.device import PRECISIONS, DeviceProfile, Precision
