@@ -19,7 +19,7 @@ from app.src.access.authentication import Authentication
 from app.src.access.principal import OPERATOR, Principal
 from app.src.access.rights import Rights
 from app.src.access.rows import Nothing
-from app.src.evaluation.run import Evaluating
+from app.src.evaluation.run import Evaluator
 from app.src.jobs import Job
 from app.src.observe import doctor
 from app.src.observe.metrics import Metrics
@@ -33,7 +33,7 @@ from app.src.service.change_log import Changes
 from app.src.service.documents import ClientDocuments, Writing
 from app.src.service.generations import QUERIES, BuildReport, Generations, Switched, Working, shown
 from app.src.service.readiness import Probes, Readiness, told
-from app.src.service.rerank import Reranking
+from app.src.service.rerank import Reranker
 from app.src.service.search import Asked, Found, Mode, Narrowed, Searching, SearchOptions
 from app.src.service.watching import Watch, behind
 from app.src.service.wiring import EngineEmbedder, Parts
@@ -45,9 +45,9 @@ from connector.sync.documents import nothing_to_sync, stored_ids
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
-    from app.src.training.run import Onlooker
     from app.src.training.run import Report as TrainingReport
     from app.src.training.run import Request as TrainingRequest
+    from app.src.training.run import TrainingObserver
     from connector.sync.generations import Comparison
     from connector.sync.plan import Plan
     from connector.sync.quarantine import Entry, RetryReport, Wanted
@@ -109,9 +109,9 @@ class Service:
         self.documents = ClientDocuments(
             Writing(self.parts, self.metrics, self._generations, self.rights), self.spec, self._written
         )
-        self.evaluating = Evaluating(self._found, self.spec, self.parts)
+        self.evaluating = Evaluator(self._found, self.spec, lambda: self.parts.store)
         self._searching = Searching(
-            self.parts, self.metrics, self._stored, self._generations.query_embedder, Reranking(settings, self.metrics)
+            self.parts, self.metrics, self._stored, self._generations.query_embedder, Reranker(settings, self.metrics)
         )
         self._browsing = Browsing(self.parts, self._searching)
 
@@ -396,17 +396,21 @@ class Service:
     # -------------------------------------------------------------------------------------------------- fine-tuning
 
     def finetune(
-        self, name: str, request: TrainingRequest, out: Path | None = None, onlooker: Onlooker | None = None
+        self, name: str, request: TrainingRequest, out: Path | None = None, observer: TrainingObserver | None = None
     ) -> TrainingReport:
         """Train the collection's model on pairs of texts, as `training.run.finetune`. `out`: the folder to come;
         default: the next free one among the models beside the job records."""
-        from app.src.training.run import Onlooker, finetune
+        from app.src.training.run import Resources, TrainingObserver, finetune
         from app.src.training.work import Work, next_folder
 
         spec, wanted = self._of_table(name), self.settings.embedding_of(name)
         source = ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision)
         folder = out or next_folder(self.settings.state_folder(self.file) / "models", name)
-        return finetune(spec, self.parts, source, request, Work(folder.absolute()), onlooker or Onlooker())
+        resources = Resources(
+            lambda: self.parts.source, self.parts.load, self.settings.embedding.device, self.settings.sync.page_rows
+        )
+        work = Work(folder.absolute())
+        return finetune(spec, source, request, work, resources, observer or TrainingObserver())
 
     def build_with(
         self,
