@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from app.src.core.backends.overlapping import Pending
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import Vectors
+from app.src.core.backends import Pending, Vectors
 from app.src.core.backends.torch.staging import (
     CardDownloads,
     CardUploads,
