@@ -31,7 +31,7 @@ def is_of(generation: Generation, stamp: ModelStamp) -> bool:
 
 
 def building_for(generations: Sequence[Generation], stamp: ModelStamp) -> Generation | None:
-    """The one that a sync with this model goes on with: as `VectorStore.begin_generation` chooses."""
+    """The one that a sync with this model goes on with: as `Generations.begin` chooses."""
     return _newest(each for each in generations if each.state == "building" and is_of(each, stamp))
 
 
