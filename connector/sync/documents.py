@@ -18,8 +18,9 @@ from connector.document.chunking import Chunker
 from connector.document.document import chunks, document_id, metadata_digest, parse_id, vector_digest
 from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
-from connector.protocols import Embedder, VectorStore
+from connector.protocols import Embedder
 from connector.stores.records import FOREIGN, AskedIds, metadata_text
+from connector.stores.store import VectorStore
 from connector.sync.clock import StageClock
 from connector.sync.difference import Difference, StoredIndex
 from connector.sync.embedding import TextEmbedder, Vector, VectorCache
@@ -200,7 +201,7 @@ class Documents:
 
     def _differences(self, wanted: Mapping[str, tuple[int, Document]]) -> dict[str, tuple[Difference, list[Chunk]]]:
         """By id, with the chunks to write where only the metadata differ."""
-        index = StoredIndex([self._store.stored_of(self._spec.name, list(wanted))])
+        index = StoredIndex(self._store.stored(self._spec.name, list(wanted)))
         positions = index.positions(list(wanted)).tolist()
         found = {}
         for (id_, (_, document)), position in zip(wanted.items(), positions, strict=True):
@@ -219,7 +220,7 @@ def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: T
         return 0
     _check_origin(spec, status.checkpoint)
     with turn.taken(store, spec.name) as lease:
-        there = list(dict.fromkeys(chunk.id for chunk in store.stored_of(spec.name, known)))
+        there = list(dict.fromkeys(chunk.id for page in store.stored(spec.name, known) for chunk in page))
         _check_writer(spec, store, [id_ for id_ in _foreign_ids(ids) if stored_id(id_) not in there])
         if there:
             store.apply(lease, ChangeSet(deleted=there))
@@ -235,7 +236,7 @@ def _check_origin(spec: CollectionSpec, checkpoint: Checkpoint) -> None:
 
 
 def _check_writer(spec: CollectionSpec, store: VectorStore, foreign: Sequence[str]) -> None:
-    found = store.texts_of(spec.name, foreign) if foreign else []
+    found = store.view(spec.name).texts(foreign) if foreign else []
     if found:
         raise WrongOrigin(
             f'"{spec.name}": the row {found[0].id} was written by another program, not through this service; nothing '

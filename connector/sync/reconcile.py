@@ -143,7 +143,7 @@ class Reconciler:
         """The whole store's, or that of what it holds of these documents."""
         if self._whole is not None:
             return self._whole
-        return StoredIndex([self._ends.store.stored_of(self._lease.collection, list(dict.fromkeys(ids)))])
+        return StoredIndex(self._ends.store.stored(self._lease.collection, list(dict.fromkeys(ids))))
 
     def _by_id(self, rows: Sequence[Row]) -> dict[str, Row]:
         """The last version of a key that came twice. Keys that cannot be ids go to quarantine."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
-from connector.protocols import Embedder, Observer, Source, VectorStore
+from connector.protocols import Embedder, Observer, Source
+from connector.stores.store import VectorStore
 from connector.sync.clock import STAGES
 
 Stop = Callable[[], bool]

@@ -22,7 +22,8 @@ from connector.errors import (
     UnknownTable,
 )
 from connector.model import ChangeSet, Checkpoint, CollectionSpec, Lease, Table
-from connector.protocols import Observer, VectorStore
+from connector.protocols import Observer
+from connector.stores.store import VectorStore
 from connector.sync import schema
 from connector.sync.feeds.choose import Choice, Wanted, check, choose, same_settings
 from connector.sync.reconcile import Before, Reconciler, types_in_use

@@ -15,7 +15,8 @@ import numpy as np
 from connector.document.document import Renderer, content_hash, metadata_json, quarantine_id, vector_digest
 from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import ChangeSet, Chunk, CollectionSpec, Document, Lease, Row, StoredRecord
-from connector.protocols import Embedder, VectorStore
+from connector.protocols import Embedder
+from connector.stores.store import VectorStore
 from connector.sync.apply import DocumentWriter, Target
 from connector.sync.clock import StageClock
 from connector.sync.difference import id_digest

@@ -163,7 +163,7 @@ def test_nothing_to_go_back_to(synced: Service) -> None:
 
 
 def test_one_that_is_not_complete_is_not_switched_to(wide: Service) -> None:
-    wide.parts.store.begin_generation(
+    wide.parts.store.generations.begin(
         NAME, wide.parts.embedder, Recipe(wide.collections.spec(NAME), wide.parts.model_source_for(NAME))
     )
     with pytest.raises(GenerationRefused, match=r"not complete.*--force"):
@@ -248,7 +248,7 @@ def test_a_model_that_is_gone_does_not_hold_up_its_successor(
     wide: Service, synced: Service, configured: Configured, source: TableSource
 ) -> None:
     gone = Recipe(synced.collections.spec(NAME), ModelSource("/no/such/model"))
-    synced.parts.store.record_recipe(NAME, 1, gone)
+    synced.parts.store.generations.record(NAME, 1, gone)
     with pytest.raises(ModelMismatch, match=r"generation 1 .*hash:64.*mode keyword.*owl-sap sync"):
         wide.search.run(NAME, "steel", principal=OPERATOR)
     assert configured("hash:64").search.run(NAME, "steel", 1, principal=OPERATOR).hits, (
@@ -370,16 +370,16 @@ def test_a_comparison_sees_rows_that_are_missing(wide: Service) -> None:
 
 def test_switching_by_itself(synced: Service, configured: Configured, source: TableSource) -> None:
     auto = configured("hash:128", switch="auto")
-    report = auto.sync.run(NAME)
+    report = auto.sync(NAME)
     assert any("generation 2 is active now instead of 1" in note for note in report.notes), report.notes
     assert states(auto) == {1: "retired", 2: "active"}
-    assert not isinstance(auto.sync.run(NAME), BuildReport)
+    assert not isinstance(auto.sync(NAME), BuildReport)
 
 
 def test_switching_by_itself_needs_something_to_compare_by(synced: Service, configured: Configured) -> None:
-    synced.parts.store.record_recipe(NAME, 1, Recipe(synced.collections.spec(NAME), ModelSource("/no/such/model")))
+    synced.parts.store.generations.record(NAME, 1, Recipe(synced.collections.spec(NAME), ModelSource("/no/such/model")))
     auto = configured("hash:128", switch="auto")
-    report = auto.sync.run(NAME)
+    report = auto.sync(NAME)
     assert any("was not switched to" in note for note in report.notes), report.notes
     assert states(auto) == {1: "active", 2: "building"}
 

@@ -79,7 +79,7 @@ def test_not_ready_without_a_model(client: Client, service: Service, monkeypatch
     def broken(texts: list[str], **_options: Any) -> np.ndarray:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(service.parts.embedder.batcher, "submit", broken)
+    monkeypatch.setattr(service.parts.engine, "submit", broken)
     response = client.get("/health/ready")
     assert response.status_code == 503
     assert response.json()["checks"]["engine"] is False
@@ -91,13 +91,13 @@ def test_live_answers_while_the_engine_is_busy(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    begin = service.parts.engine.begin
+    begin = service.parts.engine._runner.begin
 
     def slow(*batch: Any) -> Any:
         assert go.wait(20)
         return begin(*batch)
 
-    monkeypatch.setattr(service.parts.engine, "begin", slow)
+    monkeypatch.setattr(service.parts.engine._runner, "begin", slow)
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(client.post("/embed", json={"inputs": "a"}).status_code))
     thread.start()
@@ -383,7 +383,7 @@ def test_an_unexpected_error_shows_nothing_of_itself(
     def broken() -> Any:
         raise RuntimeError("row text")
 
-    monkeypatch.setattr(service.status.collections, "info", broken)
+    monkeypatch.setattr(service.status, "info", broken)
     response = client.get("/v1/info")
     assert "row text" not in response.text + caplog.messages[-1].replace('"row text"', "")
     assert "RuntimeError" in caplog.text

@@ -61,7 +61,7 @@ class Generations:
 
     def all(self, name: str, counted: bool = True) -> list[Generation]:
         """By number; [] before the first sync. Raises UnknownTable when the store's schema does not exist."""
-        found = self._parts.store.generations(self._collections.spec(name).name, counted)
+        found = self._parts.store.generations.all(self._collections.spec(name).name, counted)
         if not found:
             self._parts.check_schema()
         return found
@@ -75,7 +75,7 @@ class Generations:
     def maker(self, spec: CollectionSpec, number: int | None = None) -> Maker:
         """Return what fills generation `number`; None: the active one, by the settings if they still fit it. Raises
         ModelMismatch when its model is not available, UnknownGeneration."""
-        found = self._parts.store.generations(spec.name, counted=False)
+        found = self._parts.store.generations.all(spec.name, counted=False)
         if number is not None:
             return self._maker_of(spec, chosen(spec.name, found, number))
         serving, stamp = active(found), ModelStamp.of(self._parts.embedder_for(spec.name))
@@ -113,7 +113,7 @@ class Generations:
 
     def query_embedder(self, stored: CollectionStatus) -> EngineEmbedder:
         """Return the model for queries to the active generation. Raises ModelMismatch when it is not available."""
-        for generation in self._parts.store.generations(stored.collection, counted=False):
+        for generation in self._parts.store.generations.all(stored.collection, counted=False):
             if generation.number == stored.generation:
                 return self._model_of(stored.collection, generation)[0]
         return self._parts.embedder_for(stored.collection)  # dropped meanwhile: the search will find out
@@ -152,10 +152,10 @@ class Generations:
         """Store the recipe of the generation that `maker` has filled."""
         store, name = self._parts.store, maker.spec.name.partition("@")[0]
         number = maker.number
-        if number is None and (stored := active(store.generations(name, counted=False))) is not None:
+        if number is None and (stored := active(store.generations.all(name, counted=False))) is not None:
             number = stored.number
         if number is not None:
-            store.record_recipe(name, number, Recipe(replace(maker.spec, name=name), maker.source))
+            store.generations.record(name, number, Recipe(replace(maker.spec, name=name), maker.source))
 
     # -------------------------------------------------------------------------------------------------- switching
 
@@ -197,7 +197,7 @@ class Generations:
         if serving is None or serving.number == target.number:
             raise GenerationRefused(f"generation {target.number} of {name!r} is already active")
         status = self._parts.store.status(name)
-        self._parts.store.switch(name, target.number)
+        self._parts.store.generations.switch(name, target.number)
         self._collections.changed(name)
         notes = []
         if status is not None and status.foreign:
@@ -215,7 +215,7 @@ class Generations:
 
     def drop(self, name: str, number: int) -> None:
         """Raises UnknownGeneration, GenerationRefused for the active one, LeaseLost while it is written to."""
-        self._parts.store.drop_generation(self._collections.spec(name).name, number)
+        self._parts.store.generations.drop(self._collections.spec(name).name, number)
 
 
 def _shown(generation: Generation) -> dict[str, Any]:

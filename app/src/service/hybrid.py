@@ -13,10 +13,10 @@ from app.src.access.rows import seen
 from app.src.service.single_flight_cache import Bounds, SingleFlightCache, key_of
 from connector.errors import WordsNotSearchable
 from connector.model import CollectionStatus, Filter, Hit, IndexUse
-from connector.protocols import VectorStore
 from connector.stores.coverage import Coverage, content_words, coverage, parts_of
 from connector.stores.ranking import Backdrop, blend, closeness, units
 from connector.stores.scan import single_threaded
+from connector.stores.store import VectorStore
 
 SAMPLED = 2_000  # rows whose vectors show what a collection has in common
 # Backdrops, by collection and row filter. One costs several searches, and a few more rows hardly change it.
@@ -88,11 +88,11 @@ class Hybrid:
         (text, vector), serving = query, stored.generation
         name, where, within = stored.collection, rows.where, rows.within
         words = content_words(text)
-        near = store.search(name, vector, depth, where, serving, within)
+        near = store.view(name, serving, within).search(vector, depth, where)
         worded: list[Hit] = []
         note: str | None = None
         try:
-            worded = store.keyword(name, " ".join(words), depth, where, serving, within) if words else []
+            worded = store.view(name, serving, within).keyword(" ".join(words), depth, where) if words else []
         except WordsNotSearchable as error:
             note = f"the hits were found by meaning alone: {error}"
         near, worded = seen(near, within), seen(worded, within)
@@ -102,7 +102,7 @@ class Hybrid:
         candidates = [*chosen.values(), *keyed]
         if not candidates:
             return Ranked([], words=words, note=note)
-        vectors = units(store.vectors(name, candidates, serving))
+        vectors = units(store.view(name, serving).vectors(candidates))
         backdrop = self._backdrop(store, stored, within)
         with single_threaded():
             close = closeness(vector, vectors, backdrop)
@@ -123,7 +123,8 @@ class Hybrid:
         found: dict[str, Hit] = {}
         for word in numbers:
             for number in dict.fromkeys((_number(word), _number(word).upper())):
-                keyed = store.keyed(stored.collection, number, count, rows.where, stored.generation, rows.within)
+                view = store.view(stored.collection, stored.generation, rows.within)
+                keyed = view.keyed(number, count, rows.where)
                 for row in seen(keyed, rows.within):
                     if coverage((word,), parts_of(row.id)):
                         found.setdefault(row.id, row)
@@ -133,8 +134,8 @@ class Hybrid:
         """Only of the visible rows: others would change every score."""
 
         def made() -> Backdrop | None:
-            sample = store.sample(stored.collection, SAMPLED, stored.generation, within, texts=False).chosen
-            vectors = units(store.vectors(stored.collection, seen(sample, within), stored.generation))
+            sample = store.view(stored.collection, stored.generation, within).sample(SAMPLED, texts=False).chosen
+            vectors = units(store.view(stored.collection, stored.generation).vectors(seen(sample, within)))
             with single_threaded():
                 return Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
 

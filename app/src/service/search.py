@@ -299,7 +299,7 @@ class Search:
         if options.explain:
             ids = [hit.id for hit in found]
             where, within = request.rows.where, request.rows.within
-            index = self._parts.store.index_use(spec.name, depth, where, stored.generation, within)
+            index = self._parts.store.view(spec.name, stored.generation, within).index_use(depth, where)
             explained = explanation(ranked, hits, ids, index)
             explained |= {"mode": request.mode, "stages": took, "candidates": len(candidates)}
             explained["reranker"] = self._reranker_explained(reranked, hits, ids) if request.rerank else None
@@ -322,8 +322,8 @@ class Search:
                 return ranked
             return replace(ranked, hits=[hit for hit in ranked.hits if ranked.cosines[hit.id] >= least])
         vector, text = request.vector, request.text
-        near = [] if vector is None else store.search(name, vector, depth, where, active, within)
-        worded = store.keyword(name, text, depth, where, active, within) if vector is None else []
+        near = [] if vector is None else store.view(name, active, within).search(vector, depth, where)
+        worded = store.view(name, active, within).keyword(text, depth, where) if vector is None else []
         near, worded = seen(near, within), seen(worded, within)
         return Ranked([hit for hit in near or worded if least is None or hit.score >= least], {}, near, worded)
 
@@ -335,7 +335,7 @@ class Search:
             relevance = np.array([hit.score for hit in hits], dtype=np.float64)
             if request.mode != "vector" and len(relevance) and relevance.max() > 0:
                 relevance /= relevance.max()
-        vectors = self._parts.store.vectors(request.stored.collection, hits, request.stored.generation)
+        vectors = self._parts.store.view(request.stored.collection, request.stored.generation).vectors(hits)
         return [hits[place] for place in mmr(relevance, vectors, request.k, request.options.mmr_lambda or 0.0)]
 
     def _reranker_explained(self, reranked: Reranked, hits: Sequence[Hit], ids: Sequence[str]) -> dict[str, Any]:
@@ -359,7 +359,7 @@ class Search:
                 return []
             if request.vector is None:
                 return [round(coverage.of(chunk.text), 6) for chunk in chunks]
-            vectors = units(store.vectors(stored.collection, chunks, stored.generation))
+            vectors = units(store.view(stored.collection, stored.generation).vectors(chunks))
             cosines: list[float] = (vectors @ request.vector.astype(np.float64)).tolist()
             return cosines
 
@@ -367,7 +367,7 @@ class Search:
         for start in range(0, len(hits), PORTION):
             some = hits[start : start + PORTION]
             ids = [hit.id for hit in some]
-            chunks = seen(store.texts_of(stored.collection, ids, stored.generation, within), within)
+            chunks = seen(store.view(stored.collection, stored.generation, within).texts(ids), within)
             of_row: dict[str, list[Passage]] = {}
             for chunk, score in zip(chunks, scores(chunks), strict=True):
                 if request.vector is not None or score > 0:
@@ -393,10 +393,10 @@ class Search:
         UnknownRow for an unknown row and, in the same words, for an invisible one; ValueError for one without a vector,
         which others may have written."""
         name, store = stored.collection, self._parts.store
-        chunks = seen(store.texts_of(name, [like.id], stored.generation, within), within)
+        chunks = seen(store.view(name, stored.generation, within).texts([like.id]), within)
         if not chunks:
             raise _no_row(name)
-        vectors = store.vectors(name, chunks, stored.generation).astype(np.float64)
+        vectors = store.view(name, stored.generation).vectors(chunks).astype(np.float64)
         lengths = np.linalg.norm(vectors, axis=1)
         usable = np.isfinite(lengths) & (lengths > 0)
         known = vectors[usable] / lengths[usable, None]

@@ -25,7 +25,8 @@ from app.src.service.sync import Sync
 from app.src.service.watching import Watch
 from app.src.service.wiring import Parts
 from app.src.settings import Settings
-from connector.protocols import Source, VectorStore
+from connector.protocols import Source
+from connector.stores.store import VectorStore
 
 
 class Service:

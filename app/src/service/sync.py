@@ -137,7 +137,7 @@ class Sync:
 
     def _sync(self, spec: CollectionSpec, run: _Run) -> SyncReport:
         store, stamp = self._parts.store, ModelStamp.of(self._parts.embedder_for(spec.name))
-        found = store.generations(spec.name, counted=False)
+        found = store.generations.all(spec.name, counted=False)
         if building_for(found, stamp) is not None or needs_another(store, spec.name, found, stamp):
             report: SyncReport = self._build(spec, run)
         else:
@@ -158,9 +158,9 @@ class Sync:
         or with `model`."""
         store, generations = self._parts.store, self._generations
         maker = generations.configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model), model)
-        before = active(store.generations(spec.name, counted=False))
+        before = active(store.generations.all(spec.name, counted=False))
         # Begin it first: then the active generation keeps its own recipe even if the settings fit its model.
-        beside = store.begin_generation(spec.name, maker.embedder, Recipe(spec, maker.source))
+        beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.source))
         number = int(beside.rpartition("@")[2])
         serving, notes = self._keep_up(spec, run)
         if before is not None and before.recipe is None:

@@ -20,7 +20,7 @@ from app.src.service.collections import Collections
 from app.src.service.readiness import gpu_is_missing
 from app.src.service.wiring import Parts
 from connector.model import CollectionStatus
-from connector.protocols import VectorStore
+from connector.stores.store import VectorStore
 
 LOOK_SECONDS = 15.0
 """How old what is told of the collections may be before the store is asked again ..."""
