@@ -26,8 +26,8 @@ from pydantic_core import from_json
 from starlette.types import Message
 
 from app.src.api import errors, schemas
-from app.src.api.desk import Desk
-from app.src.api.direct import DirectRoute, direct
+from app.src.api.bodies import DirectRoute, direct
+from app.src.api.executors import Executors
 from app.src.core.backends.hashing import _to_word
 from app.src.core.lanes import Pace
 from app.src.service.service import Service
@@ -365,7 +365,7 @@ def test_what_is_queued_for_a_client_that_has_left_leaves_the_queue(service: Ser
         return {"type": "http.disconnect"}
 
     async def leave() -> None:
-        with closing(Desk(service)) as desk:
+        with closing(Executors(service)) as desk:
             with pytest.raises(errors.ClientLeft):
                 await desk.embed(Request({"type": "http"}, gone), ["a"], queue)
             go.set()

@@ -20,7 +20,7 @@ from app.src.access.principal import LOOPBACK, Principal
 from app.src.access.rates import Failures, RateExceeded, Rates
 from app.src.api import guard
 from app.src.api.guard import PRINCIPAL
-from app.src.api.limiting import Limited, Throttled
+from app.src.api.middleware import Limited, Throttled
 from app.src.api.server import create_app
 from app.src.service.service import Service
 from app.src.settings import Settings

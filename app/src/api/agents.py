@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 from app.src.access.principal import Principal
 from app.src.access.rates import RateExceeded
 from app.src.api import guard
-from app.src.api.asker import asker
-from app.src.api.audited import tell
-from app.src.api.desk import Desk, Json
-from app.src.api.direct import content_of, once_more
+from app.src.api.bodies import content_of, once_more
 from app.src.api.errors import ACCEPTED, BAD_REQUEST, FORBIDDEN, OK, NotFound, Refused, problem
+from app.src.api.executors import Executors, Json
+from app.src.api.guard import caller
+from app.src.api.middleware import audit
 from connector.errors import ConfigurationError
 from connector.extras import install_command
 
@@ -53,22 +53,22 @@ class Caller:
 
     expected: tuple[type[Exception], ...] = (Refused, RateExceeded)
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, executors: Executors) -> None:
+        self._desk = executors
 
     async def principal(self, request: Request) -> Principal:
-        return asker(request)
+        return caller(request)
 
     async def run(self, call: Callable[[], Result], principal: Principal, request: Request) -> Result:
         return await self._desk.run(call, request)
 
     def tell(self, request: Request, **fields: Any) -> None:
-        tell(request.scope, **fields)
+        audit(request.scope, **fields)
 
 
-def offered(desk: Desk) -> Streamable | None:
+def offered(executors: Executors) -> Streamable | None:
     """None unless the settings say so. Raises ConfigurationError where the SDK is not installed."""
-    if not desk.service.settings.mcp.http:
+    if not executors.service.settings.mcp.http:
         return None
     try:
         from app.src.mcp.http import Streamable
@@ -78,7 +78,7 @@ def offered(desk: Desk) -> Streamable | None:
         raise ConfigurationError(
             f"mcp.http is on, and the package mcp is not installed: {install_command('mcp')}"
         ) from None
-    return Streamable(desk.service, Caller(desk))
+    return Streamable(executors.service, Caller(executors))
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,5 @@
-"""Errors to HTTP: the table class -> status, and RFC 9457 problem documents with the request's id; OpenAI's error shape
-under the paths that its clients call. The only place with HTTP statuses. Never shows the message of an error that is
-not meant for people.
+"""Errors to HTTP: the table from class to status, RFC 9457 problem documents, and OpenAI's error shape under the paths
+that its clients call. The only module with HTTP statuses. Never shows the message of an unexpected error.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, cast, get_args
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
@@ -28,6 +28,33 @@ from app.src.service.catalog import NotPreviewable
 from app.src.service.explaining import code_of, explained
 from app.src.service.service import Service
 from connector import errors
+
+
+class ProblemBody(BaseModel):
+    """RFC 9457, as every error is answered."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "type": "about:blank",
+                "title": "Not Found",
+                "status": 404,
+                "detail": 'there is no collection "material"; did you mean "materials"?',
+                "code": "OWL-1004",
+                "instance": "/v1/collections/material",
+                "request_id": "9b1f0c5e6f0a4e0d8a55b1a0f7a0c3c1",
+            }
+        }
+    )
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str = Field(description="the same for every error of this kind, for good: `owl-sap explain CODE`")
+    instance: str
+    request_id: str
+
 
 PROBLEM = "application/problem+json"
 OPENAI_PATHS = ("/v1/embeddings", "/v1/models")

@@ -32,7 +32,7 @@ from app.src.observe.health import Heartbeat, forget
 from app.src.settings import WorkerSettings, no_collections
 
 if TYPE_CHECKING:
-    from app.src.api.scraping import MetricsListener
+    from app.src.api.server import MetricsListener
     from app.src.jobs import Event, Job, Jobs
     from app.src.service.service import Service
 
@@ -120,7 +120,7 @@ def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0
 def _metrics_listener(service: Service, wanted: WorkerSettings) -> MetricsListener | None:
     if wanted.metrics_port is None:
         return None
-    from app.src.api.scraping import MetricsListener
+    from app.src.api.server import MetricsListener
 
     return MetricsListener(service, wanted.metrics_host, wanted.metrics_port)
 
