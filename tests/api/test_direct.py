@@ -25,9 +25,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic_core import from_json
 from starlette.types import Message
 
-from app.src.api import errors, schemas
+from app.src.api import errors
 from app.src.api.bodies import DirectRoute, direct
 from app.src.api.executors import Executors
+from app.src.api.search import SearchRequest
 from app.src.core.backends.hashing import _to_word
 from app.src.core.lanes import Pace
 from app.src.service.service import Service
@@ -40,7 +41,7 @@ SEARCH = "/v1/collections/materials/search"
 # ------------------------------------------------------------------------------------------- the same as FastAPI's own
 
 
-async def shown(request: Request, name: str, body: schemas.SearchRequest) -> Response:
+async def shown(request: Request, name: str, body: SearchRequest) -> Response:
     """What came: repr tells 1 from 1.0 and keeps every digit."""
     return Response(repr((name, body.model_dump(), request.headers.get("accept"))))
 
