@@ -15,9 +15,8 @@ import pytest
 
 from app.src.access import jwks as module
 from app.src.access.authentication import Authentication
-from app.src.access.errors import AccessUnusable, Unauthenticated
 from app.src.access.keys import Grant, create
-from app.src.access.principal import Principal
+from app.src.access.principal import AccessUnusable, Principal, Unauthenticated
 from app.src.access.rates import RateExceeded, Rates
 from app.src.settings import AccessSettings
 from tests.access.issuer import (
@@ -320,7 +319,7 @@ def test_ias_of_somebody_else(ask: Callable[..., Principal], change: dict[str, A
 
 
 def test_presets_know_where_keys_are() -> None:
-    from app.src.access.presets import reading
+    from app.src.access.tokens import reading
     from app.src.settings import JwtSettings
 
     assert reading(JwtSettings.model_validate(XSUAA)).jwks_url == XSUAA["issuer"] + "/token_keys"  # type: ignore[operator]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.src.settings import ScheduleSettings, SettingsError, SyncSettings, load, seconds
-from app.src.settings.durations import LONGEST
+from app.src.settings.section import LONGEST
 
 BLOCK = """
 [[collections]]

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.src.access import keys
-from app.src.access.errors import AccessUnusable
+from app.src.access.principal import AccessUnusable
 from app.src.cli import app
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed
 from tests.surface.conftest import environment

@@ -6,12 +6,10 @@ import asyncio
 import threading
 from contextlib import suppress
 
-from app.src.access.errors import IssuerAway, Unauthenticated
 from app.src.access.jwks import FETCH_SECONDS, Address, File, KeySet
 from app.src.access.keys import PREFIX, KeyRing
-from app.src.access.presets import reading
-from app.src.access.principal import Principal
-from app.src.access.tokens import Tokens, UnknownKey
+from app.src.access.principal import IssuerAway, Principal, Unauthenticated
+from app.src.access.tokens import Tokens, UnknownKey, reading
 from app.src.settings import AccessSettings, JwtSettings
 
 _AWAY = "the keys of the tokens' issuer cannot be had now, so no token can be checked; try again soon"

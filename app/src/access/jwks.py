@@ -21,8 +21,8 @@ from urllib.parse import SplitResult, urlsplit
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from app.src.access.errors import AccessUnusable
 from app.src.access.files import edition
+from app.src.access.principal import AccessUnusable
 
 FETCH_SECONDS = 5.0
 """For everything: looking the name up aside, an issuer that has not answered whole by then has not answered."""

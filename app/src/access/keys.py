@@ -15,11 +15,10 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,9 +28,8 @@ import limits
 import orjson
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from app.src.access.errors import AccessUnusable, Unauthenticated
-from app.src.access.files import edition
-from app.src.access.principal import ANONYMOUS, Principal, Scope
+from app.src.access.files import edition, write_private
+from app.src.access.principal import ANONYMOUS, AccessUnusable, Principal, Scope, Unauthenticated
 from app.src.access.rates import UNLIMITED
 
 _log = logging.getLogger(__name__)
@@ -171,29 +169,6 @@ def _write(path: Path, keys: Sequence[Key]) -> None:
     document = _File(keys=tuple(keys)).model_dump(mode="json", exclude_defaults=False)
     content = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     write_private(path, content)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """A file with mode 0600, replaced whole. Raises AccessUnusable."""
-    try:
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise AccessUnusable(f"{path.parent}: cannot be written ({error.strerror})") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            with suppress(OSError):  # root changes the keys of a service that is not root
-                before = path.stat()
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
-        os.replace(draft, path)
-    except OSError as error:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise AccessUnusable(
-            f"{path}: cannot be replaced ({error.strerror}); in a container mount its folder, not the file alone"
-        ) from None
 
 
 @contextmanager

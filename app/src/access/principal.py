@@ -1,10 +1,12 @@
-"""Who asks: what every check of rights looks at, whatever the surface."""
+"""The principal of a request, and the errors of authentication. Their messages repeat nothing that was sent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+from connector.errors import ConfigurationError
 
 Scope = Literal["embed", "search", "sync", "admin", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -43,3 +45,19 @@ LOOPBACK = Principal("loopback", frozenset(SCOPES))
 """Anybody on this machine, while no authentication is configured. It claims nothing, so row rules leave it no row."""
 ANONYMOUS = Principal("anonymous", frozenset())
 """Who says nothing of itself, where that is allowed: at health, while authentication is configured."""
+
+
+class Unauthenticated(Exception):
+    """No credential, or none that is good. `code`: a word for machines and logs, out of few."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class IssuerAway(Exception):
+    """The keys of the tokens' issuer cannot be had, so nobody can tell whether a token is good. Try later."""
+
+
+class AccessUnusable(ConfigurationError):
+    """The file of keys, or that of the issuer's keys, cannot be used; the message says what to do."""

@@ -1,6 +1,5 @@
-"""Tokens (JWT): is this one signed by the configured issuer, for us, and good now; and what may its bearer do? PyJWT
-checks signature and times; what it leaves to its users is checked here. Never waits, and knows no HTTP.
-"""
+"""Tokens (JWT): verify them for the configured issuer, with what is known of SAP's issuers, and return the principal.
+PyJWT checks signature and times; this module checks what it leaves to its users. It never waits."""
 
 from __future__ import annotations
 
@@ -24,10 +23,86 @@ from jwt.exceptions import (
     PyJWTError,
 )
 
-from app.src.access.errors import Unauthenticated
 from app.src.access.jwks import KeySet
-from app.src.access.presets import EVERY_ROW, Reading
-from app.src.access.principal import SCOPES, Principal
+from app.src.access.principal import SCOPES, Principal, Unauthenticated
+from app.src.settings import JwtSettings
+
+EVERY_ROW = "every_row"
+_OWN_NAMES = {scope: scope for scope in SCOPES}
+_ATTRIBUTES = "xs.user.attributes"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """`issuer`, `audience`: what iss must be and one of aud. `tenants`: claims of which the first that is there must be
+    `tenant`. `scopes`: names in `scope_claim` and what they stand for. `attributes`: claims of SAP's attributes of a
+    user are lifted out, so that row rules can name them."""
+
+    issuer: str
+    jwks_url: str | None
+    audience: tuple[str, ...]
+    scope_claim: str
+    scopes: Mapping[str, str]
+    subject_claim: str
+    tenant: str | None = None
+    tenants: tuple[str, ...] = ()
+    attributes: bool = False
+
+    def claims(self, payload: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As row rules see them: `xs.user.attributes.Country` beside what stands in the token."""
+        if not self.attributes:
+            return payload
+        # Beside the other claims, or in ext_cxt where the token has the newer layout.
+        inside = payload.get("ext_cxt")
+        held = (inside if isinstance(inside, dict) else payload).get(_ATTRIBUTES)
+        lifted = {f"{_ATTRIBUTES}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {}
+        # What the token itself claims under such a name is not what its issuer means by it.
+        return {name: value for name, value in payload.items() if not name.startswith(f"{_ATTRIBUTES}.")} | lifted
+
+
+def token_rules(settings: JwtSettings) -> TokenRules:
+    issuer = settings.issuer or ""
+    given: dict[str, Any] = {
+        "jwks_url": settings.jwks_url,
+        "audience": settings.audience,
+        "scopes": settings.scopes or _OWN_NAMES,
+        "subject_claim": settings.subject_claim,
+        "tenant": settings.tenant,
+    }
+    tenants = () if settings.tenant_claim is None else (settings.tenant_claim,)
+    match settings.preset:
+        case "xsuaa":
+            return _xsuaa(settings, issuer.rstrip("/").removesuffix("/oauth/token"), given, tenants)
+        case "ias":
+            base = issuer.rstrip("/")
+            return TokenRules(
+                **given | {"jwks_url": settings.jwks_url or f"{base}/oauth2/certs"},
+                issuer=base,
+                scope_claim=settings.scope_claim or "groups",
+                tenants=tenants or ("app_tid", "zone_uuid"),
+            )
+        case None:
+            return TokenRules(**given, issuer=issuer, scope_claim=settings.scope_claim or "scope", tenants=tenants)
+
+
+def _xsuaa(settings: JwtSettings, base: str, given: Mapping[str, Any], tenants: tuple[str, ...]) -> TokenRules:
+    """Scopes are called <xsappname>.<name>, and are ours only with that name before them."""
+    application = settings.xs_appname or ""
+    before = f"{application}."
+    scopes = {before + name.removeprefix(before): meaning for name, meaning in given["scopes"].items()}
+    return TokenRules(
+        **{
+            **given,
+            "jwks_url": settings.jwks_url or f"{base}/token_keys",
+            "audience": settings.audience or (application,),
+            "scopes": scopes,
+        },
+        issuer=f"{base}/oauth/token",
+        scope_claim=settings.scope_claim or "scope",
+        tenants=tenants or ("zid",),
+        attributes=True,
+    )
+
 
 LONGEST_TOKEN = 16 << 10
 """Characters. XSUAA's with many attributes come near 8 KiB."""
@@ -67,7 +142,7 @@ class Tokens:
     """Remembers for a minute whom a token belongs to, as long as it is good and the issuer's keys stay what they are.
     For one thread at a time: the event loop's."""
 
-    def __init__(self, reading: Reading, keys: KeySet, algorithms: Iterable[str], leeway: float) -> None:
+    def __init__(self, reading: TokenRules, keys: KeySet, algorithms: Iterable[str], leeway: float) -> None:
         """`leeway`: seconds that clocks may differ."""
         self._reading = reading
         self.keys = keys

@@ -17,8 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.src.access.authentication import Authentication
-from app.src.access.errors import IssuerAway, Unauthenticated
-from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, Principal
+from app.src.access.principal import ANONYMOUS, LOOPBACK, SCOPES, IssuerAway, Principal, Unauthenticated
 from app.src.access.principal import Scope as Right
 from app.src.access.rows import RowsRefused
 from app.src.api.errors import FORBIDDEN, MISDIRECTED, NOT_FOUND, UNAUTHORIZED, UNAVAILABLE, problem

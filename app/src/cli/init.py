@@ -18,7 +18,7 @@ from app.src.cli import output
 from app.src.cli.application import Invocation, JsonFlag, app, opened, verb
 from app.src.cli.exits import UsageFault
 from app.src.settings import Loaded, Settings, load
-from app.src.settings.starting_file import Start, environment_file, settings_file
+from app.src.settings.writing import Start, environment_file, settings_file
 from connector.errors import NoProposal
 from connector.model import TableRef
 

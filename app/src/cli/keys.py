@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from app.src.access.errors import AccessUnusable
-from app.src.access.principal import SCOPES, Scope
+from app.src.access.principal import SCOPES, AccessUnusable, Scope
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, keys_app, loaded_for, verb
 from app.src.cli.exits import UsageFault

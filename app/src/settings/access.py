@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from app.src.settings.durations import Duration
-from app.src.settings.section import Columns, Section
+from app.src.settings.section import Columns, Duration, Section
 
 UNLIMITED = "unlimited"
 _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)")

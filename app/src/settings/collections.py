@@ -13,9 +13,8 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from app.src.settings import durations
-from app.src.settings.durations import Duration
-from app.src.settings.section import Columns
+from app.src.settings import section as durations
+from app.src.settings.section import Columns, Duration
 from app.src.settings.section import Section as _Section
 from connector.model import NO_TABLE, ChangeSpec, ChunkSpec, CollectionSpec, TableRef
 

@@ -1,26 +1,21 @@
-"""Every setting: its name, default and unit, as one frozen model. Where the values come from is `sources`'s business.
-Knows the connector's vocabulary (names, tables), never a connection, an engine or HTTP.
-"""
+"""Every setting with its default, unit and description, as one frozen model."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from app.src.settings.access import AccessSettings
 from app.src.settings.collections import CollectionSettings
-from app.src.settings.durations import Duration
-from app.src.settings.mcp import McpSettings
-from app.src.settings.search import SearchSettings
-from app.src.settings.section import Networks
-from app.src.settings.section import Section as _Section
+from app.src.settings.section import Duration, Networks, Section
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 
 
-class HanaSettings(_Section):
+class HanaSettings(Section):
     """How to reach one HANA. Encryption and certificate validation are on unless switched off by name."""
 
     host: str | None = Field(default=None, description="host name; an IP address is not matched against certificates")
@@ -56,7 +51,7 @@ class HanaSettings(_Section):
         return bool(self.host or self.userkey)
 
 
-class StoreSettings(_Section):
+class StoreSettings(Section):
     """Where the vectors live."""
 
     kind: Literal["hana", "local"] = Field(
@@ -77,7 +72,7 @@ class StoreSettings(_Section):
         return self
 
 
-class EmbeddingSettings(_Section):
+class EmbeddingSettings(Section):
     """Which model, and what it may use of the machine."""
 
     model: str = Field(
@@ -125,7 +120,7 @@ class EmbeddingSettings(_Section):
         return self.model.startswith("hash:")
 
 
-class TensorRtSettings(_Section):
+class TensorRtSettings(Section):
     """INT8 and fp16 engines on a card, through ONNX Runtime and TensorRT."""
 
     enabled: bool = Field(
@@ -144,18 +139,14 @@ class TensorRtSettings(_Section):
     algorithm: Literal["minmax", "entropy", "percentile"] = Field(
         default="minmax", description="how the ranges of INT8 are found: minmax entropy percentile"
     )
-    least_cosine: float = Field(
-        default=0.99, ge=0, le=1, description="the gate: mean cosine to fp32 that INT8 must reach on texts held back"
-    )
-    least_overlap: float = Field(
-        default=0.90, ge=0, le=1, description="the gate: share of fp32's first ten neighbours that INT8 must find too"
-    )
-    least_int8_share: float = Field(
-        default=0.5, ge=0, le=1, description="the gate: share of the linear layers' products that must be in 8 bits"
-    )
+    # The accuracy gate of INT8 on texts held back: mean cosine to fp32, share of fp32's first ten neighbours found too,
+    # share of the linear layers' products in 8 bits.
+    least_cosine: ClassVar[float] = 0.99
+    least_overlap: ClassVar[float] = 0.90
+    least_int8_share: ClassVar[float] = 0.5
 
 
-class SyncSettings(_Section):
+class SyncSettings(Section):
     page_rows: int = Field(default=1000, ge=1, le=100_000, description="rows read in one page")
     window: int = Field(default=1000, ge=1, le=100_000, description="changed rows that are embedded together")
     readers: int = Field(
@@ -176,7 +167,7 @@ class SyncSettings(_Section):
     )
 
 
-class ApiSettings(_Section):
+class ApiSettings(Section):
     """The REST service and its limits."""
 
     host: str = Field(default="127.0.0.1", description="another than loopback only with [access]")
@@ -245,7 +236,7 @@ class ApiSettings(_Section):
         return self
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     """`owl-sap worker`, the background part alone."""
 
     concurrency: int = Field(default=2, ge=1, le=32, description="jobs that `owl-sap worker` runs at once")
@@ -265,7 +256,7 @@ class WorkerSettings(_Section):
     )
 
 
-class StateSettings(_Section):
+class StateSettings(Section):
     """Where the records of jobs are kept, and how many."""
 
     path: Path | None = Field(
@@ -273,15 +264,77 @@ class StateSettings(_Section):
         description="folder of the job records, created if absent; default: the local store's folder, else `.owl-sap` "
         "beside owl-sap.toml",
     )
-    keep_jobs: int = Field(default=1000, ge=1, description="records kept of jobs that are over")
-    keep_days: float = Field(default=30.0, gt=0, description="days they are kept")
+    keep_jobs: ClassVar[int] = 1000  # records of finished jobs
+    keep_days: float = Field(default=30.0, gt=0, description="days that records of finished jobs are kept")
     max_queued: int = Field(default=100, ge=1, description="jobs that may wait for a free worker")
-    max_attempts: int = Field(
-        default=5, ge=1, description="a job is given up after its process has died so often while it ran"
+    max_attempts: int = Field(default=5, ge=1, description="a job fails after its process has died so often")
+
+
+class McpSettings(Section):
+    """Tools for agents (docs/agents.md). `owl-sap mcp` offers them to whoever starts it, whatever `http` is."""
+
+    http: bool = Field(
+        default=False, description="the service offers them at POST /mcp too, to keys with the scope search"
+    )
+    write: bool = Field(
+        default=False, description="also the tool that changes something (start_sync), to who has the scope sync"
+    )
+    key: SecretStr | None = Field(
+        default=None,
+        description="API key or token whose rights `owl-sap mcp` has; default: the operator's, who sees every row",
+    )
+    max_hits: ClassVar[int] = 50  # rows of one search by an agent
+    max_chars: int = Field(
+        default=40_000,
+        ge=2_000,
+        le=1_000_000,
+        description="characters of texts and metadata in one answer; what is longer is cut, and the answer says so",
     )
 
 
-class Settings(_Section):
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+class SearchSettings(Section):
+    """A reranker (docs/search.md)."""
+
+    rerank: str = Field(
+        default="off",
+        description="off; /folder of a cross-encoder; or package.module:function, your own code",
+    )
+    rerank_depth: ClassVar[int] = 50  # how many of the best hits are reranked
+    rerank_seconds: Duration = Field(
+        default=2.0, gt=0, description="time limit of the reranker; after that the order stays unchanged"
+    )
+
+    @field_validator("rerank")
+    @classmethod
+    def _known(cls, rerank: str) -> str:
+        if rerank == "off" or _FUNCTION.fullmatch(rerank) or _is_path(rerank):
+            return rerank
+        if rerank == "late-interaction":
+            raise ValueError("late-interaction was removed; name a cross-encoder folder, your own function, or off")
+        raise ValueError(
+            "must be off, a folder or package.module:function; a folder begins with / or ./, a function is module:name"
+        )
+
+    @property
+    def kind(self) -> Literal["off", "cross-encoder", "function"]:
+        if self.rerank == "off":
+            return "off"
+        return "cross-encoder" if _is_path(self.rerank) else "function"
+
+    @property
+    def folder(self) -> Path:
+        """Of the cross-encoder."""
+        return Path(self.rerank).expanduser()
+
+
+def _is_path(rerank: str) -> bool:
+    return rerank.startswith(("/", "./", "../", "~/"))
+
+
+class Settings(Section):
     """Everything the operator can set. Made by `sources.load`, or directly in tests."""
 
     hana: HanaSettings = HanaSettings()

@@ -1,11 +1,13 @@
-"""What every section of the settings is made of. Knows none of them."""
+"""The base of every section of the settings, and durations such as "30s", "5m" and "1h30m"."""
 
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 
 def _parts(value: Any) -> Any:
@@ -31,3 +33,46 @@ Networks = Annotated[tuple[str, ...], BeforeValidator(_parts), AfterValidator(_n
 class Section(BaseModel):
     # `schema` is the word of SAP's own clients; pydantic's deprecated method of that name is given up for it.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+
+LONGEST = 3650 * 86_400.0
+"""Ten years, in seconds: more is a slip of the pen, and dates end somewhere."""
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_PARTS = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in "dhms"), re.ASCII)
+_UNITS = (86_400, 3600, 60, 1)
+_EXAMPLES = 'write it like "30s", "5m", "1h30m" or "1d"'
+
+
+def seconds(text: str) -> float:
+    """Seconds. Units d, h, m and s, each once and in this order; a number alone is seconds. Raises ValueError."""
+    word = "".join(text.split()).lower()
+    if re.fullmatch(_NUMBER, word, re.ASCII):
+        word += "s"
+    match = _PARTS.fullmatch(word)
+    if not word or match is None:
+        raise ValueError(f"{text!r} is no length of time: {_EXAMPLES}")
+    parts = zip(match.groups(), _UNITS, strict=True)
+    return _bounded(sum(float(number) * unit for number, unit in parts if number is not None))
+
+
+def _bounded(length: float) -> float:
+    if not (math.isfinite(length) and 0 <= length <= LONGEST):
+        raise ValueError(f"a length of time lies between 0 and {LONGEST / 86_400:.0f}d: {_EXAMPLES}")
+    return length
+
+
+def _seconds(value: Any) -> Any:
+    """TOML's numbers are seconds; anything that is neither text nor number is for pydantic to refuse."""
+    if isinstance(value, str):
+        return seconds(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _bounded(float(value))
+    raise ValueError(f"must be a length of time: {_EXAMPLES}")
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(_seconds),
+    WithJsonSchema({"type": ["string", "number"], "examples": ["30s", "5m", "1h30m", "1d"]}),
+]
+"""Seconds, in a settings model."""

@@ -1,6 +1,5 @@
-"""Reading settings: owl-sap.toml < environment (and .env) < flags, with the origin of every value. The only module that
-looks at the environment. Messages name file or variable and key, never a value.
-"""
+"""Read settings: owl-sap.toml < environment (and .env) < flags, with the origin of every value. The only module that
+looks at the environment. Messages name file or variable and key, never a value."""
 
 from __future__ import annotations
 
@@ -30,6 +29,15 @@ _SLIP = 0.8
 """Likeness (difflib's) from which a name is taken for a misspelt one."""
 
 SettingPath = tuple[str, ...]
+# Former settings and their fixed values.
+_REMOVED = {
+    "mcp.max_hits": "50",
+    "search.rerank_depth": "50",
+    "state.keep_jobs": "1000",
+    "tensorrt.least_cosine": "0.99",
+    "tensorrt.least_int8_share": "0.5",
+    "tensorrt.least_overlap": "0.9",
+}
 
 
 class SettingsError(Exception):
@@ -209,6 +217,8 @@ class _Layers:
         known = own_variables()
         base = name.removesuffix(_FILE_SUFFIX) if name not in known else name
         if base not in known:
+            if removed := _removed(base.removeprefix(PREFIX).lower().replace("__", ".")):
+                raise SettingsError(f"{origin}: {removed}")
             raise SettingsError(f"{origin}: no such setting{_nearest(name, list(known))}; see owl-sap config schema")
         text, origin = _text_of(base, variables)
         if text is not None:
@@ -301,7 +311,7 @@ def _explained(error: ValidationError, layers: _Layers) -> Iterator[str]:
         location = fault["loc"]
         where = f"{_origin(location, layers.origins)}: {_shown(location, layers.tree)}"
         if fault["type"] == "extra_forbidden":
-            yield f"{where}: unknown key{_suggestion(location)}"
+            yield f"{where}: {_removed('.'.join(map(str, location))) or f'unknown key{_suggestion(location)}'}"
         elif fault["type"] == "model_type":
             yield f"{where}: {_NO_SECTION}"
         else:
@@ -327,6 +337,10 @@ def _shown(location: Sequence[str | int], tree: Mapping[str, Any]) -> str:
             return f"[[collections]] {'.'.join([named, *map(str, rest)])}"
         case _:
             return ".".join(map(str, location))
+
+
+def _removed(name: str) -> str | None:
+    return f"no longer a setting, remove it; its value is always {_REMOVED[name]}" if name in _REMOVED else None
 
 
 def _suggestion(location: Sequence[str | int]) -> str:
@@ -382,3 +396,22 @@ def _value(settings: Settings, path: SettingPath) -> Any:
     if isinstance(node, dict):
         return ", ".join(f"{name}={value}" for name, value in node.items())
     return str(node) if isinstance(node, Path) else node
+
+
+def t4_gpu(loaded: Loaded) -> dict[str, Any]:
+    """Each field by the setting that its variable reaches, wherever that was set; the few that have none as the
+    variables say, else left to the guides' default."""
+    embedding, tensorrt = loaded.settings.embedding, loaded.settings.tensorrt
+    half = embedding.precision not in ("fp32", "tf32")
+    return {
+        **loaded.kept,
+        "fp16_mode": half,
+        "enable_tensor_cores": embedding.precision != "fp32",
+        "int8_mode": tensorrt.enabled or embedding.precision == "int8",
+        "max_workspace_size": tensorrt.workspace_mb << 20,
+        "optimization_level": tensorrt.optimization_level,
+        "enable_profiling": embedding.profiling,
+        "memory_fraction": embedding.memory_fraction,
+        "precision": embedding.precision,
+        "calibration_cache": loaded.settings.tensorrt_cache(loaded.file),
+    }
