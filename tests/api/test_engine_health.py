@@ -177,7 +177,7 @@ def test_the_process_ends_for_its_supervisor_if_asked_to(synced: Service, monkey
     synced.settings = Settings.model_validate(document | {"api": api})
     last_resort = []
     monkeypatch.setattr(server, "_end_after", lambda *how: last_resort.append(how))
-    monkeypatch.setattr(server, "_LOOK_TICKS", 1)
+    monkeypatch.setattr(server, "_STUCK_TICKS", 1)
     monkeypatch.setattr(synced.probes, "beyond_help", lambda: "the card is gone")
     frozen = []
     try:

@@ -62,7 +62,7 @@ def test_a_burst_is_let_in_as_far_as_it_is_served_in_time(clock: Clock) -> None:
     begun, waiting = crowd(turns)
     assert len(begun) == 4
     assert 30 <= len(waiting) <= 42  # 4 threads, 0.1 s each: 40 a second
-    with pytest.raises(Crowded, match=r"one more would wait for 1\.\d s; at most 1 s .*api\.max_wait") as refused:
+    with pytest.raises(Crowded, match=r"another would wait 1\.\d s; the limit is 1 s .*api\.max_wait") as refused:
         turns.enter(ME, begun.append)
     assert refused.value.seconds == pytest.approx(1.0, abs=0.1)
 
@@ -93,7 +93,7 @@ def test_when_no_call_ends_the_first_that_waits_tells(clock: Clock) -> None:
     _, waiting = crowd(turns, 52)
     assert len(waiting) == 50
     clock.now += 10.5
-    with pytest.raises(Crowded, match="the next has waited for 10 s"):
+    with pytest.raises(Crowded, match="the next one has waited 10 s"):
         turns.enter(ME, waiting.append)
     for turn in waiting:
         turns.leave(turn)
@@ -109,11 +109,11 @@ def test_a_request_that_waits_longer_than_it_may_is_refused(clock: Clock) -> Non
     refused = turns.expire(second)
     assert refused is not None
     assert refused.seconds == 10.0
-    assert "the next has waited for 10 s; at most 10 s are allowed (setting api.max_wait)" in str(refused)
+    assert "the next one has waited 10 s; the limit is 10 s (setting api.max_wait)" in str(refused)
     assert turns.expire(first) is None, "it has its thread"
     assert turns.expire(second) is None, "it left by the refusal"
     clock.now += 1
-    with pytest.raises(Crowded, match="the next has waited for 11 s"):
+    with pytest.raises(Crowded, match="the next one has waited 11 s"):
         turns.enter(ME, begun.append)
     turns.finish(first)
     assert turns.enter(ME, begun.append) is begun[-1], "there is a thread again"

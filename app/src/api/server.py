@@ -321,13 +321,13 @@ class _Server(uvicorn.Server):
         if self._asked is not None:
             return
         self._asked = time.monotonic()
-        seconds = self._api.shutdown_seconds + _MARGIN_SECONDS
+        within = self._api.shutdown_seconds + _MARGIN_SECONDS
+        threading.Thread(target=_end_after, args=(within, code), name="owl-sap-end", daemon=True).start()
 
-        def end() -> None:
-            time.sleep(seconds)
-            os._exit(code)
 
-        threading.Thread(target=end, name="owl-sap-end", daemon=True).start()
+def _end_after(seconds: float, code: int) -> None:
+    time.sleep(seconds)
+    os._exit(code)
 
 
 # ------------------------------------------------------------------------------------------------- metrics of a worker
