@@ -319,11 +319,11 @@ def test_ias_of_somebody_else(ask: Callable[..., Principal], change: dict[str, A
 
 
 def test_presets_know_where_keys_are() -> None:
-    from app.src.access.tokens import reading
+    from app.src.access.tokens import token_rules
     from app.src.settings import JwtSettings
 
-    assert reading(JwtSettings.model_validate(XSUAA)).jwks_url == XSUAA["issuer"] + "/token_keys"  # type: ignore[operator]
-    known = reading(JwtSettings.model_validate(IAS | {"audience": "a"}))
+    assert token_rules(JwtSettings.model_validate(XSUAA)).jwks_url == XSUAA["issuer"] + "/token_keys"  # type: ignore[operator]
+    known = token_rules(JwtSettings.model_validate(IAS | {"audience": "a"}))
     assert known.jwks_url == "https://tenant.accounts.ondemand.com/oauth2/certs"
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from app.src.access.jwks import FETCH_SECONDS, Address, File, KeySet
 from app.src.access.keys import PREFIX, KeyRing
 from app.src.access.principal import IssuerAway, Principal, Unauthenticated
-from app.src.access.tokens import Tokens, UnknownKey, reading
+from app.src.access.tokens import Tokens, UnknownKey, token_rules
 from app.src.settings import AccessSettings, JwtSettings
 
 _AWAY = "the keys of the tokens' issuer cannot be had now, so no token can be checked; try again soon"
@@ -111,6 +111,6 @@ def _fetch(keys: KeySet, fetching: asyncio.Future[None]) -> None:
 
 
 def _tokens(settings: JwtSettings) -> Tokens:
-    read = reading(settings)
-    source = Address(read.jwks_url or "") if settings.jwks_path is None else File(settings.jwks_path)
-    return Tokens(read, KeySet(source, settings.algorithms), settings.algorithms, settings.leeway)
+    rules = token_rules(settings)
+    source = Address(rules.jwks_url or "") if settings.jwks_path is None else File(settings.jwks_path)
+    return Tokens(rules, KeySet(source, settings.algorithms), settings.algorithms, settings.leeway)

@@ -142,9 +142,9 @@ class Tokens:
     """Remembers for a minute whom a token belongs to, as long as it is good and the issuer's keys stay what they are.
     For one thread at a time: the event loop's."""
 
-    def __init__(self, reading: TokenRules, keys: KeySet, algorithms: Iterable[str], leeway: float) -> None:
+    def __init__(self, rules: TokenRules, keys: KeySet, algorithms: Iterable[str], leeway: float) -> None:
         """`leeway`: seconds that clocks may differ."""
-        self._reading = reading
+        self._rules = rules
         self.keys = keys
         self._algorithms = tuple(algorithms)
         self._leeway = leeway
@@ -187,8 +187,8 @@ class Tokens:
                 token,
                 key,
                 algorithms=[algorithm],
-                audience=list(self._reading.audience),
-                issuer=self._reading.issuer,
+                audience=list(self._rules.audience),
+                issuer=self._rules.issuer,
                 leeway=self._leeway,
                 options={"require": ["exp", "iss", "aud"], "enforce_minimum_key_length": True},
             )
@@ -213,21 +213,21 @@ class Tokens:
         return header
 
     def _principal(self, payload: Mapping[str, Any]) -> Principal:
-        reading = self._reading
+        rules = self._rules
         for moment in ("exp", "nbf", "iat"):
             value = payload.get(moment, 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not -_LAST <= value <= _LAST:
                 raise Unauthenticated(f"the token's {moment} is no time", "incomplete_token")
-        if reading.tenant is not None:
-            named = next((payload[claim] for claim in reading.tenants if claim in payload), None)
-            if named != reading.tenant:
+        if rules.tenant is not None:
+            named = next((payload[claim] for claim in rules.tenants if claim in payload), None)
+            if named != rules.tenant:
                 raise Unauthenticated("the token is of another tenant", "tenant")
-        subject = payload.get(reading.subject_claim)
+        subject = payload.get(rules.subject_claim)
         if not isinstance(subject, str) or not 0 < len(subject) <= _LONGEST_SUBJECT or not subject.isprintable():
-            raise Unauthenticated(f"the token does not say whose it is ({reading.subject_claim})", "incomplete_token")
-        means = {reading.scopes[name] for name in _names(payload, reading.scope_claim) if name in reading.scopes}
+            raise Unauthenticated(f"the token does not say whose it is ({rules.subject_claim})", "incomplete_token")
+        means = {rules.scopes[name] for name in _names(payload, rules.scope_claim) if name in rules.scopes}
         scopes = frozenset(scope for scope in SCOPES if scope in means)
-        return Principal(subject, scopes, reading.claims(payload), EVERY_ROW in means, credential="token")
+        return Principal(subject, scopes, rules.claims(payload), EVERY_ROW in means, credential="token")
 
 
 def _refused(error: PyJWTError) -> Unauthenticated:

@@ -28,6 +28,7 @@ from app.src.cli.application import (
 )
 from app.src.cli.exits import OK, USAGE, UsageFault, exit_code
 from connector.errors import ConnectorError
+from connector.extras import emulator_command
 from connector.hana.prompt import Answer, Prompt, StatementRefused, is_blank, split
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def emulator(  # noqa: PLR0913 - a verb has as many parameters as options
                 f"options of the prompt come after its name: owl-sap emulator {ctx.invoked_subcommand} ..."
             )
         return
-    command = [sys.executable, "-m", "hana_emulator", "--port", str(port), "--schema", schema]
+    command = [*emulator_command(), "--port", str(port), "--schema", schema]
     command += ["--data", str(data)] if data is not None else []
     command += ["--sample"] if sample else []
     command += ["--tls"] if tls else []

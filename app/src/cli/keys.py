@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from app.src.access.files import write_private
 from app.src.access.principal import SCOPES, AccessUnusable, Scope
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, keys_app, loaded_for, verb
@@ -145,7 +146,7 @@ def _hand_over(path: Path, key: Key, secret: str, form: Form, before: Sequence[K
     document: dict[str, Any] = key.shown(datetime.now(UTC))
     if out is not None:
         try:
-            keys.write_private(out, secret.encode())
+            write_private(out, secret.encode())
         except AccessUnusable:
             keys.take_back(path, key, before)  # nobody has it, and nobody ever will
             raise
