@@ -160,7 +160,7 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
     "a key brought along (jwk)": (lambda: signed(claims(), STRANGER, jwk=jwk(STRANGER, "one")), "signature"),
     "an extension (crit)": (lambda: signed(claims(), RSA, crit=["exp"], exp=1), "malformed_token"),
     "the extension b64": (lambda: signed(claims(), RSA, crit=["b64"], b64=True), "malformed_token"),
-    "no access token (typ)": (lambda: signed(claims(), RSA, typ="logout+jwt"), "malformed_token"),
+    "not an access token (typ)": (lambda: signed(claims(), RSA, typ="logout+jwt"), "malformed_token"),
     "too long": (lambda: signed(claims(filler="f" * 20_000), RSA), "malformed_token"),
     "a payload that is a list": (lambda: signed([1, 2], RSA), "malformed_token"),  # type: ignore[arg-type]
     "five parts (JWE)": (lambda: ".".join(["e30"] * 5), "malformed_token"),

@@ -350,7 +350,7 @@ def test_each_error_has_its_status_and_its_words(
         (EngineOverloaded("busy", seconds=0.2), "1"),
         (EngineOverloaded("busy", seconds=17.0), "17"),
         (EngineOverloaded("busy"), None),
-        (Crowded("the next has waited", seconds=12.3), "13"),
+        (Crowded("the next one has waited", seconds=12.3), "13"),
         (OutOfMemory("memory"), None),
     ],
 )

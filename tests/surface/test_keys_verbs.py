@@ -180,20 +180,20 @@ def test_claims_and_limits_of_a_key(tmp_path: Path, cli: Cli) -> None:
 
 
 REFUSED = [
-    (("create", "web", "--scope", "everything"), "no scope"),
+    (("create", "web", "--scope", "everything"), "unknown scope"),
     (("list",), "keys create"),
     (("revoke", "web"), "not there"),
     (("rotate", "web"), "not there"),
     (("create", "web"), "scope"),
     (("create", "", "--scope", "search"), "no name"),
-    (("create", "web", "--scope", "search", "--expires", "soon"), "length of time"),
+    (("create", "web", "--scope", "search", "--expires", "soon"), "duration"),
     (("create", "web", "--scope", "search", "--expires", "0s"), "at once"),
     (("create", "web", "--scope", "search", "--claim", "mandt"), "NAME=VALUE"),
     (("create", "web", "--scope", "search", "--rate", "often"), "600/minute"),
-    (("create", "web", "--scope", "search", "--out", "no/such/folder/key"), "no such folder; make it: mkdir -m 700"),
-    (("rotate", "web", "--overlap", "long"), "length of time"),
+    (("create", "web", "--scope", "search", "--out", "no/such/folder/key"), "folder not found; create it: mkdir -m 700"),
+    (("rotate", "web", "--overlap", "long"), "duration"),
     (("create", "web", "--scope", "search", "--expires", "90"), "--expires 90 has no unit: write 90d for days"),
-    (("create", "web", "--scope", "search", "--expires", "1.5"), "has no unit"),
+    (("create", "web", "--scope", "search", "--expires", "1.5"), "needs a unit"),
     (("rotate", "web", "--overlap", "24", "--expires", "90d"), "--overlap 24 has no unit"),
 ]
 

@@ -10,17 +10,15 @@ from connector.errors import ConfigurationError
 
 Scope = Literal["embed", "search", "sync", "admin", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-Credential = Literal["key", "token", "none"]
-"""What somebody showed to say who they are."""
+Credential = Literal["key", "token", "none"]  # kind of credential
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`name`: the key's id or the token's subject, for logs; never a secret. `scopes`: what may be asked for; `admin`
-    includes the others. `claims`: what the token or the key says of its bearer; collections with row rules look here,
-    and what is not claimed is not seen. `every_row`: row rules do not hold for it. `rate` ("600/minute") and
-    `concurrency`: its own limits; None: those of the settings. `credential`: what it was known by; only together with
-    that a name is nobody else's, for an issuer may call a user what we call a key."""
+    """Who sends a request. `name`: the key's id or the token's subject, for logs; never a secret. `scopes`: `admin`
+    includes the others. `claims`: from the token or key, for row rights. `every_row`: row rights do not apply. `rate`
+    ("600/minute") and `concurrency`: own limits; None: those of the settings. `credential`: its kind; only with it a
+    name is unique, because an issuer's subject may equal a key's id."""
 
     name: str
     scopes: frozenset[Scope]
@@ -32,23 +30,23 @@ class Principal:
 
     @property
     def identity(self) -> str:
-        """Of one principal alone."""
+        """A name that no other principal has."""
         return f"{self.credential}:{self.name}"
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
 
 
+# The user of the command line, who has the credentials for HANA anyway.
 OPERATOR = Principal("operator", frozenset(SCOPES), every_row=True)
-"""Who runs the command line, and so has the credentials for HANA anyway."""
+# Every caller while no authentication is configured. It has no claims, so row rights leave it no row.
 LOOPBACK = Principal("loopback", frozenset(SCOPES))
-"""Anybody on this machine, while no authentication is configured. It claims nothing, so row rules leave it no row."""
+# A caller without a credential, where that is allowed: health, while authentication is configured.
 ANONYMOUS = Principal("anonymous", frozenset())
-"""Who says nothing of itself, where that is allowed: at health, while authentication is configured."""
 
 
 class Unauthenticated(Exception):
-    """No credential, or none that is good. `code`: a word for machines and logs, out of few."""
+    """The credential is missing or invalid. `code`: a word for machines and logs."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -56,8 +54,8 @@ class Unauthenticated(Exception):
 
 
 class IssuerAway(Exception):
-    """The keys of the tokens' issuer cannot be had, so nobody can tell whether a token is good. Try later."""
+    """The issuer's keys are unavailable, so no token can be checked. Try later."""
 
 
 class AccessUnusable(ConfigurationError):
-    """The file of keys, or that of the issuer's keys, cannot be used; the message says what to do."""
+    """The file of API keys or of the issuer's keys is unusable; the message says what to do."""

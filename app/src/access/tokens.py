@@ -34,9 +34,9 @@ _ATTRIBUTES = "xs.user.attributes"
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """`issuer`, `audience`: what iss must be and one of aud. `tenants`: claims of which the first that is there must be
-    `tenant`. `scopes`: names in `scope_claim` and what they stand for. `attributes`: claims of SAP's attributes of a
-    user are lifted out, so that row rules can name them."""
+    """How an issuer's tokens are read. `issuer`, `audience`: the required iss and one aud. `tenants`: the first of
+    these claims that is present must equal `tenant`. `scopes`: names in `scope_claim` and their meaning. `attributes`:
+    lift SAP's user attributes to the top, so that row rights can name them."""
 
     issuer: str
     jwks_url: str | None
@@ -49,14 +49,15 @@ class TokenRules:
     attributes: bool = False
 
     def claims(self, payload: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As row rules see them: `xs.user.attributes.Country` beside what stands in the token."""
+        """Return the claims for row rights: the token's, and with `attributes` names such as
+        `xs.user.attributes.Country`."""
         if not self.attributes:
             return payload
-        # Beside the other claims, or in ext_cxt where the token has the newer layout.
+        # At the top, or in ext_cxt in the newer layout.
         inside = payload.get("ext_cxt")
         held = (inside if isinstance(inside, dict) else payload).get(_ATTRIBUTES)
         lifted = {f"{_ATTRIBUTES}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {}
-        # What the token itself claims under such a name is not what its issuer means by it.
+        # A claim of such a name at the top is not the issuer's attribute.
         return {name: value for name, value in payload.items() if not name.startswith(f"{_ATTRIBUTES}.")} | lifted
 
 
@@ -86,7 +87,7 @@ def token_rules(settings: JwtSettings) -> TokenRules:
 
 
 def _xsuaa(settings: JwtSettings, base: str, given: Mapping[str, Any], tenants: tuple[str, ...]) -> TokenRules:
-    """Scopes are called <xsappname>.<name>, and are ours only with that name before them."""
+    """Scopes are named <xsappname>.<name>; others belong to other applications."""
     application = settings.xs_appname or ""
     before = f"{application}."
     scopes = {before + name.removeprefix(before): meaning for name, meaning in given["scopes"].items()}
@@ -104,31 +105,31 @@ def _xsuaa(settings: JwtSettings, base: str, given: Mapping[str, Any], tenants: 
     )
 
 
+# Characters. XSUAA tokens with many attributes come near 8 KiB.
 LONGEST_TOKEN = 16 << 10
-"""Characters. XSUAA's with many attributes come near 8 KiB."""
 _LONGEST_KID = 256
 _LONGEST_SUBJECT = 200
+# Seconds since 1970 that a JSON number holds exactly; NaN fails both comparisons.
 _LAST = 2.0**53
-"""Seconds since 1970: as a number of JSON exact, and no longer a time far before. Not a number is on neither side."""
+# Values of the header typ of access tokens; without typ a token may be one.
 _KINDS = ("jwt", "at+jwt", "application/at+jwt")
-"""Values of the header typ that are access tokens; without it a token may be one."""
 _REMEMBERED = 1024
 _REMEMBER_SECONDS = 60.0
 _WHY: tuple[tuple[type[PyJWTError], str, str], ...] = (
     (ExpiredSignatureError, "the token has expired", "expired_token"),
     (ImmatureSignatureError, "the token is not valid yet", "early_token"),
-    (InvalidIssuedAtError, "the token was issued in the future, or at no time", "early_token"),
+    (InvalidIssuedAtError, "the token was issued in the future, or its iat is invalid", "early_token"),
     (InvalidAudienceError, "the token is for another audience", "audience"),
     (InvalidIssuerError, "the token is of another issuer", "issuer"),
     (MissingRequiredClaimError, "the token lacks one of the claims iss, aud and exp", "incomplete_token"),
     (InvalidAlgorithmError, "the token's algorithm does not fit its key", "algorithm"),
     (InvalidSignatureError, "the token's signature is wrong", "signature"),
 )
-_MALFORMED = ("this is neither an API key nor a token", "malformed_token")
+_MALFORMED = ("neither an API key nor a token", "malformed_token")
 
 
 class UnknownKey(Exception):
-    """The token names a key that is not in hand; the issuer may have a new one."""
+    """The token names an unknown key; the issuer may have a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,8 @@ class _Remembered:
 
 
 class Tokens:
-    """Remembers for a minute whom a token belongs to, as long as it is good and the issuer's keys stay what they are.
-    For one thread at a time: the event loop's."""
+    """Caches a valid token's principal for a minute, while the issuer's keys stay the same. For the event loop's thread
+    only."""
 
     def __init__(self, rules: TokenRules, keys: KeySet, algorithms: Iterable[str], leeway: float) -> None:
         """`leeway`: seconds that clocks may differ."""
@@ -199,17 +200,17 @@ class Tokens:
         return payload
 
     def _header(self, token: str) -> Mapping[str, Any]:
-        """Of a token that nobody has checked. Where its key is to be found (jku, x5u, jwk, x5c) is not looked at: that
-        is configured."""
+        """Return the unverified header. Its hints to a key (jku, x5u, jwk, x5c) are ignored: the keys' address is
+        configured."""
         try:
             header = jwt.get_unverified_header(token)
         except (PyJWTError, ValueError, RecursionError):
             raise Unauthenticated(*_MALFORMED) from None
         if "crit" in header:
-            raise Unauthenticated("the token demands extensions (crit) that are not known here", "malformed_token")
+            raise Unauthenticated("the token requires unknown extensions (crit)", "malformed_token")
         kind = header.get("typ", _KINDS[0])
         if not isinstance(kind, str) or kind.lower() not in _KINDS:
-            raise Unauthenticated("the token is no access token (typ)", "malformed_token")
+            raise Unauthenticated("the token is not an access token (typ)", "malformed_token")
         return header
 
     def _principal(self, payload: Mapping[str, Any]) -> Principal:
@@ -217,14 +218,14 @@ class Tokens:
         for moment in ("exp", "nbf", "iat"):
             value = payload.get(moment, 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not -_LAST <= value <= _LAST:
-                raise Unauthenticated(f"the token's {moment} is no time", "incomplete_token")
+                raise Unauthenticated(f"the token's {moment} is not a valid time", "incomplete_token")
         if rules.tenant is not None:
             named = next((payload[claim] for claim in rules.tenants if claim in payload), None)
             if named != rules.tenant:
                 raise Unauthenticated("the token is of another tenant", "tenant")
         subject = payload.get(rules.subject_claim)
         if not isinstance(subject, str) or not 0 < len(subject) <= _LONGEST_SUBJECT or not subject.isprintable():
-            raise Unauthenticated(f"the token does not say whose it is ({rules.subject_claim})", "incomplete_token")
+            raise Unauthenticated(f"the token has no valid subject ({rules.subject_claim})", "incomplete_token")
         means = {rules.scopes[name] for name in _names(payload, rules.scope_claim) if name in rules.scopes}
         scopes = frozenset(scope for scope in SCOPES if scope in means)
         return Principal(subject, scopes, rules.claims(payload), EVERY_ROW in means, credential="token")
@@ -238,7 +239,7 @@ def _refused(error: PyJWTError) -> Unauthenticated:
 
 
 def _names(payload: Mapping[str, Any], claim: str) -> list[str]:
-    """A list, or words in one text. `claim` is a name that may hold dots; else a.b is b inside of a."""
+    """Return the names in a claim: a list, or words in one text. `claim` is a name with dots, or a path a.b."""
     found: Any = payload.get(claim)
     if claim not in payload:
         found = payload

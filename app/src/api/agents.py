@@ -1,4 +1,4 @@
-"""The route for agents: the Model Context Protocol behind the same guard, limits and threads as every other route."""
+"""The route of the Model Context Protocol, behind the same guard, limits and threads as the others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 class Caller:
-    """Who sent the request that a tool is called by."""
+    """The caller of a tool."""
 
     expected: tuple[type[Exception], ...] = (Refused, RateExceeded)
 
@@ -67,7 +67,7 @@ class Caller:
 
 
 def offered(executors: Executors) -> Streamable | None:
-    """None unless the settings say so. Raises ConfigurationError where the SDK is not installed."""
+    """Return the tools, or None where mcp.http is off. Raises ConfigurationError where the SDK is not installed."""
     if not executors.service.settings.mcp.http:
         return None
     try:
@@ -92,7 +92,7 @@ async def running(agents: Streamable | None) -> AsyncIterator[None]:
 
 def add(routes: APIRouter, agents: Streamable | None) -> None:
     class Route(APIRoute):
-        """The body is read here, within the bounds and deadlines that hold for every body; the rest is the SDK's."""
+        """Reads the body within the bounds of every body, then calls the SDK."""
 
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["method"] not in (self.methods or ()):
@@ -111,7 +111,7 @@ def add(routes: APIRouter, agents: Streamable | None) -> None:
 
 
 async def _answer(agents: Streamable | None, scope: Scope, receive: Receive, send: Send) -> None:
-    """Raises NotFound where nothing is offered, and ClientLeft."""
+    """Raises NotFound where mcp.http is off, and ClientLeft."""
     if agents is None:
         raise NotFound(_OFF)
     if guard.foreign(scope):

@@ -21,7 +21,7 @@ class DocumentBody(Body):
     text: str = Field(examples=["The gearbox of press 4 was oiled."])
     metadata: dict[str, Any] = Field(
         default={},
-        description="kept as it is; filters look at texts, numbers, true and false on the first level",
+        description="stored unchanged; filters use texts, numbers and booleans on the first level",
         examples=[{"plant": "1000", "year": 2026}],
     )
 
@@ -39,7 +39,7 @@ class DocumentsWritten(BaseModel):
 
 
 class DocumentsDeleted(BaseModel):
-    deleted: int = Field(description="how many of the documents there were")
+    deleted: int = Field(description="how many of the documents existed")
 
 
 _PLACE = "/v1/collections/{name}/documents"
@@ -50,9 +50,9 @@ def add(routes: APIRouter, executors: Executors) -> None:
 
     @routes.post(_PLACE, response_model=DocumentsWritten)
     async def put(request: Request, name: str, body: DocumentsBody) -> Response:
-        """Store documents in a collection that clients write (`documents = true`), all of them or none. One whose id is
-        there already is replaced; without an id it gets a new one, which the answer tells. 409 for a collection that is
-        synced from a table, and while another writer holds it."""
+        """Store documents in a collection that clients write (`documents = true`), all or none. A document with a known
+        id is replaced; one without an id gets a new one, which is returned. 409 for a collection that is synced from a
+        table, and while another writer holds it."""
         documents = [NewDocument(each.id, each.text, each.metadata) for each in body.documents]
         executors.check_texts([each.text for each in documents], name="documents")
         audit(request.scope, documents=len(documents))
@@ -62,7 +62,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
 
     @routes.post(f"{_PLACE}/delete", response_model=DocumentsDeleted)
     async def delete(request: Request, name: str, body: DocumentIds) -> Response:
-        """Delete the documents of these ids; how many of them there were. 409 as above."""
+        """Delete the documents with these ids; returns how many existed. 409 as above."""
         most = executors.limits.max_inputs
         if len(body.ids) > most:
             raise TooMuch(f"{len(body.ids)} ids; at most {most} (setting api.max_inputs)", param="ids")

@@ -23,7 +23,7 @@ from connector.model import Vectors
 
 
 class EmbedRequest(Body):
-    """`truncate`: cut what is longer than the model takes, instead of refusing it."""
+    """`truncate`: cut texts above the model's limit instead of rejecting them."""
 
     inputs: str | Texts = Field(examples=[["steel shaft", "Welle aus Stahl"]])
     normalize: bool = True
@@ -146,7 +146,7 @@ def _texts(body: OpenAIEmbeddings) -> list[str]:
     texts = [item for item in given if isinstance(item, str)]
     if len(texts) < len(given):
         raise BadRequest(
-            "input holds token ids, which belong to OpenAI's own tokenizer: send texts "
+            "input holds token ids of OpenAI's tokenizer: send texts "
             "(LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
             param="input",
         )
@@ -155,7 +155,7 @@ def _texts(body: OpenAIEmbeddings) -> list[str]:
 
 @dataclass(slots=True)
 class _Order:
-    """What one request asks of the service. `spend` is told the tokens of each text before they are computed.
+    """What one request asks of the service. `spend` gets the tokens of each text before they are computed.
     `tokens`: of all its texts together, known once they are queued."""
 
     service: Service
@@ -255,8 +255,7 @@ def _queued(executors: Executors, request: Request, body: EmbedRequest) -> Futur
         for position, count in enumerate(tokens):
             if count > most and not body.truncate:
                 raise Unprocessable(
-                    f"inputs[{position}] has {count} tokens, the model takes {most}; "
-                    'send "truncate": true to have it cut'
+                    f'inputs[{position}] has {count} tokens, the model takes {most}; send "truncate": true to cut it'
                 )
         executors.spend(request, tokens)
 

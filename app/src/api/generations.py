@@ -19,7 +19,7 @@ Keys = Annotated[list[dict[str, Any] | list[Any]], Field(max_length=10_000), few
 
 
 class GenerationsBody(Body):
-    """`number`: which one to compare, switch to or drop; null: the newest that is being built."""
+    """`number`: the generation to compare, switch to or drop; null: the newest that is being built."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -40,7 +40,7 @@ class GenerationsBody(Body):
     @model_validator(mode="after")
     def _fits(self) -> GenerationsBody:
         if self.number is None and self.action == "drop":
-            raise ValueError("say which one to drop: number")
+            raise ValueError("drop needs a number")
         if self.number is not None and self.action in ("build", "rollback"):
             raise ValueError(f"{self.action} takes no number")
         return self
@@ -74,15 +74,15 @@ class EntryBody(BaseModel):
     key: dict[str, Any] = Field(description="by column name, as in search hits", examples=[{"MATNR": "4711"}])
     stage: str = Field(description="render, embed or apply")
     reason: str = Field(description="names columns and codes, never the row's text")
-    attempts: int = Field(description="with its present content, since it was last retried by request")
-    given_up: bool = Field(description="syncs leave it alone until its content changes or it is retried by request")
+    attempts: int = Field(description="with its present content, since the last retry by request")
+    given_up: bool = Field(description="syncs skip it until its content changes or it is retried by request")
     last_seen: str | None
 
 
 class GenerationBody(BaseModel):
     generation: int
     state: Literal["building", "active", "retired"]
-    complete: bool = Field(description="a sync of it has come to its end")
+    complete: bool = Field(description="one sync of it was complete")
     model: str
     dimension: int
     rows: int | None
@@ -139,7 +139,8 @@ def _add_generations(routes: APIRouter, executors: Executors) -> None:
 
     @routes.get(_GENERATIONS, response_model=list[GenerationBody])
     async def generations(name: str) -> Response:
-        """The editions of a collection, by number: the active one serves, others are built or kept to go back to."""
+        """The generations of a collection, by number: the active one serves, others are being built or kept for
+        rollback."""
         return Json(await executors.run(partial(service.generations, name)))
 
     @routes.post(
@@ -148,11 +149,11 @@ def _add_generations(routes: APIRouter, executors: Executors) -> None:
         responses=_ANSWERS,
     )
     async def change(request: Request, name: str, body: GenerationsBody) -> Response:
-        """Build another generation by the settings, in the background; or compare, switch, roll back, drop at once. 404
-        for a generation there is none of, 409 where its state forbids it or a job of this collection runs."""
+        """Build a generation by the settings, in the background; or compare, switch, roll back or drop at once. 404 for
+        an unknown generation, 409 where its state forbids it or a job of this collection runs."""
         if body.queries:
             executors.check_texts(body.queries, name="queries")
-        if body.action == "compare":  # by the texts of stored rows, and it shows them
+        if body.action == "compare":  # it shows texts of stored rows
             check_every_row(service, request, name)
         if body.action == "build":
             return started(await executors.run(partial(service.start_build, name, SyncRequest(owner="api"))))
@@ -172,8 +173,7 @@ def _done(executors: Executors, name: str, body: GenerationsBody) -> dict[str, A
 
 
 _QUARANTINE = "/v1/collections/{name}/quarantine"
-_LEASE_WAIT = 2.0
-"""Seconds that a request may wait for another worker before it is answered 409."""
+_LEASE_WAIT = 2.0  # seconds that a request may wait for another worker before it is answered 409
 
 
 def _add_quarantine(routes: APIRouter, executors: Executors) -> None:
@@ -181,8 +181,8 @@ def _add_quarantine(routes: APIRouter, executors: Executors) -> None:
 
     @routes.get(_QUARANTINE, response_model=list[EntryBody])
     async def quarantine(request: Request, name: str, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Response:
-        """The rows that could not be processed, in the order of their keys, each with its reason. How many there are in
-        all, `GET /v1/collections/{name}` says."""
+        """The rows that could not be processed, in the order of their keys, each with its reason. `GET
+        /v1/collections/{name}` has their total."""
         check_every_row(service, request, name)
         entries = await executors.run(partial(service.quarantine, name))
         return Json([entry.as_dict() for entry in entries[:limit]])

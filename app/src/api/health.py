@@ -149,7 +149,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
 def _add_health(routes: APIRouter, executors: Executors) -> None:
     @routes.get("/health/live", response_model=HealthBody)
     async def live(request: Request) -> Response:
-        """The process answers, and the engine is not beyond help; otherwise 503: only a new process helps."""
+        """200 if the process answers and the engine can work; 503: only a new process helps."""
         stuck = executors.service.probes.beyond_help()
         if stuck is None:
             return Json({"status": "ok", "checks": {}})
@@ -158,8 +158,8 @@ def _add_health(routes: APIRouter, executors: Executors) -> None:
 
     @routes.get("/health/ready", response_model=HealthBody)
     async def ready(request: Request) -> Response:
-        """The engine answered a probe and the store is usable; otherwise 503, within 5 s. Why not is told to whoever is
-        known."""
+        """200 if the engine answered a probe and the store is usable; otherwise 503, within 5 s. Authenticated callers
+        see the reason."""
         readiness = await executors.probe()
         document: dict[str, Any] = {
             "status": "ok" if readiness.ready else "unavailable",
@@ -182,10 +182,10 @@ def _add_health(routes: APIRouter, executors: Executors) -> None:
 def _add_engine(routes: APIRouter, executors: Executors) -> None:
     @routes.get("/v1/info", response_model=InfoBody)
     async def info() -> Response:
-        """Version, model, dimension, limits, device, and what is chosen on it."""
+        """Version, model, dimension, limits, device, and the choices made on it."""
         return Json(await executors.run(executors.service.info))
 
     @routes.get("/v1/gpu", response_model=GpuBody)
     async def gpu() -> Response:
-        """What NVIDIA's driver says of its cards now; without one an empty list and the reason."""
+        """A snapshot of NVIDIA's driver; without a driver an empty list and the reason."""
         return Json(await executors.run(executors.service.gpu))

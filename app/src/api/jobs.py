@@ -23,19 +23,17 @@ LAST_GENERATION = 2**31 - 1  # both stores keep the number as an integer of 32 b
 
 
 class SyncBody(Body):
-    full: bool = Field(default=False, description="compare every row, whatever the change method")
+    full: bool = Field(default=False, description="compare every row, with any change method")
     max_deletes: float | None = Field(default=None, ge=0, le=1)
     retry_login: bool = Field(
-        default=False, description="try a refused login once more, after user or privileges were corrected in HANA"
+        default=False, description="retry a refused login once, after user or privileges were corrected in HANA"
     )
-    accept_schema: bool = Field(default=False, description="go on although a column in use has another type now")
+    accept_schema: bool = Field(default=False, description="continue although a column in use changed its type")
 
 
 class VerifyBody(Body):
     repair: bool = Field(default=False, description="repair what differs: rows that differ are rewritten")
-    generation: int | None = Field(
-        default=None, ge=1, le=LAST_GENERATION, description="another one than the one that serves"
-    )
+    generation: int | None = Field(default=None, ge=1, le=LAST_GENERATION, description="default: the active one")
 
 
 class JobStarted(BaseModel):
@@ -55,8 +53,8 @@ class JobBody(BaseModel):
     created: float = Field(description="POSIX time")
     started: float | None
     finished: float | None
-    attempts: int = Field(description="how often it was begun")
-    note: str | None = Field(description="why it is queued again, or what it waits for")
+    attempts: int = Field(description="how often it was started")
+    note: str | None = Field(description="why it is queued again, or its reason to wait")
     next_try: float | None = Field(description="POSIX time until which it waits for HANA")
 
 
@@ -69,11 +67,10 @@ class EventBody(BaseModel):
 
 
 POLL_SECONDS = 0.2
-PING_SECONDS = 15
-"""A comment so often keeps proxies from closing a quiet stream."""
+PING_SECONDS = 15  # a comment so often keeps proxies from closing a quiet stream
 MOST_STREAMS = 100
+# Quiet polls after which the record itself is read: only that notices that a job's process has died.
 _SETTLE_POLLS = 10
-"""Quiet polls after which the record itself is read: only that notices that a job's process has died."""
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     OK: {
@@ -85,6 +82,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 _EVENT_ID: dict[str, Any] = {"anyOf": [{"type": "string", "pattern": "^[0-9]{0,15}$"}]}
+# Of the answers that start a job, for the description of the API: where its id goes.
 JOB_LINKS: dict[int | str, dict[str, Any]] = {
     ACCEPTED: {
         "description": "Started; `Location` has the place of the job.",
@@ -94,7 +92,6 @@ JOB_LINKS: dict[int | str, dict[str, Any]] = {
         },
     }
 }
-"""Of the answers that start a job, for the description of the API: where its id goes."""
 
 
 def add(routes: APIRouter, executors: Executors) -> None:
@@ -157,7 +154,7 @@ def _add_records(routes: APIRouter, executors: Executors) -> None:
 
     @routes.get("/v1/jobs/{job_id}", response_model=JobBody, operation_id="one_job")
     async def one_job(job_id: str) -> Response:
-        """Its record: state, progress and, once it is over, the result or the error."""
+        """One record: state, progress and, at the end, the result or the error."""
         job = await executors.look(partial(jobs.get, job_id))
         return Json(job.as_dict())
 
@@ -166,11 +163,11 @@ def _add_records(routes: APIRouter, executors: Executors) -> None:
         status_code=ACCEPTED,
         response_model=JobBody,
         operation_id="cancel",
-        responses={OK: {"description": "It had not begun, and is over now.", "model": JobBody}},
+        responses={OK: {"description": "It had not begun and was cancelled.", "model": JobBody}},
     )
     async def cancel(job_id: str) -> Response:
-        """A queued job ends at once (200). A running one finishes the batch in hand and keeps what it has done (202);
-        asking again changes nothing. 409 when it is over."""
+        """A queued job ends at once (200). A running one finishes its current batch and keeps its results (202);
+        repeating the request has no effect. 409 when it is over."""
         job = await executors.look(partial(jobs.cancel, job_id))
         return Json(job.as_dict(), OK if job.over else ACCEPTED)
 
@@ -187,17 +184,16 @@ def _add_events(routes: APIRouter, executors: Executors) -> None:
         job_id: str,
         last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", json_schema_extra=_EVENT_ID)] = None,
     ) -> Response:
-        """What has happened to the job and what happens, as server-sent events; ends after `result`, and when the key
-        or token that asked for it ends. The header `Last-Event-ID` goes on behind that event, also after a restart of
-        the service."""
+        """The job's past and future events as server-sent events; ends after `result`, and when the caller's key or
+        token ends. The header `Last-Event-ID` continues after that event, also after a restart of the service."""
         after = _number(last_event_id)
         job = await executors.look(partial(jobs.get, job_id))
         found = await executors.look(partial(jobs.events, job_id, after))
         if job.over and not found:
-            return Response(status_code=NO_CONTENT)  # which tells browsers not to come back
+            return Response(status_code=NO_CONTENT)  # browsers do not reconnect then
         if streams.available_tokens < 1:
             raise TooManyStreams(
-                f"{MOST_STREAMS} clients follow jobs already; try again later, or ask /v1/jobs/{job_id}"
+                f"{MOST_STREAMS} clients follow jobs, the limit; try again later, or use GET /v1/jobs/{job_id}"
             )
         return EventSourceResponse(_stream(executors, streams, request, job_id, after), ping=PING_SECONDS, sep="\n")
 
@@ -227,12 +223,12 @@ async def _stream(
                 if event.name == "result":
                     return
             if over:
-                return  # Last-Event-ID lay behind `result`, which will not come again
+                return  # Last-Event-ID was after `result`
             await anyio.sleep(POLL_SECONDS)
 
 
 def _news(jobs: Jobs, job_id: str, after: int, *, settle: bool) -> tuple[list[Event], bool]:
-    """The events behind `after`, and whether the job is known to be over. `settle`: look at the record too, which puts
-    back a job whose process has died, and raises UnknownJob once the record has been forgotten."""
-    over = settle and jobs.get(job_id).over  # before the events: what follows it has then been written
+    """Return the events after `after`, and whether the job is known to be over. `settle`: read the record too, which
+    requeues a job whose process has died, and raises UnknownJob once the record was deleted."""
+    over = settle and jobs.get(job_id).over  # before the events, so that all of them are written by then
     return jobs.events(job_id, after), over

@@ -23,6 +23,7 @@ from app.src.api.middleware import MANUAL
 from app.src.settings import AccessSettings
 
 FILE = Path(__file__).with_name("examples.json")
+# The groups of operations, in the order of /docs.
 TAGS = (
     "Search",
     "Embeddings",
@@ -35,7 +36,6 @@ TAGS = (
     "Health and monitoring",
     "MCP",
 )
-"""The groups of operations, in the order of /docs."""
 BASE = "http://127.0.0.1:8000"
 KEY = "OWL_SAP_API_KEY"
 _JSON = "application/json"
@@ -43,9 +43,9 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and with `job` for
-    the id in the path. `answer`: JSON, or the text of an answer of another kind; None: not recorded yet. `needs`: what
-    must be so before (for the recording). `case` tells several examples of one operation apart."""
+    """An example. `group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and
+    `job` for the id in the path. `answer`: JSON, or another kind's text; None: not recorded yet. `needs`: the state
+    before the recording. `case` names one of several examples."""
 
     group: str
     operation: str
@@ -77,7 +77,7 @@ def examples() -> tuple[Example, ...]:
 
 
 def curl(example: Example) -> str:
-    """A command for a POSIX shell; the key comes out of a variable."""
+    """Return a command for a POSIX shell; the key comes from a variable."""
     lines = [f"curl {'-N ' if example.operation.endswith('/events') else ''}{shlex.quote(BASE + example.url)}"]
     lines.append(f'-H "Authorization: Bearer ${KEY}"')
     if example.body is not None:
@@ -153,7 +153,7 @@ _HTTP_METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def add_docs(app: FastAPI, *, console: bool) -> None:
-    """`console`: it is served, so the page links to it."""
+    """Serve /docs; `console`: link to the console."""
 
     @functools.cache
     def page() -> str:
@@ -233,7 +233,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
 
 
 def _shape(schema: Mapping[str, Any]) -> str:
-    """A link where it has a name."""
+    """Return a link for a named shape."""
     reference = schema.get("$ref") or next((each["$ref"] for each in schema.get("anyOf", ()) if "$ref" in each), None)
     if reference is None:
         return f"<code>{_short(schema)}</code>"

@@ -39,7 +39,7 @@ class SearchRequest(Body):
     )
     min_score: float | None = Field(
         default=None,
-        description="leave out hits below it: their score in the modes vector and keyword, their cosine in hybrid",
+        description="drop hits below it: by score in the modes vector and keyword, by cosine in hybrid",
     )
     mmr_lambda: float | None = Field(
         default=None,
@@ -55,11 +55,11 @@ class SearchRequest(Body):
         "four times k, at least 50",
     )
     passages: int = Field(
-        default=1, ge=1, le=MOST_PASSAGES, description="so many matching passages of each hit; 1: its text is the best"
+        default=1, ge=1, le=MOST_PASSAGES, description="matching passages of each hit; 1: only its best text"
     )
-    explain: bool = Field(default=False, description="say how the hits were found")
+    explain: bool = Field(default=False, description="explain how the hits were found")
     rerank: bool | None = Field(
-        default=None, description="put the hits in order by the configured reranker; null: if there is one"
+        default=None, description="reorder the hits with the configured reranker; null: if there is one"
     )
 
     @model_validator(mode="after")
@@ -137,7 +137,7 @@ class ExplainBody(BaseModel):
 class SearchResponse(BaseModel):
     hits: list[HitBody] = Field(description="best first; with mmr_lambda in the order chosen")
     took_ms: dict[str, float] = Field(examples=[{"embed": 3.1, "store": 0.9}])
-    notes: list[str] = Field(description="what the asker may have overlooked, such as a filter on unknown metadata")
+    notes: list[str] = Field(description="hints, such as a filter on unknown metadata")
     stale_since: str | None = Field(
         description="set while HANA is away: the UTC time of the last complete sync, since when rows may have changed"
     )
@@ -156,7 +156,7 @@ class RowBody(BaseModel):
     key: dict[str, Any] = Field(examples=[{"MATNR": "000000000000001201"}])
     text: str = Field(description="the whole text: its chunks put together where they overlap")
     metadata: dict[str, Any] = Field(examples=[{"MTART": "FERT"}])
-    chunks: list[str] = Field(description="as they are stored, in order")
+    chunks: list[str] = Field(description="as stored, in order")
 
 
 class RowsResponse(BaseModel):
@@ -179,8 +179,8 @@ class FieldBody(BaseModel):
 
 class FieldsResponse(BaseModel):
     fields: list[FieldBody] = Field(description="declared metadata first")
-    sampled: int = Field(description="how many rows were looked at")
-    rows: int = Field(description="how many rows there are")
+    sampled: int = Field(description="sampled rows")
+    rows: int = Field(description="all rows")
 
 
 class PointBody(BaseModel):
@@ -193,11 +193,9 @@ class PointBody(BaseModel):
 
 class MapResponse(BaseModel):
     points: list[PointBody]
-    explained: list[float] = Field(
-        description="of all differences between the vectors the share that x shows, and y", examples=[[0.21, 0.08]]
-    )
-    sampled: int = Field(description="how many rows the picture is made of")
-    rows: int = Field(description="how many rows there are")
+    explained: list[float] = Field(description="share of the variance that x shows, and y", examples=[[0.21, 0.08]])
+    sampled: int = Field(description="sampled rows")
+    rows: int = Field(description="all rows")
 
 
 class CollectionBody(BaseModel):

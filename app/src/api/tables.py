@@ -24,7 +24,7 @@ class TableBody(BaseModel):
     kind: str = Field(examples=["table", "view"])
     comment: str
     columns: int
-    rows: int | None = Field(description="as HANA keeps count; null for views, and where the user may not see it")
+    rows: int | None = Field(description="HANA's own count; null for views, and without the privilege")
 
 
 class ColumnBody(BaseModel):
@@ -47,7 +47,7 @@ class ProposalBody(BaseModel):
     metadata: list[str]
     changes: dict[str, str] = Field(examples=[{"method": "full"}], description="how changes would be found")
     reasons: dict[str, str] = Field(description="by setting")
-    guessed: list[str] = Field(description="settings of which nothing proves that they are right")
+    guessed: list[str] = Field(description="settings that are guesses")
     notes: list[str]
     create_view: str | None = Field(description="SQL of a view that joins the table with its texts")
     toml: str
@@ -84,7 +84,7 @@ class SampledTextBody(BaseModel):
 
 
 class PreviewBody(BaseModel):
-    """What a template makes of a few hundred rows from all over a table. Nothing is written or embedded."""
+    """A template's texts for a sample of a few hundred rows. Nothing is written or embedded."""
 
     source: str = Field(examples=["SAPDEMO.MAKT"], description="whose rows: a text table, where the other has no text")
     template: str = Field(examples=["{MAKTX}"])
@@ -128,16 +128,16 @@ def add(routes: APIRouter, executors: Executors) -> None:
         catalog_only: Annotated[bool, Query(description="do not count clients, do not try keys")] = False,
     ) -> Response:
         """Columns, key and comments, and a proposed collection as `owl-sap introspect` makes it."""
-        if not catalog_only:  # the clients that there are, whoever they belong to
+        if not catalog_only:  # counts of all clients' rows
             check_every_row(executors.service, request)
         look = partial(discovery.table, TableRef(schema, table), look_at_rows=not catalog_only)
         return Json(await executors.run(partial(_found, look)))
 
     @routes.post("/v1/tables/{schema}/{table:path}/preview", response_model=PreviewBody)
     async def preview(request: Request, schema: str, table: str, body: PreviewRequest) -> Response:
-        """The texts that a template makes of the table's rows, exactly as they would be embedded, and how long they
-        are. The template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
-        check_every_row(executors.service, request)  # rows, whoever they belong to
+        """The texts of a template for the table's rows, exactly as they would be embedded, with their lengths. The
+        template's columns are looked up in the catalogue; nothing of the request is sent as SQL."""
+        check_every_row(executors.service, request)  # rows of all owners
         look = partial(discovery.preview, TableRef(schema, table), body.template, body.samples)
         shown = await executors.run(partial(_found, look), request)
         audit(request.scope, hits=shown["sampled"])
@@ -145,7 +145,7 @@ def add(routes: APIRouter, executors: Executors) -> None:
 
 
 def _found(call: Callable[[], Result]) -> Result:
-    """Here the caller names the table, so one that is not there is no fault of the configuration."""
+    """Turn UnknownTable into 404: here the caller names the table, not the configuration."""
     try:
         return call()
     except UnknownTable as error:

@@ -1,6 +1,5 @@
-"""Settings: the model (`model`), the variables it answers to (`variables`), and reading them (`sources`, the only
-module of the product that looks at the environment). Knows no connection, no engine and no HTTP.
-"""
+"""Settings: their model (`model`), further variables (`variables`), and how they are read (`sources`, the only module
+of the product that reads the environment)."""
 
 from app.src.settings.access import AccessSettings, JwtSettings, is_loopback
 from app.src.settings.collections import CollectionSettings, ScheduleSettings

@@ -20,21 +20,21 @@ class HanaSettings(Section):
 
     host: str | None = Field(default=None, description="host name; an IP address is not matched against certificates")
     port: int = Field(default=443, ge=1, le=65535, description="443 for HANA Cloud, 3NN13 or 3NN15 on-premise")
-    user: str | None = Field(default=None, description="the technical user; docs/hana.md says what he needs")
+    user: str | None = Field(default=None, description="the technical user; docs/hana.md lists its rights")
     password: SecretStr | None = None
     userkey: str | None = Field(
         default=None, description="key of SAP's secure user store, instead of host, user and password"
     )
     schema_name: str | None = Field(default=None, alias="schema", description="current schema of the sessions")
     encrypt: bool = Field(default=True, description="TLS; false only for a HANA that has none")
-    validate_certificate: bool = Field(default=True, description="false trusts whoever answers: for a trial at most")
+    validate_certificate: bool = Field(default=True, description="false accepts any server: only for a trial")
     trust_store: str | None = Field(default=None, description="path of a PEM file, or the PEM itself")
     host_name_in_certificate: str | None = Field(
-        default=None, description="where the certificate names another host than `host`; `*` is refused"
+        default=None, description="the name in the certificate, if it is not `host`; `*` is refused"
     )
     connect_timeout: float = Field(default=10.0, gt=0, description="seconds")
     communication_timeout: float = Field(default=120.0, gt=0, description="seconds a statement may stay unanswered")
-    pool_size: int = Field(default=8, ge=1, le=256, description="connections at most, one per thread")
+    pool_size: int = Field(default=8, ge=1, le=256, description="most connections, one per thread")
 
     @field_validator("host_name_in_certificate")
     @classmethod
@@ -62,7 +62,7 @@ class StoreSettings(Section):
     hana: HanaSettings | None = Field(default=None, description="another HANA for the vectors; default: [hana]")
     scan: Literal["auto", "cpu", "gpu"] = Field(
         default="auto",
-        description="where a local store searches; auto: on the card that the model computes on, if it does",
+        description="where a local store searches; auto: on the model's card, if it uses one",
     )
 
     @model_validator(mode="after")
@@ -73,7 +73,7 @@ class StoreSettings(Section):
 
 
 class EmbeddingSettings(Section):
-    """Which model, and what it may use of the machine."""
+    """The model, and its use of the machine."""
 
     model: str = Field(
         default=DEFAULT_MODEL,
@@ -82,41 +82,41 @@ class EmbeddingSettings(Section):
     revision: str | None = Field(default=None, description="pinned revision of a hub model")
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
-        default="auto", description="auto fp32 tf32 fp16 bf16 int8; auto: what the device does fastest and well"
+        default="auto", description="auto fp32 tf32 fp16 bf16 int8; auto: the fastest accurate one on the device"
     )
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:<n>")
     expect_gpu: bool = Field(
-        default=False, description="no CUDA device is a warning at each start, a metric and a fault in doctor"
+        default=False, description="a missing GPU is a warning at each start, a metric and a fault in doctor"
     )
     memory_fraction: float = Field(default=0.8, gt=0, le=1, description="share of the card's memory to use")
-    reserve_mb: int = Field(default=512, ge=0, description="MB of the card's memory left alone")
+    reserve_mb: int = Field(default=512, ge=0, description="MB of the card's memory left free")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's choice")
     max_wait: Duration = Field(
         default=10.0,
         gt=0,
-        description="seconds (or 30s, 1m) that a search or a REST request may have to queue for the engine; beyond it "
-        "is refused (HTTP 429)",
+        description="seconds (or 30s, 1m) that a search or a REST request may wait for the engine; longer waits are "
+        "refused (HTTP 429)",
     )
-    overlap: bool = Field(default=True, description="on a card: launch a batch while the one before it computes")
-    pinned: bool = Field(default=True, description="on a card: copy by way of pinned memory")
+    overlap: bool = Field(default=True, description="on a card: launch a batch while the previous one computes")
+    pinned: bool = Field(default=True, description="on a card: copy through pinned memory")
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         default="auto", description="replay small batches from CUDA graphs; auto: where that measures faster"
     )
-    query_cache_mb: int = Field(default=16, ge=0, description="MB for the vectors of search texts that came before")
+    query_cache_mb: int = Field(default=16, ge=0, description="MB for the vectors of recent search texts")
     preallocate: bool = Field(
-        default=False, description="compute one largest batch at loading, so that the card's memory is taken then"
+        default=False, description="compute one largest batch at loading, to allocate the card's memory then"
     )
     clear_cache: bool = Field(
-        default=False, description="give memory back to the card after each large batch; for cards that others share"
+        default=False, description="return memory to the card after each large batch; for shared cards"
     )
     cudnn_benchmark: bool = Field(
-        default=False, description="let cuDNN try its convolutions; text encoders have none, so nothing gets faster"
+        default=False, description="let cuDNN tune its convolutions; text encoders have none, so it has no effect"
     )
     profiling: bool = Field(default=False, description="NVTX ranges around the engine's steps, for a profiler")
 
     @property
     def hashing(self) -> bool:
-        """Is this the test embedder, which needs no torch?"""
+        """Whether this is the test embedder, which needs no torch."""
         return self.model.startswith("hash:")
 
 
@@ -125,7 +125,7 @@ class TensorRtSettings(Section):
 
     enabled: bool = Field(
         default=False,
-        description="compute through TensorRT on a card; in INT8 only where the accuracy gate let that through",
+        description="compute with TensorRT on a card; in INT8 only if the accuracy gate accepted it",
     )
     workspace_mb: int = Field(
         default=4096, ge=1, description="MB of the card that TensorRT may use while it builds an engine"
@@ -147,23 +147,25 @@ class TensorRtSettings(Section):
 
 
 class SyncSettings(Section):
-    page_rows: int = Field(default=1000, ge=1, le=100_000, description="rows read in one page")
+    page_rows: int = Field(default=1000, ge=1, le=100_000, description="rows read at once")
     window: int = Field(default=1000, ge=1, le=100_000, description="changed rows that are embedded together")
     readers: int = Field(
-        default=2, ge=1, le=8, description="threads that read a large table at once, each a range of its keys"
+        default=2, ge=1, le=8, description="threads that read a large table in parallel, each a range of keys"
     )
     max_deletes: float = Field(
         default=0.2, ge=0, le=1, description="largest share of the stored rows one run may delete"
     )
     lease_wait: float = Field(default=60.0, ge=0, description="seconds to wait for another worker on the collection")
     longest_wait: Duration = Field(
-        default=300.0, gt=0, description="seconds (or 5m, 1h) at most between two attempts of a job while HANA is away"
+        default=300.0, gt=0, description="longest time (5m, 1h) between two attempts of a job while HANA is unavailable"
     )
     give_up_after: Duration = Field(
-        default=86_400.0, description="seconds (or 12h, 2d) after which a job that waits for HANA fails"
+        default=86_400.0, description="time (12h, 2d) after which a job that waits for HANA fails"
     )
     max_attempts: int = Field(
-        default=6, ge=1, description="at a row in quarantine, before it is left alone until it changes or is retried"
+        default=6,
+        ge=1,
+        description="attempts at a row in quarantine, before only a change or a retry by request tries it again",
     )
 
 
@@ -176,17 +178,17 @@ class ApiSettings(Section):
     max_bodies_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=1024,
-        description="bytes of all bodies that are being received or worked on; beyond it HTTP 503",
+        description="bytes of all request bodies in memory; beyond it HTTP 503",
     )
     max_inputs: int = Field(default=256, ge=1, le=65_536, description="texts in one /embed call")
     max_text_chars: int = Field(default=100_000, ge=1, description="characters of one text")
     max_k: int = Field(default=1000, ge=1, description="hits of one search")
-    threads: int = Field(default=8, ge=1, le=128, description="requests that may wait for engine or store at once")
+    threads: int = Field(default=8, ge=1, le=128, description="requests that are worked on at once")
     max_wait: Duration = Field(
         default=10.0,
         gt=0,
-        description="seconds (or 30s, 1m) that a request may wait for one of these threads; who would wait longer, as "
-        "far as can be told, or has waited longer, is refused (HTTP 429)",
+        description="seconds (or 30s, 1m) that a request may wait for one of these threads; longer or expected longer "
+        "waits are refused (HTTP 429)",
     )
     job_workers: int = Field(
         default=2,
@@ -201,38 +203,38 @@ class ApiSettings(Section):
     read_timeout: Duration = Field(
         default=30.0,
         gt=0,
-        description="seconds that a client may take for a request's head, for its body, and for reading on where an "
-        "answer does not fit into the buffers",
+        description="seconds that a client may take to send a request's head, to send its body, and to go on reading "
+        "a large answer",
     )
     max_connections: int = Field(
-        default=1024, ge=1, le=65_536, description="connections at once; further ones get HTTP 503 and are closed"
+        default=1024, ge=1, le=65_536, description="open connections; further ones get HTTP 503 and are closed"
     )
     shutdown_seconds: Duration = Field(
-        default=5.0, gt=0, description="seconds that open requests and jobs have to end; then the process ends anyway"
+        default=5.0, gt=0, description="seconds for open requests and jobs to end at shutdown; then the process exits"
     )
     docs: bool = Field(default=True, description="serve /docs and /openapi.json")
     console: bool = Field(default=True, description="serve the console at / (docs/console.md)")
     tls_certificate: Path | None = Field(
         default=None, description="PEM file with the certificate and its chain: serve https, TLS 1.2 or later"
     )
-    tls_key: Path | None = Field(default=None, description="PEM file with its private key, for its owner's eyes only")
+    tls_key: Path | None = Field(default=None, description="PEM file with its private key, readable by its owner only")
     hsts: bool = Field(
-        default=False, description="tell browsers to come back by https only, for a year; for all ports of this name"
+        default=False, description="tell browsers to use https only for a year, for all ports of this host"
     )
     trusted_proxies: Networks = Field(
         default=(),
-        description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed",
+        description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted",
     )
     exit_when_stuck: bool = Field(
         default=False,
-        description="end with exit code 4 once the engine is beyond help, for a supervisor that starts it again "
-        "(without one: /health/live turns 503)",
+        description="exit with code 4 once the engine cannot recover, for a supervisor that restarts the process; "
+        "without one /health/live turns 503",
     )
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> ApiSettings:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key belong together: the one is no use without the other")
+            raise ValueError("tls_certificate and tls_key must be set together")
         return self
 
 
@@ -242,13 +244,12 @@ class WorkerSettings(Section):
     concurrency: int = Field(default=2, ge=1, le=32, description="jobs that `owl-sap worker` runs at once")
     metrics_host: str = Field(default="127.0.0.1", description="where `owl-sap worker` answers GET /metrics")
     metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="the port of that; 0 picks a free one; default: it listens nowhere"
+        default=None, ge=0, le=65535, description="its port; 0 picks a free one; default: none"
     )
     max_jobs: int = Field(
         default=0,
         ge=0,
-        description="jobs after which `owl-sap worker` ends with 0, for whoever supervises it to start a fresh one; "
-        "0: it never does",
+        description="jobs after which `owl-sap worker` exits with 0, for a supervisor to start a fresh one; 0: never",
     )
     heartbeat: Path | None = Field(
         default=None,
@@ -257,7 +258,7 @@ class WorkerSettings(Section):
 
 
 class StateSettings(Section):
-    """Where the records of jobs are kept, and how many."""
+    """The records of jobs."""
 
     path: Path | None = Field(
         default=None,
@@ -266,29 +267,28 @@ class StateSettings(Section):
     )
     keep_jobs: ClassVar[int] = 1000  # records of finished jobs
     keep_days: float = Field(default=30.0, gt=0, description="days that records of finished jobs are kept")
-    max_queued: int = Field(default=100, ge=1, description="jobs that may wait for a free worker")
+    max_queued: int = Field(default=100, ge=1, description="jobs that may wait for a worker")
     max_attempts: int = Field(default=5, ge=1, description="a job fails after its process has died so often")
 
 
 class McpSettings(Section):
-    """Tools for agents (docs/agents.md). `owl-sap mcp` offers them to whoever starts it, whatever `http` is."""
+    """Tools for agents (docs/agents.md). `owl-sap mcp` offers them to the program that starts it, also without
+    `http`."""
 
     http: bool = Field(
-        default=False, description="the service offers them at POST /mcp too, to keys with the scope search"
+        default=False, description="the service also offers them at POST /mcp, to keys with the scope search"
     )
-    write: bool = Field(
-        default=False, description="also the tool that changes something (start_sync), to who has the scope sync"
-    )
+    write: bool = Field(default=False, description="also offer the tool start_sync, to keys with the scope sync")
     key: SecretStr | None = Field(
         default=None,
-        description="API key or token whose rights `owl-sap mcp` has; default: the operator's, who sees every row",
+        description="API key or token whose rights `owl-sap mcp` uses; default: the operator's, who sees every row",
     )
     max_hits: ClassVar[int] = 50  # rows of one search by an agent
     max_chars: int = Field(
         default=40_000,
         ge=2_000,
         le=1_000_000,
-        description="characters of texts and metadata in one answer; what is longer is cut, and the answer says so",
+        description="characters of texts and metadata in one answer; longer ones are cut with a note",
     )
 
 
@@ -335,7 +335,7 @@ def _is_path(rerank: str) -> bool:
 
 
 class Settings(Section):
-    """Everything the operator can set. Made by `sources.load`, or directly in tests."""
+    """All settings. Made by `sources.load`, or directly in tests."""
 
     hana: HanaSettings = HanaSettings()
     store: StoreSettings = StoreSettings()
@@ -362,12 +362,12 @@ class Settings(Section):
 
     @property
     def synced(self) -> tuple[CollectionSettings, ...]:
-        """The collections of tables: those that clients write left out."""
+        """The collections with a source table."""
         return tuple(collection for collection in self.collections if not collection.documents)
 
     def embedding_of(self, collection: str) -> EmbeddingSettings:
-        """The section [embedding], with the collection's own model where it has one; what pins the other does not
-        hold for that."""
+        """Return [embedding] with the collection's own model, if it has one; revision and SHA-256 do not apply to
+        it."""
         own = next((each.model for each in self.collections if each.name == collection), None)
         if own is None or own == self.embedding.model:
             return self.embedding
@@ -387,7 +387,7 @@ class Settings(Section):
 
     @property
     def store_hana(self) -> HanaSettings:
-        """The connection of the vectors: its own, or that of the rows."""
+        """The vectors' HANA: its own, or that of the rows."""
         return self.store.hana or self.hana
 
     @property

@@ -28,7 +28,8 @@ Value = str | Sequence[str] | Mapping[str, str]
 def collection_block(
     block: Mapping[str, Value], comments: Mapping[str, str], notes: Iterable[str] = (), sql: str = ""
 ) -> str:
-    """`comments` by setting, wrapped; `notes` follow the block, then `sql`, line by line, as comments too."""
+    """Return a [[collections]] block as TOML. `comments` by setting; `notes` and the lines of `sql` follow as
+    comments."""
     table = tomlkit.table()
     for name, value in block.items():
         _comment(table, comments.get(name, ""))
@@ -64,6 +65,7 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
+# By section: its model, what it is, and the settings that a start may need.
 _SECTIONS: Mapping[str, tuple[type[BaseModel], str, tuple[str, ...]]] = {
     "hana": (
         HanaSettings,
@@ -76,7 +78,7 @@ _SECTIONS: Mapping[str, tuple[type[BaseModel], str, tuple[str, ...]]] = {
     "sync": (SyncSettings, "how rows are read and compared", ("page_rows", "readers", "max_deletes", "max_attempts")),
     "api": (ApiSettings, "the REST service (owl-sap serve)", ("host", "port", "job_workers", "run_schedules")),
 }  # fmt: skip
-"""By section: its model, what it is, and the settings that a start may need."""
+# Of settings without a default; others are shown with theirs.
 _EXAMPLES: Mapping[str, Any] = {
     "hana.host": "db.example.com",
     "hana.user": "OWL_TECHNICAL",
@@ -88,7 +90,6 @@ _EXAMPLES: Mapping[str, Any] = {
     "store.schema": "VECTORS",
     "embedding.threads": 4,
 }
-"""Of settings without a default; others are shown with theirs."""
 _OF_BLOCK = (
     ("schedule", '{ every = "15m" }'),
     ("chunk", "{ max_tokens = 254, overlap = 32 }"),
@@ -114,7 +115,7 @@ _ENVIRONMENT = """\
 HANA_PASSWORD=
 #HANA_PASSWORD_FILE=/run/secrets/hana_password
 
-# These stand in owl-sap.toml; set here, they win over it.
+# Set here, these override owl-sap.toml.
 #HANA_HOST={host}
 #HANA_PORT={port}
 #HANA_USER={user}
@@ -129,8 +130,8 @@ HANA_PASSWORD=
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """`given`: by section and key, what is set. `why`: by "section.key", what is said instead of the setting's own
-    description. `blocks`: of collections, as TOML. `made_by`: a line for the head of the file."""
+    """The content of a starting file. `given`: values by section and key. `why`: by "section.key", a comment instead of
+    the description. `blocks`: collections as TOML. `made_by`: the first line."""
 
     given: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
@@ -139,11 +140,11 @@ class Start:
 
 
 def settings_file(start: Start) -> str:
-    """owl-sap.toml. It can be loaded as it stands, and so it can with any of its comments of settings uncommented."""
+    """Return owl-sap.toml. It loads unchanged, and with any of its settings uncommented."""
     parts = [
-        f"# {_line(start.made_by)} It is yours to change.",
-        "# Every setting is a variable too, OWL_SAP_<SECTION>__<KEY>: `owl-sap config show --origin` says where each",
-        "# came from, `owl-sap config schema` lists all there are. The password does not belong here, but into",
+        f"# {_line(start.made_by)} Change it as you need.",
+        "# Every setting is a variable too, OWL_SAP_<SECTION>__<KEY>: `owl-sap config show --origin` shows their",
+        "# sources, `owl-sap config schema` lists all. The password does not belong here, but into",
         "# HANA_PASSWORD, or into a file that HANA_PASSWORD_FILE names (see .env.example).",
         "",
     ]
@@ -199,5 +200,5 @@ def _toml_value(value: Any) -> str:
 
 
 def _line(text: str) -> str:
-    """On one line, whatever somebody typed."""
+    """On one line."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
