@@ -370,7 +370,7 @@ def test_of_many_members_that_there_are_not_a_few_are_compared(client: Client, m
     monkeypatch.setattr("difflib.get_close_matches", nearest)
     body = {"query": "steel", "modes": "vector", "x" * 1000: 0} | {f"m{number}": 0 for number in range(500)}
     refused = problem(client.post(SEARCH, json=body), 422)
-    assert refused["errors"][0] == {"where": "body.modes", "what": 'there is no such member; did you mean "mode"?'}
+    assert refused["errors"][0] == {"where": "body.modes", "what": 'unknown member; did you mean "mode"?'}
     assert len(refused["errors"]) == len(compared) == MOST_FAULTS
     assert max(map(len, compared)) == 100
 

@@ -192,7 +192,7 @@ REFUSED = [
     (("create", "web", "--scope", "search", "--rate", "often"), "600/minute"),
     (("create", "web", "--scope", "search", "--out", "no/such/folder/key"), "folder not found; create it: mkdir -m 700"),
     (("rotate", "web", "--overlap", "long"), "duration"),
-    (("create", "web", "--scope", "search", "--expires", "90"), "--expires 90 has no unit: write 90d for days"),
+    (("create", "web", "--scope", "search", "--expires", "90"), "--expires 90 needs a unit: write 90d for days"),
     (("create", "web", "--scope", "search", "--expires", "1.5"), "needs a unit"),
     (("rotate", "web", "--overlap", "24", "--expires", "90d"), "--overlap 24 has no unit"),
 ]
