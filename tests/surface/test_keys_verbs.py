@@ -190,7 +190,7 @@ REFUSED = [
     (("create", "web", "--scope", "search", "--expires", "0s"), "at once"),
     (("create", "web", "--scope", "search", "--claim", "mandt"), "NAME=VALUE"),
     (("create", "web", "--scope", "search", "--rate", "often"), "600/minute"),
-    (("create", "web", "--scope", "search", "--out", "no/such/folder/key"), "folder not found; create it: mkdir -m 700"),
+    (("create", "web", "--scope", "search", "--out", "no/such/key"), "folder not found; create it: mkdir -m 700"),
     (("rotate", "web", "--overlap", "long"), "duration"),
     (("create", "web", "--scope", "search", "--expires", "90"), "--expires 90 needs a unit: write 90d for days"),
     (("create", "web", "--scope", "search", "--expires", "1.5"), "needs a unit"),
