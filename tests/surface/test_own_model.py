@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from app.src.access.principal import OPERATOR
-from app.src.api import schemas
 from app.src.core import loading as engines
 from app.src.core.engine import EmbeddingEngine
 from app.src.service.service import Service
