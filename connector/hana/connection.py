@@ -394,7 +394,7 @@ class HanaPool:
             with self.transaction(doing=doing) as session:
                 return work(session)
 
-        return self.retry.call(attempt, overloaded)
+        return self.retry.call(attempt, overloaded=overloaded)
 
     def read(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "reading from HANA") -> Rows:
         """One statement that changes nothing, retried; no transaction and no cursor is open afterwards. Raises
@@ -409,7 +409,7 @@ class HanaPool:
                     call.check()
                     raise
 
-        return self.retry.call(attempt)
+        return self.retry.call(attempt, cancellation=call)
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), *, doing: str = "changing HANA") -> int:
         """One autocommitted statement, not retried (DDL, for example); affected rows."""

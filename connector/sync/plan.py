@@ -20,12 +20,14 @@ from connector.model import Checkpoint, CollectionSpec, Document, Row, Table
 from connector.protocols import Embedder, Observer, Source, VectorStore
 from connector.stores.records import ModelStamp
 from connector.sync import schema
-from connector.sync.clock import StageClock
-from connector.sync.difference import Difference, StoredIndex
+from connector.sync.decide import Action, decide
 from connector.sync.embedding import VectorCache
-from connector.sync.feeds.choose import Wanted, check, choose
+from connector.sync.feeds.choose import check, choose
+from connector.sync.feeds.feed import ReadPlan
+from connector.sync.options import StageClock
 from connector.sync.pipeline import pages_ahead
-from connector.sync.reconcile import FREE_DELETES, types_in_use
+from connector.sync.reconcile import FREE_DELETES
+from connector.sync.stored_index import StoredIndex
 
 _MEASURED_TEXTS = 256
 _FIRST_BATCH = 8
@@ -104,11 +106,11 @@ def plan(
     renderer = Renderer(spec, table, embedder)
     found = _Pass(spec.name, renderer, embedder, options, observer)(source, store, _language_columns(renderer, table))
     status = None if store is None else store.status(spec.name)
-    wanted = Wanted(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
-    choice = choose(wanted, source, Checkpoint() if status is None else status.checkpoint)
+    read_plan = ReadPlan(spec, renderer.query, renderer.digest, table, options.page_rows, source.now())
+    choice = choose(read_plan, source, Checkpoint() if status is None else status.checkpoint)
     found.method, found.reason = choice.method, choice.reason
     before = Checkpoint() if status is None else status.checkpoint
-    if schema.was_synced(before, spec.source) and schema.retyped(types_in_use(renderer, table, spec), before):
+    if schema.was_synced(before, spec.source) and schema.retyped(schema.columns_in_use(renderer, table, spec), before):
         found.paused = "schema_changed"
     if found.deleted and (other := schema.other_key(renderer.key, before)):
         found.notes.append(f"{other}: every row is another one by it")
@@ -131,7 +133,7 @@ class _Pass:
         self._embedder = embedder
         self._options = options
         self._observer = observer
-        self._clock = StageClock(None)
+        self._clock = StageClock()
         self._plan = Plan(collection)
         self._workload = _Workload()
         self._emptied = 0
@@ -188,23 +190,14 @@ class _Pass:
     def _judge(self, document: Document, position: int) -> bool:
         """Count the document; True when it has to be embedded."""
         counted = self._plan
-        if document.empty:
-            counted.empty += 1
-            self._emptied += position >= 0
-            return False
-        match self._index.compare(document, position):
-            case Difference.SAME | Difference.ROW:
-                counted.unchanged += 1
-            case Difference.METADATA:
-                counted.changed += 1
-                counted.metadata_only += 1
-            case Difference.NEW:
-                counted.new += 1
-                return True
-            case Difference.CHANGED:
-                counted.changed += 1
-                return True
-        return False
+        action = decide(self._index.hashes(position), document)
+        counted.empty += document.empty
+        self._emptied += action is Action.REMOVE
+        counted.unchanged += action in (Action.KEEP, Action.REHASH)
+        counted.metadata_only += action is Action.METADATA
+        counted.changed += action in (Action.METADATA, Action.REPLACE)
+        counted.new += action is Action.ADD
+        return action.embeds
 
     def _finish(self, seconds: float) -> None:
         counted, work = self._plan, self._workload

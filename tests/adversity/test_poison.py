@@ -23,7 +23,7 @@ from connector.model import CollectionSpec, TableRef, Vectors
 from connector.retry import RetryPolicy
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 from tests.adversity.proxy import COMMIT, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, NAME, PATIENT, ROWS, Scene

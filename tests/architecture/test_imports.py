@@ -21,7 +21,7 @@ NEW_MODULE = "ANSWER = 42"
 PLANTED = [
     # module, line to add, contract that must break
     ("app/extra.py", NEW_MODULE, "layers of app"),
-    ("connector/sync/sync.py", "import hdbcli.dbapi", "hdbcli stays in connector.hana.connection"),
+    ("connector/sync/run.py", "import hdbcli.dbapi", "hdbcli stays in connector.hana.connection"),
     ("app/src/service/service.py", "from hdbcli import dbapi", "hdbcli stays in connector.hana.connection"),
     ("connector/stores/local/store.py", "import torch", "the connector knows no app, no GPU, no HTTP"),
     ("connector/hana/connection.py", "from app.src import settings", "the connector knows no app, no GPU, no HTTP"),
@@ -29,7 +29,7 @@ PLANTED = [
     ("connector/hana/catalog.py", "from connector import document", "layers of the connector"),
     ("connector/hana/source.py", "from connector import document", "layers of the connector"),
     ("connector/errors.py", "from connector import hana", "layers of the connector"),
-    ("connector/sync/sync.py", "def late() -> None:\n    from connector import verify", "layers of the connector"),
+    ("connector/sync/run.py", "def late() -> None:\n    from connector import verify", "layers of the connector"),
     ("connector/stores/hana/store.py", "from connector.stores import local", "layers of the stores"),
     ("connector/stores/scan.py", "from connector.stores import local", "layers of the stores"),
     ("connector/utils.py", NEW_MODULE, "layers of the connector"),

@@ -25,8 +25,8 @@ from connector.errors import (
 from connector.model import ChangeSet, Chunk, Lease
 from connector.stores.local.store import LocalStore
 from connector.sync.apply import GROW_AFTER, DocumentWriter, Target
-from connector.sync.clock import StageClock
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.options import StageClock
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 from tests.connector.test_sync import MANY_DELETES, OPTIONS, SPEC, add_up, fill, stored
 

@@ -15,7 +15,7 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from connector.model import CollectionSpec, Query, Row
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from tests.connector.conftest import MATERIALS, MemorySource
 
 GROWTH_MB = 100
@@ -31,7 +31,7 @@ class EndlessSource(MemorySource):
     def count(self, query: Query) -> int:
         return self.count_of_rows
 
-    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int, within: object = None) -> Iterator[list[Row]]:
         for start in range(0, self.count_of_rows, size):
             numbers = range(start, min(start + size, self.count_of_rows))
             yield [self._row(number) for number in numbers]

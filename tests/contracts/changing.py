@@ -30,7 +30,7 @@ from connector.model import (
     Value,
 )
 from connector.protocols import Embedder, VectorStore
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 TIMESTAMP = Column("AT", "TIMESTAMP", 27, 7)
@@ -135,7 +135,7 @@ class MemorySource:
     def count(self, query: Query) -> int:
         return len(self.data.rows)
 
-    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int, within: object = None) -> Iterator[list[Row]]:
         keys = sorted(self.data.rows)
         for start in range(0, len(keys), size):
             yield self.rows(query, [(key,) for key in keys[start : start + size]])

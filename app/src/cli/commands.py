@@ -18,7 +18,7 @@ from app.src.settings import Settings, no_collections, show
 
 if TYPE_CHECKING:
     from app.src.service.service import Service
-    from connector.sync.sync import SyncReport
+    from connector.sync.run import SyncReport
     from connector.sync.verify import VerifyReport
 
 _STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
@@ -105,7 +105,7 @@ class _SyncRun:
         self.code = OK
 
     def one(self, name: str) -> None:
-        from connector.sync.sync import SyncReport
+        from connector.sync.run import SyncReport
 
         try:
             with watched(name) as observer:

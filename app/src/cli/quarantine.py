@@ -15,7 +15,7 @@ from app.src.cli.progress import watched
 
 if TYPE_CHECKING:
     from app.src.service.service import Service
-    from connector.sync.quarantine import Wanted
+    from connector.sync.quarantine import GivenKey
 
 _COLUMNS = ("key", "stage", "reason", "attempts", "given_up", "last_seen")
 _RETRY_COLUMNS = ("retried", "upserted", "empty", "gone", "quarantined", "seconds")

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from app.src.training.run import Request as TrainingRequest
     from connector.sync.generations import Comparison
     from connector.sync.plan import Plan
-    from connector.sync.quarantine import Entry, RetryReport, Wanted
-    from connector.sync.sync import SyncOptions, SyncReport
+    from connector.sync.quarantine import Entry, RetryReport, GivenKey
+    from connector.sync.run import SyncOptions, SyncReport
     from connector.sync.verify import VerifyReport
 
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
@@ -287,7 +287,7 @@ class Service:
 
     def _options(self, owner: str) -> SyncOptions:
         """A run as configured."""
-        from connector.sync.sync import SyncOptions
+        from connector.sync.run import SyncOptions
 
         wanted = self.settings.sync
         return SyncOptions(
@@ -330,8 +330,8 @@ class Service:
     ) -> RetryReport:
         """As `retry`, by the ids of the entries."""
         from connector.sync import quarantine
-        from connector.sync.sync import Ends
-        from connector.sync.sync import Watch as SyncWatch
+        from connector.sync.run import Ends
+        from connector.sync.run import Watch as SyncWatch
 
         maker = self._generations.maker(self._of_table(name))
         ends = Ends(self.source, self.store, maker.embedder)
