@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hana_emulator.sql.locks import LockTable
+from hana_emulator.sql.storage.locks import LockTable
 
 PATIENCE = 60.0
 """Seconds until something hangs; a machine that does other things may need some of them."""

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hana_emulator.errors import HanaError
-from hana_emulator.sql import fulltext, functions
-from hana_emulator.sql.builtin import fvecs, json_path, moments
-from hana_emulator.sql.functions import Context
-from hana_emulator.sql.signatures import SIGNATURES
+from hana_emulator.sql.functions import registration as functions
+from hana_emulator.sql.functions.builtin import fulltext, fvecs, json_path, moments
+from hana_emulator.sql.functions.registration import Context
+from hana_emulator.sql.functions.signatures import SIGNATURES
 from hana_emulator.types import DEFAULT_PARAMETER, DOUBLE, HanaType, TypeCode
 
 Call = Callable[..., Any]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hana_emulator.errors import HanaError
-from hana_emulator.sql import accumulators, conversions, store
-from hana_emulator.sql.datatypes import CATALOGUE_NAMES, FLOATING_DECIMAL, arithmetic, type_named, unify
+from hana_emulator.sql.functions import accumulators, conversions, store
+from hana_emulator.sql.language.datatypes import CATALOGUE_NAMES, FLOATING_DECIMAL, arithmetic, type_named, unify
 from hana_emulator.types import HanaType, TypeCode
 
 SHORT = {

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator_sql import PASSWORD, SCHEMA, USER, Sql, open_database, vector
-from hana_emulator.sql import names
 from hana_emulator.sql.database import Database
+from hana_emulator.sql.language import names
 
 ALL_TYPES = """
 CREATE COLUMN TABLE ALL_TYPES (A TINYINT, B SMALLINT, C INTEGER, D INT, E BIGINT, F DECIMAL(10,2), G DECIMAL,

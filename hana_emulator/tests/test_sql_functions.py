@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from emulator_sql import Sql, vector
-from hana_emulator.sql.calls import is_niladic
-from hana_emulator.sql.signatures import SIGNATURES
+from hana_emulator.sql.functions.signatures import SIGNATURES
+from hana_emulator.sql.query.expressions import NILADIC
 
 Fact = tuple[str, tuple[str, ...], object]
 ANT = bytes.fromhex("416e74")
@@ -223,7 +223,7 @@ def clocked(sql: Sql) -> Sql:
 
 
 def written(name: str, arguments: tuple[str, ...]) -> str:
-    return name if is_niladic(name) and not arguments else f"{name}({', '.join(arguments)})"
+    return name if name in NILADIC and not arguments else f"{name}({', '.join(arguments)})"
 
 
 @pytest.mark.parametrize(("name", "arguments", "expected"), FACTS, ids=lambda part: str(part)[:40])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emulator_sql import Sql
-from hana_emulator.sql.builtin import regular
+from hana_emulator.sql.functions.builtin import regular
 
 DATE = r"'([[:digit:]]{4})([[:digit:]]{2})([[:digit:]]{2})'"
 CASES = [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from emulator_sql import STATEMENTS, USER, Sql, open_database
 from hana_emulator.errors import HanaError
-from hana_emulator.sql.signatures import SIGNATURES
+from hana_emulator.sql.functions.signatures import SIGNATURES
 from hana_emulator.types import BINARIES, FLOATS, VECTORS, HanaType, TypeCode
 
 WORDS = [

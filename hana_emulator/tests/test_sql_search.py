@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from emulator_sql import Sql, vector
-from hana_emulator.sql import fulltext
 from hana_emulator.sql.database import Database
+from hana_emulator.sql.functions.builtin import fulltext
 from hana_emulator.sql.planner import Prepared, QueryPlan
 
 SEARCH = "SELECT TOP ? ID, COSINE_SIMILARITY(V, TO_REAL_VECTOR(?)) AS SCORE FROM T {where} ORDER BY SCORE DESC{more}"

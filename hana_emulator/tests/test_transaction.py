@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hana_emulator.sql import changes
-from hana_emulator.sql.changes import Shape
-from hana_emulator.sql.transaction import Transaction
+from hana_emulator.sql.storage import changes
+from hana_emulator.sql.storage.changes import Shape
+from hana_emulator.sql.storage.transaction import Transaction
 
 Content = dict[str, list[tuple[object, ...]]]
 

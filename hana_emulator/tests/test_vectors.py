@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hana_emulator.errors import HanaError
-from hana_emulator.sql.builtin import fvecs
-from hana_emulator.sql.column_cache import ColumnCache, Read
-from hana_emulator.sql.fulltext import WordIndex, score
-from hana_emulator.sql.row_versions import RowVersions
-from hana_emulator.sql.vectors import Column, Metric
+from hana_emulator.sql.functions.builtin import fvecs
+from hana_emulator.sql.functions.builtin.fulltext import score
+from hana_emulator.sql.storage.column_cache import ColumnCache, Read
+from hana_emulator.sql.storage.row_versions import RowVersions
+from hana_emulator.sql.storage.vectors import Column, Metric
+from hana_emulator.sql.storage.word_index import WordIndex
 
 KEY = ("T", "V")
 COSINE, L2 = Metric.COSINE_SIMILARITY, Metric.L2DISTANCE

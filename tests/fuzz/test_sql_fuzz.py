@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from emulator_sql import USER, Sql, open_database
 from hana_emulator.errors import HanaError
-from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql.functions import Context
+from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.functions.registration import Context
 from tests.fuzz import statements
 from tests.fuzz.verdict import run_statement
 

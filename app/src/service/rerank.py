@@ -1,5 +1,6 @@
-"""The step after the ranking: the best hits put in order once more by a reranker, within a bound of time. Whatever goes
-wrong with it leaves the order as it was. Knows hits and engines, no store; never logs a text.
+"""Put the best hits of a search in the order of a reranker: a cross-encoder's folder or the operator's own function.
+
+Add another kind of reranker in `_scorer`.
 """
 
 from __future__ import annotations
@@ -9,40 +10,31 @@ import importlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.src.observe.metrics import Metrics
-from app.src.settings import EmbeddingSettings, SearchSettings, Settings, SettingsError
+from app.src.settings import SearchSettings, Settings, SettingsError
 from connector.model import Hit
 
 if TYPE_CHECKING:
     from app.src.core.cross_encoder import CrossEncoding
-    from app.src.core.engine import EmbeddingEngine
 
-LATE_WEIGHT = 0.3
-"""Of late interaction beside a hit's own score, from 0028: it is a mean of cosines, as that is mostly a cosine."""
-AT_ONCE = 4
-"""Rerankings at a time, those that nobody waits for any more included: a reranker that hangs costs no more threads."""
+AT_ONCE = 4  # rerankings at a time, abandoned ones included: a reranker that hangs takes no more threads
 _log = logging.getLogger(__name__)
 
-
-class Reranker(Protocol):
-    """What `package.module:function` names. Called from several threads."""
-
-    def __call__(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """Of each text a finite number, greater for a better answer to `query`; on any scale."""
-        ...
+Scorer = Callable[[str, Sequence[str]], Sequence[float]]
+"""(query, texts) -> one finite number per text, greater is better, on any scale. Called from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reranked:
-    """`hits`: all that were given, those that were reranked first; their scores are those of the search. `relevance`
-    from 0 to 1, of each, for a choice of hits that differ (MMR); None where the order is as before. `scores`: what the
-    reranker said, by id. `note`: why the order is as before, although it should not be."""
+    """`hits`: all of them, the reranked ones first; their scores are still the search's. `relevance`: one number from
+    0 to 1 per hit, None if the order did not change. `scores`: the reranker's, by id. `note`: why it failed."""
 
     hits: list[Hit]
     relevance: NDArray[np.float64] | None = None
@@ -54,53 +46,42 @@ class RerankFailed(Exception):
     """The message is for people and holds no text of a row."""
 
 
-class Reranking:
-    """Thread-safe. What the settings name is looked up when it is made: SettingsError for what is not there. A
-    cross-encoder is loaded by the first search."""
+class Reranker:
+    """Thread-safe. Raises SettingsError for a folder or function that does not exist. The first search loads a
+    cross-encoder."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings = settings.search
-        self._embedding = settings.embedding
         self._metrics = metrics
         self._room = threading.BoundedSemaphore(AT_ONCE)
-        self._loading = threading.Lock()
-        self._cross: CrossEncoding | None = None
-        self._function = _checked(settings)
+        self._score = _scorer(settings)
 
     @property
     def on(self) -> bool:
-        return self.settings.kind != "off"
+        return self._score is not None
 
-    def rerank(
-        self, collection: str, query: str, hits: Sequence[Hit], engine: Callable[[], EmbeddingEngine], *, bm25: bool
-    ) -> Reranked:
-        """The first `rerank_depth` of `hits`, best first, in the reranker's order, the others behind them as they were.
-        `engine`: the one of the collection's vectors. `bm25`: scores are BM25's, on no scale of their own. Raises
-        nothing that a reranker can be blamed for."""
+    def rerank(self, collection: str, query: str, hits: Sequence[Hit]) -> Reranked:
+        """Return the first `rerank_depth` of `hits` in the reranker's order, then the others. If the reranker fails,
+        the order stays and `note` says why."""
         top = list(hits[: self.settings.rerank_depth])
         if not top:
             return Reranked(list(hits))
         try:
-            scores = self._scores(query, [hit.text for hit in top], engine)
-        except RerankFailed as failed:
-            outcome = "timeout" if isinstance(failed, _TooLate) else "failed"
-            self._metrics.reranks.labels(collection, outcome).inc()
+            scores = self._scores(query, [hit.text for hit in top])
+        except (RerankFailed, TimeoutError) as failed:
+            self._metrics.reranks.labels(collection, "failed" if isinstance(failed, RerankFailed) else "timeout").inc()
             return Reranked(list(hits), note=f"the hits are not reranked: {failed}")
         self._metrics.reranks.labels(collection, "done").inc()
-        values = scores
-        if self.settings.kind == "late-interaction":
-            own = np.array([hit.score for hit in top], dtype=np.float64)
-            best = own.max()
-            values = (own / best if bm25 and best > 0 else own) + LATE_WEIGHT * scores
-        order = sorted(range(len(top)), key=lambda place: (-values[place], place))
+        order = sorted(range(len(top)), key=lambda place: (-scores[place], place))
+        ranked, least, greatest = scores[order], scores.min(), scores.max()
         relevance = np.zeros(len(hits))
-        relevance[: len(top)] = _shares(values[order])
-        told = {hit.id: round(float(score), 6) for hit, score in zip(top, scores, strict=True)}
-        return Reranked([*(top[place] for place in order), *hits[len(top) :]], relevance, told)
+        relevance[: len(top)] = (ranked - least) / (greatest - least) if greatest > least else 1.0
+        by_id = {hit.id: round(float(score), 6) for hit, score in zip(top, scores, strict=True)}
+        return Reranked([*(top[place] for place in order), *hits[len(top) :]], relevance, by_id)
 
-    def _scores(self, query: str, texts: Sequence[str], engine: Callable[[], EmbeddingEngine]) -> NDArray[np.float64]:
-        reranker = self._loaded(engine)
-        found = self._within(lambda: reranker(query, texts))
+    def _scores(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
+        """Raises RerankFailed, TimeoutError."""
+        found = self._in_time(query, texts)
         try:
             scores = np.asarray(found, dtype=np.float64)
         except (TypeError, ValueError):
@@ -111,106 +92,50 @@ class Reranking:
             raise RerankFailed("the reranker gave numbers that are not finite")
         return scores
 
-    def _within(self, work: Callable[[], Any]) -> Any:
-        """In a thread of its own, which nobody waits for longer than that: Python cannot end it."""
-        if not self._room.acquire(timeout=self.settings.rerank_seconds):
-            raise _TooLate(f"{AT_ONCE} rerankings are under way already")
-        ended, outcome = threading.Event(), _Outcome()
+    def _in_time(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """Run in a daemon thread of its own and abandon it after `rerank_seconds`: Python cannot end a thread."""
+        assert self._score is not None
+        score, seconds = self._score, self.settings.rerank_seconds
+        if not self._room.acquire(timeout=seconds):
+            raise TimeoutError(f"{AT_ONCE} rerankings are under way already")
+        outcome: Future[Sequence[float]] = Future()
 
         def run() -> None:
             try:
-                outcome.value = work()
+                outcome.set_result(score(query, texts))
             except Exception as error:
-                outcome.error = error
+                outcome.set_exception(_failure(error))
             finally:
                 self._room.release()
-                ended.set()
 
         threading.Thread(target=run, name="rerank", daemon=True).start()
-        if not ended.wait(self.settings.rerank_seconds):
-            _log.warning("a reranking took longer than %g s", self.settings.rerank_seconds)
-            raise _TooLate(f"it took longer than {self.settings.rerank_seconds:g} s ([search] rerank_seconds)")
-        if outcome.error is not None:
-            raise _failed(outcome.error)
-        return outcome.value
-
-    def _loaded(self, engine: Callable[[], EmbeddingEngine]) -> Reranker:
-        if self._function is not None:
-            return self._function
         try:
-            if self.settings.kind == "cross-encoder":
-                return self._cross_encoder().scores
-            from app.src.core.late_interaction import late_interaction
-
-            known = engine()
-        except Exception as error:
-            raise _failed(error) from error
-        return lambda query, texts: late_interaction(known, query, texts)
-
-    def _cross_encoder(self) -> CrossEncoding:
-        from app.src.core.cross_encoder import CrossEncoding
-        from app.src.core.device import detect
-
-        with self._loading:
-            if self._cross is None:
-                device = detect(self._embedding.device).torch_name
-                self._cross = CrossEncoding(self.settings.folder, device)
-            return self._cross
+            return outcome.result(seconds)
+        except TimeoutError:
+            _log.warning("a reranking took longer than %g s", seconds)
+            raise TimeoutError(f"it took longer than {seconds:g} s ([search] rerank_seconds)") from None
 
 
-class _TooLate(RerankFailed):
-    pass
-
-
-@dataclass(slots=True)
-class _Outcome:
-    value: Any = None
-    error: Exception | None = None
-
-
-def _failed(error: Exception) -> RerankFailed:
-    """Of the engine's own errors the message; of others, which may quote a text, the class alone."""
+def _failure(error: Exception) -> RerankFailed:
+    """The message of the engine's own errors; only the class of others, whose message may quote a row."""
     from app.src.core.backends import EngineError
 
-    said = str(error) if isinstance(error, EngineError) else type(error).__name__
-    _log.warning("a reranking failed: %s", said)
-    return RerankFailed(said)
+    reason = str(error) if isinstance(error, EngineError) else type(error).__name__
+    _log.warning("a reranking failed: %s", reason)
+    return RerankFailed(reason)
 
 
-def _shares(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    least, greatest = values.min(), values.max()
-    return (values - least) / (greatest - least) if greatest > least else np.ones(len(values))
-
-
-# ---------------------------------------------------------------------------------------------- what the settings name
-
-
-def _checked(settings: Settings) -> Reranker | None:
-    """The operator's function, if it is one. Raises SettingsError."""
+def _scorer(settings: Settings) -> Scorer | None:
+    """Return what `[search] rerank` names, None for "off". Raises SettingsError."""
     search = settings.search
     if search.kind == "function":
         return _function(search)
     if search.kind == "cross-encoder":
-        _check_folder(search)
-    if search.kind == "late-interaction":
-        _check_model(settings.embedding, settings.tensorrt.enabled)
+        return _cross_encoder(search, settings.embedding.device)
     return None
 
 
-def _check_model(embedding: EmbeddingSettings, graphs: bool) -> None:
-    if embedding.hashing:
-        raise SettingsError(
-            f'[search] rerank = "late-interaction" needs the vectors of single words, which "{embedding.model}" does'
-            ' not have; take another [embedding] model, or rerank = "off"'
-        )
-    if graphs:
-        raise SettingsError(
-            '[search] rerank = "late-interaction" needs the vectors of single words, which a graph of TensorRT does not'
-            ' give; set [tensorrt] enabled = false, or rerank = "off"'
-        )
-
-
-def _check_folder(search: SearchSettings) -> None:
+def _cross_encoder(search: SearchSettings, device: str) -> Scorer:
     from app.src.core.backends import EngineError
     from app.src.core.cross_encoder import check_folder
 
@@ -218,10 +143,23 @@ def _check_folder(search: SearchSettings) -> None:
         check_folder(search.folder)
     except EngineError as error:
         raise SettingsError(f"[search] rerank: {error}") from None
+    loading = threading.Lock()
+    loaded: list[CrossEncoding] = []
+
+    def scores(query: str, texts: Sequence[str]) -> Sequence[float]:
+        from app.src.core.cross_encoder import CrossEncoding
+        from app.src.core.device import detect
+
+        with loading:
+            if not loaded:
+                loaded.append(CrossEncoding(search.folder, detect(device).torch_name))
+        return loaded[0].scores(query, texts)
+
+    return scores
 
 
-def _function(search: SearchSettings) -> Reranker:
-    """Imports the operator's module: his own code, trusted as his configuration is."""
+def _function(search: SearchSettings) -> Scorer:
+    """Import the operator's module: code trusted like the rest of the configuration."""
     module_name, _, name = search.rerank.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -236,6 +174,6 @@ def _function(search: SearchSettings) -> Reranker:
         hint = f'; did you mean "{module_name}:{near[0]}"?' if near else ""
         raise SettingsError(f'[search] rerank: the module "{module_name}" has no "{name}"{hint}')
     if not callable(found):
-        raise SettingsError(f'[search] rerank: "{search.rerank}" is no function')
-    function: Reranker = found
+        raise SettingsError(f'[search] rerank: "{search.rerank}" is not a function')
+    function: Scorer = found
     return function

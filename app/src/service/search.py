@@ -20,7 +20,7 @@ from app.src.observe.metrics import Metrics
 from app.src.service import passages
 from app.src.service.blending import Blending, Narrow, Ranked, explanation
 from app.src.service.passages import Passage, Sought
-from app.src.service.rerank import Reranked, Reranking
+from app.src.service.rerank import Reranked, Reranker
 from app.src.service.serving import in_one_generation
 from app.src.service.wiring import EngineEmbedder, Parts
 from connector.errors import ConfigurationError, DatabaseError, UnknownCollection, UnknownRow
@@ -161,7 +161,7 @@ class Searching:
         metrics: Metrics,
         stored: Callable[[str], CollectionStatus | None],
         embedder: Callable[[CollectionStatus], EngineEmbedder],
-        reranking: Reranking,
+        reranking: Reranker,
     ) -> None:
         self._parts = parts
         self._reranking = reranking
@@ -319,13 +319,7 @@ class Searching:
         if not options.rerank:
             return Reranked(hits)
         with stages.timed("rerank"):
-            return self._reranking.rerank(
-                stored.collection,
-                str(query),
-                hits,
-                lambda: self._embedder(stored).engine,
-                bm25=options.mode == "keyword",
-            )
+            return self._reranking.rerank(stored.collection, str(query), hits)
 
     def _told(
         self, reranked: Reranked, hits: Sequence[Hit], ids: Sequence[str], options: SearchOptions

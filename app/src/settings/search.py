@@ -1,8 +1,7 @@
-"""The section [search]: whether the best hits are put in order once more, and by what."""
+"""The section [search]: the reranker."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Literal
@@ -12,8 +11,6 @@ from pydantic import Field, field_validator
 from app.src.settings.durations import Duration
 from app.src.settings.section import Section
 
-OFF, LATE_INTERACTION = "off", "late-interaction"
-_NAMED = (OFF, LATE_INTERACTION)
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -21,29 +18,29 @@ class SearchSettings(Section):
     """A reranker (docs/search.md)."""
 
     rerank: str = Field(
-        default=OFF,
-        description="off; late-interaction; /folder of a cross-encoder; or package.module:function, your own code",
+        default="off",
+        description="off; /folder of a cross-encoder; or package.module:function, your own code",
     )
-    rerank_depth: int = Field(default=50, ge=1, le=1000, description="hits that are put in order anew")
+    rerank_depth: int = Field(default=50, ge=1, le=1000, description="how many of the best hits are reranked")
     rerank_seconds: Duration = Field(
-        default=2.0, gt=0, description="seconds that it may take; beyond that the order stays as it was"
+        default=2.0, gt=0, description="time limit of the reranker; after that the order stays unchanged"
     )
 
     @field_validator("rerank")
     @classmethod
     def _known(cls, rerank: str) -> str:
-        if rerank in _NAMED or _FUNCTION.fullmatch(rerank) or _is_path(rerank):
+        if rerank == "off" or _FUNCTION.fullmatch(rerank) or _is_path(rerank):
             return rerank
-        near = difflib.get_close_matches(rerank, _NAMED, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else "a folder begins with / or ./, a function is module:function"
-        raise ValueError(f"must be off, late-interaction, a folder or package.module:function; {hint}")
+        if rerank == "late-interaction":
+            raise ValueError("late-interaction was removed; name a cross-encoder folder, your own function, or off")
+        raise ValueError(
+            "must be off, a folder or package.module:function; a folder begins with / or ./, a function is module:name"
+        )
 
     @property
-    def kind(self) -> Literal["off", "late-interaction", "cross-encoder", "function"]:
-        if self.rerank == OFF:
+    def kind(self) -> Literal["off", "cross-encoder", "function"]:
+        if self.rerank == "off":
             return "off"
-        if self.rerank == LATE_INTERACTION:
-            return "late-interaction"
         return "cross-encoder" if _is_path(self.rerank) else "function"
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hana_emulator.errors import HanaError
-from hana_emulator.sql.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, TokenReader
 
 _CONNECTION_ID = re.compile(r"[0-9]{1,18}")
 

@@ -14,28 +14,22 @@ from pathlib import Path
 from typing import IO
 
 from hana_emulator.errors import HanaError, syntax_error
-from hana_emulator.sql import (
-    accounts,
-    accountviews,
-    alterations,
-    conversions,
-    explain,
-    failures,
-    fulltext,
-    functions,
-    limits,
-    objects,
-    rights,
-    sequence_definitions,
-    sequences,
-    system_view,
-    sysviews,
-    temporary,
-    vectors,
-)
-from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql.catalog import Catalog
-from hana_emulator.sql.changes import (
+from hana_emulator.sql import explain
+from hana_emulator.sql.catalog import accountviews, rights, system_view, sysviews
+from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.catalog.catalog import Catalog
+from hana_emulator.sql.catalog.row_ids import RowIds
+from hana_emulator.sql.definition import accounts, alterations, objects, sequence_definitions, temporary
+from hana_emulator.sql.definition.workbench import Workbench
+from hana_emulator.sql.functions import conversions
+from hana_emulator.sql.functions import registration as functions
+from hana_emulator.sql.functions.registration import Context
+from hana_emulator.sql.language import limits
+from hana_emulator.sql.logins import LoginBook
+from hana_emulator.sql.planner import Prepared, prepare
+from hana_emulator.sql.session import Session
+from hana_emulator.sql.storage import failures, sequence_numbers, vectors, word_index
+from hana_emulator.sql.storage.changes import (
     ENFORCING_FUNCTION,
     POSTPONE_FUNCTION,
     TOUCH_FUNCTION,
@@ -43,17 +37,11 @@ from hana_emulator.sql.changes import (
     install_triggers,
     read_shape,
 )
-from hana_emulator.sql.column_cache import ColumnCache
-from hana_emulator.sql.fulltext import WordIndex
-from hana_emulator.sql.functions import Context
-from hana_emulator.sql.locks import LockTable
-from hana_emulator.sql.logins import LoginBook
-from hana_emulator.sql.planner import Prepared, prepare
-from hana_emulator.sql.row_ids import RowIds
-from hana_emulator.sql.row_versions import RowVersions
-from hana_emulator.sql.session import Session
-from hana_emulator.sql.workbench import Workbench
-from hana_emulator.sql.writer import Writer
+from hana_emulator.sql.storage.column_cache import ColumnCache
+from hana_emulator.sql.storage.locks import LockTable
+from hana_emulator.sql.storage.row_versions import RowVersions
+from hana_emulator.sql.storage.word_index import WordIndex
+from hana_emulator.sql.storage.writer import Writer
 
 LOCK_TIMEOUT_SECONDS = 10.0
 _FILE = "hana.sqlite"
@@ -99,7 +87,7 @@ class Database:
         """How many there have been; changes with `commit_lock` held."""
         self.versions = RowVersions()
         self.vectors = ColumnCache(self.versions, vectors.Column.build, vectors.MOST_BYTES)
-        self.words = ColumnCache(self.versions, WordIndex.build, fulltext.MOST_BYTES)
+        self.words = ColumnCache(self.versions, WordIndex.build, word_index.MOST_BYTES)
         self.logins = LoginBook()
         self.monitors: dict[str, Callable[[], str]] = {"logins": self.logins.as_json, "faults": lambda: "[]"}
         """By name, what the views M_STAND_IN_... show: JSON arrays of objects. Others may put theirs in."""
@@ -107,7 +95,7 @@ class Database:
         self.folder = path or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._guard = _only_process(self.folder)
-        self.numbers = sequences.Numbers(self.folder)
+        self.numbers = sequence_numbers.Numbers(self.folder)
         self.row_ids = RowIds(self.folder)
         self._user, self._schema = user.upper(), schema
         self._plans: OrderedDict[tuple[str, str, int, int], Prepared] = OrderedDict()
@@ -168,7 +156,7 @@ class Database:
             system_view.SEES_FUNCTION, 1, lambda relation: self.catalog.rights.sees(context.user, relation)
         )
         connection.create_function(accountviews.MONITOR_FUNCTION, 1, lambda name: self.monitors[name]())
-        sequences.register(connection, context, self.numbers)
+        sequence_numbers.register(connection, context, self.numbers)
         self.row_ids.register(connection)
         return connection
 

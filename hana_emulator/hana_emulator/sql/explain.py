@@ -14,15 +14,18 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported
-from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import dialect, schema_objects, tables, vector_index
-from hana_emulator.sql.catalog import Catalog, Relation, TableColumn
-from hana_emulator.sql.datatypes import nvarchar
-from hana_emulator.sql.expressions import identifier, unwrapped
-from hana_emulator.sql.names import literal, quoted
-from hana_emulator.sql.reader import is_word
-from hana_emulator.sql.schema_objects import GLOBAL, Temporary
-from hana_emulator.sql.writes import Step, step
+from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.catalog import schema_objects
+from hana_emulator.sql.catalog.catalog import Catalog, Relation, TableColumn
+from hana_emulator.sql.catalog.schema_objects import GLOBAL, Temporary
+from hana_emulator.sql.definition import tables
+from hana_emulator.sql.language import dialect
+from hana_emulator.sql.language.datatypes import nvarchar
+from hana_emulator.sql.language.names import literal, quoted
+from hana_emulator.sql.language.reader import is_word
+from hana_emulator.sql.query import vector_index
+from hana_emulator.sql.query.expressions import identifier, unwrapped
+from hana_emulator.sql.query.writes import Step, step
 from hana_emulator.types import BIGINT, DOUBLE, INTEGER, TIMESTAMP, HanaType
 
 PLACE = ("SYS", "EXPLAIN_PLAN_TABLE")

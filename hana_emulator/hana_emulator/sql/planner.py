@@ -10,16 +10,19 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
 from hana_emulator.seam import FunctionCode, Statement
-from hana_emulator.sql import definitions, dialect, explain, limits, locking, queries, search, writes
-from hana_emulator.sql.catalog import Catalog
+from hana_emulator.sql import explain
+from hana_emulator.sql.catalog.catalog import Catalog
+from hana_emulator.sql.catalog.rights import Touch, touch
 from hana_emulator.sql.control import Control, parse_control
-from hana_emulator.sql.expressions import unwrapped
-from hana_emulator.sql.locking import LockClause, RowLocks
-from hana_emulator.sql.reader import TokenReader, is_word
-from hana_emulator.sql.rights import Touch, touch
-from hana_emulator.sql.scope import Binding, BoundQuery
-from hana_emulator.sql.workbench import Definition
-from hana_emulator.sql.writes import Step, WritePlan, step
+from hana_emulator.sql.definition import definitions
+from hana_emulator.sql.definition.workbench import Definition
+from hana_emulator.sql.language import dialect, limits
+from hana_emulator.sql.language.reader import TokenReader, is_word
+from hana_emulator.sql.query import locking, queries, search, writes
+from hana_emulator.sql.query.expressions import unwrapped
+from hana_emulator.sql.query.locking import LockClause, RowLocks
+from hana_emulator.sql.query.scope import Binding, BoundQuery
+from hana_emulator.sql.query.writes import Step, WritePlan, step
 
 
 @dataclass(frozen=True, slots=True)

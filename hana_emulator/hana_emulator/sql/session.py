@@ -12,24 +12,27 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from hana_emulator.errors import HanaError, invalid_schema
 from hana_emulator.seam import FAILED, Outcome, Statement, Storage, StorageRow
-from hana_emulator.sql import catalog as catalogue
-from hana_emulator.sql import failures, fulltext, rights, search, temporary
-from hana_emulator.sql.changes import install_triggers
+from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.catalog import rights
 from hana_emulator.sql.control import READ_COMMITTED
-from hana_emulator.sql.fulltext import WordIndex
-from hana_emulator.sql.functions import Context
-from hana_emulator.sql.locking import ResultRow, RowLocks
-from hana_emulator.sql.locks import Blocked
-from hana_emulator.sql.names import quoted as quoted_name
-from hana_emulator.sql.names import quoted_key
+from hana_emulator.sql.definition import definitions, temporary
+from hana_emulator.sql.definition.workbench import Workbench
+from hana_emulator.sql.functions.registration import Context
+from hana_emulator.sql.language.names import quoted as quoted_name
+from hana_emulator.sql.language.names import quoted_key
+from hana_emulator.sql.language.reader import Name
 from hana_emulator.sql.planner import ControlPlan, DefinitionPlan, Plan, Prepared, QueryPlan
-from hana_emulator.sql.reader import Name
-from hana_emulator.sql.row_versions import Version
-from hana_emulator.sql.transaction import Transaction
-from hana_emulator.sql.vectors import Column
-from hana_emulator.sql.workbench import Workbench
-from hana_emulator.sql.writer import NO_PATIENCE, Writer
-from hana_emulator.sql.writes import Step, WritePlan
+from hana_emulator.sql.query import search
+from hana_emulator.sql.query.locking import ResultRow, RowLocks
+from hana_emulator.sql.query.writes import Step, WritePlan
+from hana_emulator.sql.storage import failures, word_index
+from hana_emulator.sql.storage.changes import install_triggers
+from hana_emulator.sql.storage.locks import Blocked
+from hana_emulator.sql.storage.row_versions import Version
+from hana_emulator.sql.storage.transaction import Transaction
+from hana_emulator.sql.storage.vectors import Column
+from hana_emulator.sql.storage.word_index import WordIndex
+from hana_emulator.sql.storage.writer import NO_PATIENCE, Writer
 
 if TYPE_CHECKING:
     from hana_emulator.sql.database import Database
@@ -78,7 +81,7 @@ class Session:
     def _open(self) -> sqlite3.Connection:
         connection = self._database.open_connection(self.context, self._writer)
         connection.create_function(search.SCORE_FUNCTION, 1, lambda rowid: self._scores.get(rowid))
-        connection.create_function(fulltext.HOLDERS_FUNCTION, 3, self._holders)
+        connection.create_function(word_index.HOLDERS_FUNCTION, 3, self._holders)
         return connection
 
     # ------------------------------------------------------------------------------------------------------ the seam
@@ -293,7 +296,7 @@ class Session:
         return self._fetch(plan.final, (*row, ranking.as_json))
 
     def _holders(self, table: str, column: str, term: Storage) -> str:
-        """`fulltext.HOLDERS_FUNCTION`. Rows of its own that nobody else sees yet are read anew for each term."""
+        """`word_index.HOLDERS_FUNCTION`. Rows of its own that nobody else sees yet are read anew for each term."""
         read, version = partial(self._read_column, table, column), self._versions.get(table)
         index = (
             WordIndex.build(read(None)) if version is None else self._database.words.at((table, column), version, read)
@@ -431,7 +434,7 @@ class Session:
             rights.record_owner(connection, self.context.user)
             following = catalogue.load(connection, before.version + 1)
             before.rights.require(self.context.user, bench.touches)
-            rights.require_change(self.context.user, before, following)
+            definitions.require_change(self.context.user, before, following)
             changed |= catalogue.reindexed(before, following) | catalogue.referred_anew(before, following)
             changed |= catalogue.triggered_anew(before, following)
             self._database.locks.check_unused(changed)

@@ -1,0 +1,454 @@
+"""The catalogue of schemas, tables, views, columns and indexes: rows in the SQLite file, and a snapshot in memory.
+
+A snapshot is immutable; a change of structure writes rows in its transaction and is read back as the next snapshot.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from hana_emulator.errors import HanaError, invalid_schema, invalid_table
+from hana_emulator.sql.catalog import rights, row_ids, schema_objects
+from hana_emulator.sql.catalog.rights import Rights
+from hana_emulator.sql.catalog.schema_objects import (
+    GLOBAL,
+    LOCAL,
+    Check,
+    Reference,
+    SchemaObjects,
+    Temporary,
+    temporary_schema,
+)
+from hana_emulator.sql.language.names import hana_identifier, quoted_table, table_key
+from hana_emulator.types import Column, HanaType, TypeCode
+
+SYSTEM_SCHEMAS = ("SYS", "PUBLIC")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS owl_users(name TEXT PRIMARY KEY, password TEXT NOT NULL, created TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS owl_schemas(name TEXT PRIMARY KEY, owner TEXT NOT NULL, created TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS owl_relations(
+  id INTEGER PRIMARY KEY AUTOINCREMENT, schema TEXT NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL,
+  store TEXT NOT NULL, comment TEXT, definition TEXT, definition_schema TEXT, created TEXT NOT NULL,
+  UNIQUE(schema, name));
+CREATE TABLE IF NOT EXISTS owl_columns(
+  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, position INTEGER NOT NULL,
+  name TEXT NOT NULL, type INTEGER NOT NULL, length INTEGER NOT NULL, scale INTEGER NOT NULL,
+  nullable INTEGER NOT NULL, defaults TEXT, identity TEXT, comment TEXT,
+  PRIMARY KEY(relation, position), UNIQUE(relation, name));
+CREATE TABLE IF NOT EXISTS owl_constraints(
+  relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE, name TEXT NOT NULL,
+  primary_key INTEGER NOT NULL, position INTEGER NOT NULL, column_name TEXT NOT NULL,
+  PRIMARY KEY(relation, name, position));
+CREATE TABLE IF NOT EXISTS owl_indexes(
+  schema TEXT NOT NULL, name TEXT NOT NULL, relation INTEGER NOT NULL REFERENCES owl_relations(id) ON DELETE CASCADE,
+  kind TEXT NOT NULL, uniqueness TEXT, options TEXT, position INTEGER NOT NULL, column_name TEXT NOT NULL,
+  descending INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(schema, name, position));
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column as declared. `default` is HANA SQL; `identity` is 'BY DEFAULT', 'ALWAYS' or None."""
+
+    name: str
+    type: HanaType
+    nullable: bool = True
+    default: str | None = None
+    identity: str | None = None
+    comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A primary key or a UNIQUE constraint."""
+
+    name: str
+    columns: tuple[str, ...]
+    primary_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A secondary index; `kind` as in SYS.INDEXES.INDEX_TYPE. An HNSW index is recorded only: search is exact."""
+
+    schema: str
+    name: str
+    relation: int
+    kind: str
+    columns: tuple[str, ...]
+    unique: bool = False
+    descending: frozenset[str] = frozenset()
+    """Written with the index; a snapshot of the catalogue does not read it back."""
+    similarity: str | None = None
+    """The function that an HNSW index is for; read back from its options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table (`definition` is None) or a view (its HANA SQL, read with `definition_schema` as current schema)."""
+
+    id: int
+    schema: str
+    name: str
+    columns: tuple[TableColumn, ...]
+    definition: str | None = None
+    definition_schema: str = ""
+    constraints: tuple[Constraint, ...] = ()
+    references: tuple[Reference, ...] = ()
+    checks: tuple[Check, ...] = ()
+    temporary: Temporary | None = None
+    store: str = "COLUMN"
+
+    @property
+    def is_view(self) -> bool:
+        return self.definition is not None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return next((constraint.columns for constraint in self.constraints if constraint.primary_key), ())
+
+    @property
+    def refers_to_itself(self) -> bool:
+        return any(reference.parent == self.id for reference in self.references)
+
+    @property
+    def constraint_names(self) -> set[str]:
+        return {
+            *(key.name for key in self.constraints),
+            *(reference.name for reference in self.references),
+            *(check.name for check in self.checks),
+        }
+
+    @property
+    def stored_schema(self) -> str:
+        """The schema that the catalogue and SQLite keep it under: one of its own for a local temporary table."""
+        if self.temporary is None or self.temporary.scope != LOCAL:
+            return self.schema
+        return temporary_schema(self.temporary.session, self.schema)
+
+    @property
+    def is_shared_by_sessions(self) -> bool:
+        """Whether it is a global temporary table, whose every row belongs to one session."""
+        return self.temporary is not None and self.temporary.scope == GLOBAL
+
+    @property
+    def hides_rowid(self) -> bool:
+        """Whether a column takes the name by which SQLite would give the rowid."""
+        return any(column.name == "_ROWID_" for column in self.columns)
+
+    @property
+    def next_row_id(self) -> str:
+        """The SQLite text that gives a new `"$rowid$"`; '' for what has none: views, row tables, temporary tables."""
+        if self.store != "COLUMN" or self.is_view or self.temporary is not None:
+            return ""
+        return f"{row_ids.FUNCTION}({self.id})"
+
+    @property
+    def row_id_renewal(self) -> list[str]:
+        """What every UPDATE sets besides its own columns: a changed row is a new version, with a new id."""
+        return [f"{row_ids.COLUMN} = {self.next_row_id}"] if self.next_row_id else []
+
+    @property
+    def sqlite_name(self) -> str:
+        return quoted_table(self.stored_schema, self.name)
+
+    @property
+    def table_key(self) -> str:
+        return table_key(self.stored_schema, self.name)
+
+    def column(self, name: str) -> TableColumn:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise HanaError(260, f"invalid column name: {name}")
+
+    def result_columns(self) -> tuple[Column, ...]:
+        return tuple(Column(c.name, c.type, c.nullable, self.name, self.schema) for c in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """One state of the whole catalogue."""
+
+    version: int
+    schemas: frozenset[str]
+    relations: Mapping[tuple[str, str], Relation] = field(default_factory=lambda: MappingProxyType({}))
+    indexes: Mapping[tuple[str, str], Index] = field(default_factory=lambda: MappingProxyType({}))
+    users: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    rights: Rights = field(default_factory=Rights)
+    objects: SchemaObjects = field(default_factory=SchemaObjects)
+    session: int = 0
+    """Whose local temporary tables are found."""
+    fired: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By the SQLite key of a table: the other tables into which its triggers may insert, by whatever detour."""
+
+    def seen_by(self, session: int) -> Catalog:
+        return replace(self, session=session)
+
+    def require_schema(self, name: str) -> str:
+        if name not in self.schemas and name not in SYSTEM_SCHEMAS:
+            raise invalid_schema(name)
+        return name
+
+    def find(self, schema: str, name: str) -> Relation | None:
+        """A table or view; a name that begins with # is a local temporary table of this catalogue's session."""
+        if name.startswith("#"):
+            schema = temporary_schema(self.session, schema)
+        return self.relations.get((schema, name))
+
+    def meant(self, schema: str, current: str, name: str) -> Relation | None:
+        """What a name in a statement stands for: a table or view, or what a synonym leads to. `schema` is '' where
+        none is given: then the schema `current` is searched, and the public synonyms after it."""
+        found = self.find(schema or current, name) or self._of_synonym(schema or current, name)
+        return found or (None if schema else self._of_synonym("PUBLIC", name))
+
+    def _of_synonym(self, schema: str, name: str) -> Relation | None:
+        target = self.objects.synonyms.get((schema, name))
+        return self.find(*target) if target is not None else None
+
+    def by_id(self, number: int) -> Relation:
+        return next(relation for relation in self.relations.values() if relation.id == number)
+
+    def children_of(self, relation: Relation) -> list[tuple[Relation, Reference]]:
+        """The foreign keys that refer to `relation`, each with its table."""
+        return [
+            (child, reference)
+            for child in self.relations.values()
+            for reference in child.references
+            if reference.parent == relation.id
+        ]
+
+    def relation(self, schema: str, name: str) -> Relation:
+        """Raises HanaError 362 when the schema, 259 when the table or view is unknown."""
+        self.require_schema(schema)
+        found = self.find(schema, name)
+        if found is None:
+            raise invalid_table(f"{hana_identifier(name)} in schema {schema}")
+        return found
+
+    def table(self, schema: str, name: str) -> Relation:
+        """A relation that can be written. Raises HanaError 7 for a view."""
+        return writable(self.relation(schema, name))
+
+    def foreign_keys_of(self, table: str) -> list[tuple[str, Sequence[str], Sequence[str]]]:
+        """By the SQLite key of a table: the SQLite key of the table referred to, own columns, its columns."""
+        relation = next((one for one in self.relations.values() if one.table_key == table), None)
+        references = relation.references if relation is not None else ()
+        return [(self.by_id(one.parent).table_key, one.columns, one.parent_columns) for one in references]
+
+    def indexes_of(self, relation: Relation) -> list[Index]:
+        return [index for index in self.indexes.values() if index.relation == relation.id]
+
+
+def writable(relation: Relation) -> Relation:
+    """The relation itself. Raises HanaError 7 for a view."""
+    if relation.is_view:
+        raise HanaError(7, f"feature not supported: writing into view {hana_identifier(relation.name)}")
+    return relation
+
+
+def reindexed(before: Catalog, after: Catalog) -> set[str]:
+    """The tables, by SQLite name, whose indexes differ: an HNSW index exists in the catalogue only."""
+    tables = {relation.id: relation.table_key for relation in before.relations.values()}
+    return {
+        tables[index.relation]
+        for index in {*before.indexes.values()} ^ {*after.indexes.values()}
+        if index.relation in tables
+    }
+
+
+def referred_anew(before: Catalog, after: Catalog) -> set[str]:
+    """The tables, by SQLite name, to which a table that was there before has got a foreign key."""
+    was = {relation.id: relation for relation in before.relations.values()}
+    return {
+        after.by_id(reference.parent).table_key
+        for relation in after.relations.values()
+        if relation.id in was
+        for reference in {*relation.references} - {*was[relation.id].references}
+    }
+
+
+def triggered_anew(before: Catalog, after: Catalog) -> set[str]:
+    """The tables, by SQLite name, that have got or lost a trigger."""
+    was, now = ({(one.id, one.enabled): one for one in each.objects.triggers.values()} for each in (before, after))
+    tables = {relation.id: relation.table_key for relation in before.relations.values()}
+    differing = [(was.get(key) or now[key]).relation for key in was.keys() ^ now.keys()]
+    return {tables[number] for number in differing if number in tables}
+
+
+def create_storage(connection: sqlite3.Connection) -> None:
+    connection.executescript(_SCHEMA + schema_objects.STORAGE)
+    rights.create_storage(connection)
+
+
+def load(connection: sqlite3.Connection, version: int) -> Catalog:
+    """Read the catalogue as this connection sees it."""
+    columns: dict[int, list[TableColumn]] = {}
+    for relation, name, code, length, scale, nullable, default, identity, comment in connection.execute(
+        "SELECT relation, name, type, length, scale, nullable, defaults, identity, comment FROM owl_columns"
+        " ORDER BY relation, position"
+    ):
+        kind = HanaType(TypeCode(code), length, scale)
+        columns.setdefault(relation, []).append(TableColumn(name, kind, bool(nullable), default, identity, comment))
+    constraints = _load_constraints(connection)
+    objects = schema_objects.load(connection)
+    relations = {}
+    for number, schema, name, store, definition, definition_schema in connection.execute(
+        "SELECT id, schema, name, store, definition, definition_schema FROM owl_relations"
+    ):
+        temporary = objects.temporary.get(number)
+        relations[schema, name] = Relation(
+            id=number,
+            schema=temporary.schema if temporary is not None else schema,
+            name=name,
+            columns=tuple(columns.get(number, ())),
+            definition=definition,
+            definition_schema=definition_schema or "",
+            constraints=tuple(constraints.get(number, ())),
+            references=objects.references.get(number, ()),
+            checks=objects.checks.get(number, ()),
+            temporary=temporary,
+            store=store,
+        )
+    found = Catalog(
+        version=version,
+        schemas=frozenset(name for (name,) in connection.execute("SELECT name FROM owl_schemas")),
+        relations=MappingProxyType(relations),
+        indexes=MappingProxyType(_load_indexes(connection)),
+        users=MappingProxyType(dict(connection.execute("SELECT name, password FROM owl_users").fetchall())),
+        rights=rights.load(connection),
+        objects=objects,
+    )
+    return replace(found, fired=MappingProxyType(_fired(found))) if objects.triggers else found
+
+
+def _fired(catalog: Catalog) -> dict[str, tuple[str, ...]]:
+    """From table to table, along triggers and along foreign keys, whose actions fire triggers too."""
+    tables = {relation.id: relation for relation in catalog.relations.values()}
+    following: dict[int, set[int]] = {}
+    inserted: dict[int, set[int]] = {}
+    for trigger in catalog.objects.triggers.values():
+        following.setdefault(trigger.relation, set()).update(number for number, _ in trigger.writes)
+        inserted.setdefault(trigger.relation, set()).update(number for number, inserts in trigger.writes if inserts)
+    for relation in tables.values():
+        for reference in relation.references:
+            following.setdefault(reference.parent, set()).add(relation.id)
+    found = {}
+    for start in following:
+        reached, pending = {start}, [start]
+        while pending:
+            more = following.get(pending.pop(), set()) - reached
+            reached |= more
+            pending += more
+        targets = {number for table in reached for number in inserted.get(table, ())}
+        if targets and start in tables:
+            found[tables[start].table_key] = tuple(sorted(tables[n].table_key for n in targets if n in tables))
+    return found
+
+
+def _load_constraints(connection: sqlite3.Connection) -> dict[int, list[Constraint]]:
+    grouped: dict[tuple[int, str, int], list[str]] = {}
+    for relation, name, primary_key, column in connection.execute(
+        "SELECT relation, name, primary_key, column_name FROM owl_constraints ORDER BY relation, name, position"
+    ):
+        grouped.setdefault((relation, name, primary_key), []).append(column)
+    found: dict[int, list[Constraint]] = {}
+    for (relation, name, primary_key), columns in grouped.items():
+        found.setdefault(relation, []).append(Constraint(name, tuple(columns), bool(primary_key)))
+    return found
+
+
+def _load_indexes(connection: sqlite3.Connection) -> dict[tuple[str, str], Index]:
+    found: dict[tuple[str, str], Index] = {}
+    for schema, name, relation, kind, uniqueness, column, function in connection.execute(
+        "SELECT schema, name, relation, kind, uniqueness, column_name, options ->> '$.function' FROM owl_indexes"
+        " ORDER BY schema, name, position"
+    ):
+        known = found.get((schema, name))
+        columns = (*known.columns, column) if known else (column,)
+        unique = uniqueness is not None
+        found[schema, name] = Index(schema, name, relation, kind, columns, unique, similarity=function)
+    return found
+
+
+def add_relation(connection: sqlite3.Connection, relation: Relation, comment: str | None) -> int:
+    """Write a new table or view with all that belongs to it; returns its id. The caller made sure the name is free."""
+    cursor = connection.execute(
+        "INSERT INTO owl_relations(schema, name, kind, store, comment, definition, definition_schema, created)"
+        " VALUES (?,?,?,?,?,?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
+        (
+            relation.stored_schema,
+            relation.name,
+            "VIEW" if relation.is_view else "TABLE",
+            relation.store,
+            comment,
+            relation.definition,
+            relation.definition_schema,
+        ),
+    )
+    number = cursor.lastrowid or 0
+    write_structure(connection, replace(relation, id=number))
+    for reference in relation.references:
+        schema_objects.add_reference(connection, number, reference)
+    for check in relation.checks:
+        schema_objects.add_check(connection, number, check)
+    if relation.temporary is not None:
+        schema_objects.add_temporary(connection, number, relation.temporary)
+    return number
+
+
+def write_structure(connection: sqlite3.Connection, relation: Relation) -> None:
+    """The columns and the keys of a relation, in place of those it had."""
+    for table in ("owl_columns", "owl_constraints"):
+        connection.execute(f"DELETE FROM {table} WHERE relation = ?", (relation.id,))
+    for position, column in enumerate(relation.columns, 1):
+        add_column(connection, relation.id, position, column)
+    for constraint in relation.constraints:
+        connection.executemany(
+            "INSERT INTO owl_constraints(relation, name, primary_key, position, column_name) VALUES (?,?,?,?,?)",
+            [(relation.id, constraint.name, constraint.primary_key, i, c) for i, c in enumerate(constraint.columns, 1)],
+        )
+
+
+def add_column(connection: sqlite3.Connection, relation: int, position: int, column: TableColumn) -> None:
+    connection.execute(
+        "INSERT INTO owl_columns(relation, position, name, type, length, scale, nullable, defaults, identity, comment)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?)",
+        (
+            relation,
+            position,
+            column.name,
+            int(column.type.code),
+            column.type.length,
+            column.type.scale,
+            column.nullable,
+            column.default,
+            column.identity,
+            column.comment,
+        ),
+    )
+
+
+def add_index(connection: sqlite3.Connection, index: Index, options: str | None) -> None:
+    connection.executemany(
+        "INSERT INTO owl_indexes(schema, name, relation, kind, uniqueness, options, position, column_name, descending)"
+        " VALUES (?,?,?,?,?,?,?,?,?)",
+        [
+            (
+                index.schema,
+                index.name,
+                index.relation,
+                index.kind,
+                "UNIQUE" if index.unique else None,
+                options,
+                position,
+                column,
+                column in index.descending,
+            )
+            for position, column in enumerate(index.columns, 1)
+        ],
+    )

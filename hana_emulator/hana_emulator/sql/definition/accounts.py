@@ -1,0 +1,321 @@
+"""Statements about users, roles and privileges. Parsed here, run on a `Workbench`; `rights` says what they mean."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hana_emulator.errors import HanaError, not_supported
+from hana_emulator.sql.catalog import rights
+from hana_emulator.sql.catalog.catalog import Catalog
+from hana_emulator.sql.catalog.rights import (
+    OBJECT,
+    OBJECT_PRIVILEGES,
+    PUBLIC,
+    ROLE,
+    SCHEMA,
+    SCHEMA_PRIVILEGES,
+    SYSTEM,
+    Touch,
+)
+from hana_emulator.sql.definition.objects import add_schema, drop_schemas, holds_objects
+from hana_emulator.sql.definition.workbench import Definition, Workbench
+from hana_emulator.sql.language.names import encode, hana_identifier
+from hana_emulator.sql.language.reader import Name, TokenReader
+
+_NOW = "strftime('%Y-%m-%d %H:%M:%f0000', 'now')"
+_ALL = "ALL PRIVILEGES"
+
+
+# --- users ------------------------------------------------------------------------------------------------------------
+
+
+def _create_user(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+    reader.expect("PASSWORD")
+    password = reader.password()
+    _password_option(reader)
+
+    def run(bench: Workbench) -> None:
+        bench.catalog.rights.require(bench.user, [Touch("USER ADMIN")])
+        _refuse_taken(bench.catalog, name, 331, "user name already exists")
+        add_user(bench.connection, name, password)
+        if name not in bench.catalog.schemas:
+            add_schema(bench.connection, name, name)
+
+    return run
+
+
+def _password_option(reader: TokenReader) -> None:
+    """Nobody is made to change a password here, so both forms mean the same."""
+    _ = reader.take("NO", "FORCE_FIRST_PASSWORD_CHANGE") or reader.take("FORCE_FIRST_PASSWORD_CHANGE")
+
+
+def add_user(connection: sqlite3.Connection, name: str, password: str) -> None:
+    connection.execute(f"INSERT INTO owl_users(name, password, created) VALUES (?,?, {_NOW})", (name, password))
+
+
+def _refuse_taken(catalog: Catalog, name: str, code: int, text: str) -> None:
+    encode(name)
+    if name in catalog.users or name in catalog.rights.roles or name == PUBLIC:
+        raise HanaError(code, f"{text}: {hana_identifier(name)}")
+
+
+def _known_user(catalog: Catalog, name: str) -> str:
+    if name not in catalog.users:
+        raise HanaError(332, f"invalid user name: {hana_identifier(name)}")
+    return name
+
+
+def _alter_user(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+    if reader.take("PASSWORD"):
+        password = reader.password()
+        _password_option(reader)
+        return lambda bench: _change_password(bench, name, password)
+    deactivate = reader.take("DEACTIVATE")
+    if not deactivate:
+        reader.expect("ACTIVATE")
+    reader.take("USER", "NOW")
+
+    def run(bench: Workbench) -> None:
+        _require_admin(bench, name)
+        bench.connection.execute("DELETE FROM owl_deactivated WHERE name = ?", (name,))
+        if deactivate:
+            bench.connection.execute("INSERT INTO owl_deactivated VALUES (?)", (name,))
+
+    return run
+
+
+def _require_admin(bench: Workbench, name: str) -> None:
+    bench.catalog.rights.require(bench.user, [Touch("USER ADMIN")])
+    _known_user(bench.catalog, name)
+
+
+def _change_password(bench: Workbench, name: str, password: str) -> None:
+    if name != bench.user:
+        _require_admin(bench, name)
+    bench.connection.execute("UPDATE owl_users SET password = ? WHERE name = ?", (password, name))
+
+
+def _drop_user(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+    cascade = reader.take("CASCADE")
+    reader.take("RESTRICT")
+
+    def run(bench: Workbench) -> None:
+        _require_admin(bench, name)
+        if name in (bench.user, bench.catalog.rights.administrator):
+            raise HanaError(332, f"invalid user name: {hana_identifier(name)} is logged in or the administrator")
+        _drop_belongings(bench, name, cascade)
+        for statement in ("DELETE FROM owl_users WHERE name = ?", "DELETE FROM owl_deactivated WHERE name = ?"):
+            bench.connection.execute(statement, (name,))
+        bench.connection.execute("DELETE FROM owl_grants WHERE grantee = ?", (name,))
+
+    return run
+
+
+def _drop_belongings(bench: Workbench, name: str, cascade: bool) -> None:
+    """The user's schemas go with him, and with CASCADE all that is in them."""
+    owned = {schema for schema, owner in bench.catalog.rights.schema_owners.items() if owner == name}
+    if not cascade and any(holds_objects(bench.catalog, schema) for schema in owned):
+        raise HanaError(417, f"can't drop without CASCADE specification: {hana_identifier(name)} owns objects")
+    drop_schemas(bench, owned)
+
+
+# --- roles ------------------------------------------------------------------------------------------------------------
+
+
+def _create_role(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+
+    def run(bench: Workbench) -> None:
+        bench.catalog.rights.require(bench.user, [Touch("ROLE ADMIN")])
+        _refuse_taken(bench.catalog, name, 387, "role name already exists")
+        bench.connection.execute(
+            f"INSERT INTO owl_roles(name, creator, created) VALUES (?,?, {_NOW})", (name, bench.user)
+        )
+        _add_grant(bench, bench.user, _Given(ROLE, name, grantable=True))
+
+    return run
+
+
+def _drop_role(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+
+    def run(bench: Workbench) -> None:
+        bench.catalog.rights.require(bench.user, [Touch("ROLE ADMIN")])
+        _known_role(bench.catalog, name)
+        bench.connection.execute("DELETE FROM owl_roles WHERE name = ?", (name,))
+        bench.connection.execute(
+            "DELETE FROM owl_grants WHERE grantee = ? OR (kind = 'ROLE' AND privilege = ?)", (name, name)
+        )
+
+    return run
+
+
+def _known_role(catalog: Catalog, name: str) -> str:
+    if name not in catalog.rights.roles and name != PUBLIC:
+        raise HanaError(389, f"invalid role name: {hana_identifier(name)}")
+    return name
+
+
+# --- grants -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One grant as the statement means it; `schema` and `relation` as `kind` needs them."""
+
+    kind: str
+    privilege: str
+    schema: str | None = None
+    relation: int | None = None
+    grantable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Clause:
+    """What stands between GRANT and TO: privileges or roles, and where they hold."""
+
+    privileges: Sequence[str]
+    on: Name | None = None
+    on_schema: bool = False
+
+    def given(self, bench: Workbench, grantable: bool) -> list[tuple[_Given, Touch | None]]:
+        """The grants, each with what its giver must be able to pass on (None: a role). Raises 257, 259, 362, 389."""
+        if self.on_schema and self.on is not None:
+            schema = bench.catalog.require_schema(self.on.name)
+            wanted = _expanded(self.privileges, SCHEMA_PRIVILEGES)
+            return [
+                (_Given(SCHEMA, privilege, schema, None, grantable), Touch(privilege, schema)) for privilege in wanted
+            ]
+        if self.on is not None:
+            relation = bench.catalog.relation(*bench.place(self.on))
+            wanted = _expanded(self.privileges, OBJECT_PRIVILEGES)
+            return [
+                (_Given(OBJECT, privilege, relation.schema, relation.id, grantable), rights.touch(privilege, relation))
+                for privilege in wanted
+            ]
+        return [self._unplaced(bench.catalog, name, grantable) for name in self.privileges]
+
+    @staticmethod
+    def _unplaced(catalog: Catalog, name: str, grantable: bool) -> tuple[_Given, Touch | None]:
+        if name.upper() in rights.SYSTEM_PRIVILEGES:
+            return _Given(SYSTEM, name.upper(), grantable=grantable), Touch(name.upper())
+        return _Given(ROLE, _known_role(catalog, name), grantable=grantable), None
+
+
+def _expanded(privileges: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    if list(privileges) == [_ALL]:
+        return known
+    for privilege in privileges:
+        if privilege not in known:
+            raise not_supported(f"the privilege {privilege} here")
+    return privileges
+
+
+def _clause(reader: TokenReader, stop: str) -> _Clause:
+    privileges = [_words(reader, stop)]
+    while reader.take(","):
+        privileges.append(_words(reader, stop))
+    if not reader.take("ON"):
+        return _Clause(privileges)
+    if reader.take("SCHEMA"):
+        return _Clause([privilege.upper() for privilege in privileges], Name("", reader.identifier()), True)
+    reader.take("TABLE")
+    return _Clause([privilege.upper() for privilege in privileges], reader.name())
+
+
+def _words(reader: TokenReader, stop: str) -> str:
+    """A privilege of one or two words, or a role."""
+    words = [reader.identifier()]
+    while not any(reader.peek(end) for end in (",", "ON", stop)):
+        words.append(reader.identifier())
+    return " ".join(words)
+
+
+def _names(reader: TokenReader) -> list[str]:
+    names = [reader.identifier()]
+    while reader.take(","):
+        names.append(reader.identifier())
+    return names
+
+
+def _grant(reader: TokenReader) -> Definition:
+    clause = _clause(reader, "TO")
+    reader.expect("TO")
+    grantees = _names(reader)
+    grantable = reader.take("WITH", "GRANT", "OPTION") or reader.take("WITH", "ADMIN", "OPTION")
+
+    def run(bench: Workbench) -> None:
+        for given, touch in clause.given(bench, grantable):
+            _require_giver(bench, given, touch)
+            for grantee in grantees:
+                _add_grant(bench, _known_grantee(bench.catalog, grantee), given)
+
+    return run
+
+
+def _require_giver(bench: Workbench, given: _Given, touch: Touch | None) -> None:
+    known = bench.catalog.rights
+    if touch is not None:
+        known.require(bench.user, [touch], granting=True)
+    elif not known.holds_role(bench.user, given.privilege):
+        known.require(bench.user, [Touch("ROLE ADMIN")])
+
+
+def _known_grantee(catalog: Catalog, name: str) -> str:
+    return name if name in catalog.rights.roles or name == PUBLIC else _known_user(catalog, name)
+
+
+def _add_grant(bench: Workbench, grantee: str, given: _Given) -> None:
+    """A grant given twice is kept once, with the grant option if either had it."""
+    known = _take_grant(bench, grantee, given)
+    bench.connection.execute(
+        "INSERT INTO owl_grants(grantee, kind, privilege, schema, relation, grantor, grantable) VALUES (?,?,?,?,?,?,?)",
+        (
+            grantee,
+            given.kind,
+            given.privilege,
+            given.schema,
+            given.relation,
+            bench.user,
+            given.grantable or any(grantable for (grantable,) in known),
+        ),
+    )
+
+
+def _take_grant(bench: Workbench, grantee: str, given: _Given) -> list[tuple[int]]:
+    """Remove it; the grant options of what there was."""
+    return bench.connection.execute(
+        "DELETE FROM owl_grants WHERE grantee = ? AND kind = ? AND privilege = ? AND schema IS ? AND relation IS ?"
+        " RETURNING grantable",
+        (grantee, given.kind, given.privilege, given.schema, given.relation),
+    ).fetchall()
+
+
+def _revoke(reader: TokenReader) -> Definition:
+    clause = _clause(reader, "FROM")
+    reader.expect("FROM")
+    grantees = _names(reader)
+
+    def run(bench: Workbench) -> None:
+        for given, touch in clause.given(bench, False):
+            _require_giver(bench, given, touch)
+            for grantee in grantees:
+                _take_grant(bench, _known_grantee(bench.catalog, grantee), given)
+
+    return run
+
+
+PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+    ("CREATE", "USER"): _create_user,
+    ("ALTER", "USER"): _alter_user,
+    ("DROP", "USER"): _drop_user,
+    ("CREATE", "ROLE"): _create_role,
+    ("DROP", "ROLE"): _drop_role,
+    ("GRANT",): _grant,
+    ("REVOKE",): _revoke,
+}

@@ -1,0 +1,343 @@
+"""ALTER TABLE, RENAME TABLE and RENAME COLUMN. Parsed here, run on a `Workbench`.
+
+SQLite alters little; most changes make the table anew and carry the rows over.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from sqlglot.tokenizer_core import Token, TokenType
+
+from hana_emulator.errors import HanaError, not_supported
+from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.catalog import row_ids
+from hana_emulator.sql.catalog.catalog import Relation, TableColumn
+from hana_emulator.sql.catalog.rights import touch
+from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
+from hana_emulator.sql.definition import constraints
+from hana_emulator.sql.definition.table_drafts import TableDraft, table_body, table_constraint
+from hana_emulator.sql.definition.tables import attach, begin_identity, sqlite_table, with_draft
+from hana_emulator.sql.definition.workbench import Definition, Workbench, refuse_taken, refuse_used_by_sessions
+from hana_emulator.sql.language import dialect
+from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_table, table_key
+from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.query.scope import Bound
+from hana_emulator.sql.query.writes import default_of, stored
+
+Alteration = Callable[[Workbench, Relation], None]
+
+
+def _alter_table(reader: TokenReader) -> Definition:
+    name = reader.name()
+    alteration = _alteration(reader)
+
+    def run(bench: Workbench) -> None:
+        relation = bench.table(name)
+        refuse_used_by_sessions(bench, relation)
+        with constraints.lifted(bench, relation):
+            alteration(bench, relation)
+
+    return run
+
+
+def _alteration(reader: TokenReader) -> Alteration:
+    if reader.take("ADD"):
+        draft = TableDraft()
+        if reader.peek("(") or not table_constraint(reader, draft):
+            draft = table_body(reader)
+        return lambda bench, relation: _add(bench, relation, draft)
+    if reader.take("DROP", "PRIMARY", "KEY"):
+        return _drop_primary_key
+    if reader.take("DROP", "CONSTRAINT"):
+        label = reader.identifier()
+        return lambda bench, relation: _drop_constraint(bench, relation, label)
+    if reader.take("DROP"):
+        columns = reader.identifiers()
+        return lambda bench, relation: _drop_columns(bench, relation, columns)
+    if reader.take("ALTER"):
+        draft = table_body(reader)
+        return lambda bench, relation: _alter_columns(bench, relation, draft)
+    for word in ("ENABLE", "DISABLE"):
+        if reader.take(word, "TRIGGER"):
+            label = "" if reader.at_end else reader.identifier()
+            return partial(_switch_triggers, enabled=word == "ENABLE", name=label)
+    raise not_supported("ALTER TABLE other than ADD, DROP and ALTER of columns and constraints")
+
+
+# --- adding -----------------------------------------------------------------------------------------------------------
+
+
+def _add(bench: Workbench, relation: Relation, draft: TableDraft) -> None:
+    """Existing rows get a new column's default as it is now, and must keep what is added."""
+    known = {column.name for column in relation.columns}
+    for column in draft.columns:
+        if column.name in known:
+            raise HanaError(308, f"column name already exists: {column.name}")
+    changed = with_draft(relation, draft)
+    if changed != relation:
+        values = {c.name: default_of(bench.binding(), c) or "NULL" for c in draft.columns if not c.identity}
+        rebuild(bench, relation, changed, values)
+        bench.refresh()
+    references, checks = attach(bench, changed, draft.references, draft.checks)
+    constraints.check_rows(bench, bench.catalog.by_id(relation.id), references, checks)
+
+
+# --- dropping ---------------------------------------------------------------------------------------------------------
+
+
+def _drop_primary_key(bench: Workbench, relation: Relation) -> None:
+    if not relation.key:
+        raise HanaError(366, f"table {hana_identifier(relation.name)} does not have a primary key")
+    _drop_keys(bench, relation, [key.name for key in relation.constraints if key.primary_key])
+
+
+def _drop_constraint(bench: Workbench, relation: Relation, name: str) -> None:
+    if any(key.name == name for key in relation.constraints):
+        _drop_keys(bench, relation, [name])
+        return
+    for table in ("owl_references", "owl_checks"):
+        text = f"DELETE FROM {table} WHERE relation = ? AND name = ?"
+        if bench.connection.execute(text, (relation.id, name)).rowcount:
+            return
+    raise HanaError(397, f"invalid object name: {hana_identifier(relation.name)} has no constraint {name}")
+
+
+def _drop_keys(bench: Workbench, relation: Relation, names: Sequence[str]) -> None:
+    for key in relation.constraints:
+        if key.name in names:
+            _refuse_referenced(bench, relation, key.columns)
+    kept = tuple(key for key in relation.constraints if key.name not in names)
+    rebuild(bench, relation, replace(relation, constraints=kept), {})
+
+
+def _refuse_referenced(bench: Workbench, relation: Relation, columns: Sequence[str]) -> None:
+    """Raises HanaError 417 for columns that a foreign key leads to."""
+    for child, reference in bench.catalog.children_of(relation):
+        if set(reference.parent_columns) & set(columns):
+            raise HanaError(
+                417,
+                f"can't drop without CASCADE specification: {hana_identifier(reference.name)} of {child.name} refers"
+                " to it",
+            )
+
+
+def _drop_columns(bench: Workbench, relation: Relation, names: Sequence[str]) -> None:
+    """Indexes and constraints on a dropped column alone go with it. Raises HanaError 260, 311, 350, 351, 417."""
+    for name in names:
+        relation.column(name)
+        if name in relation.key:
+            raise HanaError(350, f"cannot drop columns in the primary-key column list: {name}")
+    kept = tuple(column for column in relation.columns if column.name not in names)
+    if not kept:
+        raise HanaError(311, "cannot drop all columns in a table")
+    _refuse_referenced(bench, relation, names)
+    used = [key.columns for key in relation.constraints]
+    used += [reference.columns for reference in relation.references]
+    used += [index.columns for index in bench.catalog.indexes_of(relation)]
+    for columns in used:
+        if len(columns) > 1 and set(columns) & set(names):
+            raise HanaError(351, f"column is referenced in a multi-column constraint: {', '.join(columns)}")
+    _drop_lone_users(bench, relation, names)
+    keys = tuple(key for key in relation.constraints if not set(key.columns) & set(names))
+    rebuild(bench, relation, replace(relation, columns=kept, constraints=keys), {})
+
+
+def _drop_lone_users(bench: Workbench, relation: Relation, names: Sequence[str]) -> None:
+    for name in names:
+        for table in ("owl_references", "owl_indexes"):
+            text = f"DELETE FROM {table} WHERE relation = ? AND column_name = ?"
+            bench.connection.execute(text, (relation.id, name))
+    for check in relation.checks:
+        mentioned = {_name_of(token) for token in dialect.tokenize(check.condition)}
+        if not mentioned & set(names):
+            continue
+        if mentioned & {column.name for column in relation.columns} - set(names):
+            raise HanaError(351, f"column is referenced in a multi-column constraint: {check.name}")
+        values = (relation.id, check.name)
+        bench.connection.execute("DELETE FROM owl_checks WHERE relation = ? AND name = ?", values)
+
+
+# --- triggers ---------------------------------------------------------------------------------------------------------
+
+
+def _switch_triggers(bench: Workbench, relation: Relation, *, enabled: bool, name: str) -> None:
+    """All triggers of the table, or one of them. Raises HanaError 445."""
+    bench.touches.add(touch("ALTER", relation))
+    text = "UPDATE owl_triggers SET enabled = ? WHERE relation = ? AND ? IN ('', name)"
+    if not bench.connection.execute(text, (enabled, relation.id, name)).rowcount and name:
+        raise HanaError(445, f"invalid trigger name: {hana_identifier(name)}")
+
+
+# --- changing ---------------------------------------------------------------------------------------------------------
+
+
+def _alter_columns(bench: Workbench, relation: Relation, draft: TableDraft) -> None:
+    """What is not written of a column stays: its nullability, its default, its comment. Raises HanaError 260, and for
+    rows that do not fit the new type 274, 287, 303, 314, 339."""
+    if draft.constraints or draft.references or draft.checks:
+        raise not_supported("constraints in ALTER TABLE ALTER; use ADD CONSTRAINT")
+    values, columns = {}, {column.name: column for column in relation.columns}
+    for column in draft.columns:
+        old = relation.column(column.name)
+        if column.identity != old.identity:
+            raise not_supported("changing IDENTITY of a column")
+        new = replace(
+            column,
+            nullable=draft.nullability.get(column.name, old.nullable) and column.name not in relation.key,
+            default=column.default if column.default is not None else old.default,
+            comment=column.comment if column.comment is not None else old.comment,
+        )
+        default_of(bench.binding(), new)
+        columns[column.name] = new
+        values[column.name] = stored(Bound(quoted(column.name), old.type), new)
+    changed = replace(relation, columns=tuple(columns.values()))
+    _check_constraints(bench, changed)
+    rebuild(bench, relation, changed, values)
+
+
+def _check_constraints(bench: Workbench, changed: Relation) -> None:
+    """Whether keys and foreign keys, its own and those to it, can be of the columns' new types."""
+    for key in changed.constraints:
+        constraints.check_key(changed, key)
+    for reference in changed.references:
+        parent = changed if reference.parent == changed.id else bench.catalog.by_id(reference.parent)
+        constraints.check_reference(changed, parent, reference)
+    for child, reference in bench.catalog.children_of(changed):
+        if child.id != changed.id:
+            constraints.check_reference(child, changed, reference)
+
+
+def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str, str]) -> None:
+    """Make the table anew as `new` and carry the rows over; `values` gives the SQLite text of columns that do not stay
+    as they are. Raises HanaError 301 when the rows do not keep a new key."""
+    connection, passing = bench.connection, '"owl rebuilt"'
+    indexes = connection.execute(
+        "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND name LIKE '#%'",
+        (old.table_key,),
+    ).fetchall()
+    known = {column.name for column in old.columns}
+    carried = [c for c in new.columns if c.name in values or c.name in known]
+    targets, sources = _carried(carried, values)
+    if new.is_shared_by_sessions:
+        targets, sources = [*targets, SESSION_COLUMN], [*sources, SESSION_COLUMN]
+    if new.next_row_id and has_row_ids(connection, old):
+        targets, sources = [*targets, row_ids.COLUMN], [*sources, row_ids.COLUMN]
+    sequence = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (old.table_key,)).fetchone()
+    connection.execute(sqlite_table(new, passing))
+    connection.execute(
+        f"INSERT INTO {passing} ({', '.join(targets)}) SELECT {', '.join(sources)} FROM {old.sqlite_name}"
+    )
+    connection.execute(f"DROP TABLE {old.sqlite_name}")
+    connection.execute(f"ALTER TABLE {passing} RENAME TO {old.sqlite_name}")
+    if sequence is not None:
+        begin_identity(connection, new, sequence[0] + 1)
+    catalogue.write_structure(connection, new)
+    constraints.create_keys(connection, new)
+    bench.refresh()
+    kept = {f"#{table_key(index.schema, index.name)}" for index in bench.catalog.indexes_of(new)}
+    for name, text in indexes:
+        if name in kept:
+            connection.execute(text)
+
+
+def has_row_ids(connection: sqlite3.Connection, relation: Relation) -> bool:
+    """Not so for tables of data folders that were written before there was `"$rowid$"`."""
+    text = "SELECT 1 FROM pragma_table_info(?) WHERE name = ?"
+    return connection.execute(text, (relation.table_key, row_ids.COLUMN.strip('"'))).fetchone() is not None
+
+
+def add_row_ids(bench: Workbench) -> None:
+    """Give the tables of such a folder their ids."""
+    for relation in list(bench.catalog.relations.values()):
+        if relation.next_row_id and not has_row_ids(bench.connection, relation):
+            with constraints.lifted(bench, relation):
+                rebuild(bench, relation, relation, {})
+
+
+def _carried(columns: Sequence[TableColumn], values: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    names = [quoted(column.name) for column in columns]
+    return names, [values.get(column.name, quoted(column.name)) for column in columns]
+
+
+# --- renaming ---------------------------------------------------------------------------------------------------------
+
+
+def _rename_table(reader: TokenReader) -> Definition:
+    old = reader.name()
+    reader.expect("TO")
+    new = reader.name()
+
+    def run(bench: Workbench) -> None:
+        relation = bench.table(old)
+        refuse_taken(bench, relation.schema, new.name)
+        if relation.temporary is not None or new.name.startswith("#"):
+            raise not_supported("RENAME TABLE of a temporary table")
+        target = quoted_table(relation.schema, new.name)
+        with constraints.lifted(bench, relation):
+            bench.connection.execute(f"ALTER TABLE {relation.sqlite_name} RENAME TO {target}")
+            bench.connection.execute("UPDATE owl_relations SET name = ? WHERE id = ?", (new.name, relation.id))
+
+    return run
+
+
+def _rename_column(reader: TokenReader) -> Definition:
+    parts = [reader.identifier()]
+    while reader.take("."):
+        parts.append(reader.identifier())
+    if len(parts) not in (2, 3):
+        raise reader.error("table.column")
+    reader.expect("TO")
+    new = reader.identifier()
+
+    def run(bench: Workbench) -> None:
+        relation = bench.table(Name(parts[0] if len(parts) == 3 else "", parts[-2]))
+        old = relation.column(parts[-1]).name
+        encode(new)
+        if any(column.name == new for column in relation.columns):
+            raise HanaError(308, f"column name already exists: {new}")
+        with constraints.lifted(bench, relation):
+            _rename(bench, relation, old, new)
+
+    return run
+
+
+def _rename(bench: Workbench, relation: Relation, old: str, new: str) -> None:
+    connection = bench.connection
+    connection.execute(f"ALTER TABLE {relation.sqlite_name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
+    values = (new, relation.id, old)
+    connection.execute("UPDATE owl_columns SET name = ? WHERE relation = ? AND name = ?", values)
+    for table in ("owl_constraints", "owl_indexes", "owl_references"):
+        connection.execute(f"UPDATE {table} SET column_name = ? WHERE relation = ? AND column_name = ?", values)
+    connection.execute("UPDATE owl_references SET parent_column = ? WHERE parent = ? AND parent_column = ?", values)
+    for check in relation.checks:
+        condition = _with_name(check.condition, old, new)
+        values = (condition, relation.id, check.name)
+        connection.execute("UPDATE owl_checks SET condition = ? WHERE relation = ? AND name = ?", values)
+
+
+def _with_name(condition: str, old: str, new: str) -> str:
+    """The condition with the column `old` called `new`."""
+    pieces, position = [], 0
+    for token in dialect.tokenize(condition):
+        if _name_of(token) == old:
+            pieces += [condition[position : token.start], '"' + new.replace('"', '""') + '"']
+            position = token.end + 1
+    return "".join([*pieces, condition[position:]])
+
+
+def _name_of(token: Token) -> str:
+    """The name that a token may be; '' for a string or a number."""
+    if token.token_type is TokenType.IDENTIFIER:
+        return str(token.text)
+    return "" if token.token_type in (TokenType.STRING, TokenType.NUMBER) else str(token.text).upper()
+
+
+PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+    ("RENAME", "TABLE"): _rename_table,
+    ("RENAME", "COLUMN"): _rename_column,
+    ("ALTER", "TABLE"): _alter_table,
+}

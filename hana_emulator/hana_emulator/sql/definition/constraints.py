@@ -1,0 +1,253 @@
+"""Keys, foreign keys and checks as SQLite keeps them: unique indexes and triggers, made from the catalogue.
+
+Triggers rather than SQLite's own constraints, because these cannot be added or dropped, and tell neither which of them
+failed nor on which side. Actions run row by row, and RESTRICT looks at the rows there are at that moment; but foreign
+keys of a table to itself are looked at when the statement is over.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from sqlglot import exp
+
+from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.sql.catalog.catalog import Constraint, Relation
+from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN, Check, Reference
+from hana_emulator.sql.definition.workbench import Workbench
+from hana_emulator.sql.language import dialect
+from hana_emulator.sql.language.datatypes import is_text
+from hana_emulator.sql.language.names import encode, hana_identifier, literal, quoted
+from hana_emulator.sql.query import expressions, sequences
+from hana_emulator.sql.query.scope import Scope, Source, SourceColumn
+from hana_emulator.sql.query.writes import default_of
+from hana_emulator.sql.storage.changes import ENFORCING_FUNCTION, POSTPONE_FUNCTION
+from hana_emulator.sql.storage.failures import ERROR_MARK
+from hana_emulator.types import INTEGERS, LOBS, VECTORS
+
+_TRIGGERS, _KEYS, _HELPING = "owl trigger ", "owl key ", "owl helping "
+
+
+# --- what is asked of a definition ------------------------------------------------------------------------------------
+
+
+def check_key(relation: Relation, constraint: Constraint) -> None:
+    """Raises HanaError 260 and 264 for columns that cannot make a key."""
+    for name in constraint.columns:
+        if relation.column(name).type.code in LOBS | VECTORS:
+            raise HanaError(264, f"invalid datatype: {name} cannot be part of a key")
+
+
+def check_reference(relation: Relation, parent: Relation, reference: Reference) -> None:
+    """Raises HanaError 260, 266, 365, 367, 7."""
+    if len(reference.columns) != len(reference.parent_columns):
+        raise HanaError(
+            367, f"number of referencing columns must match referenced columns: {hana_identifier(reference.name)}"
+        )
+    if relation.temporary or parent.temporary:
+        raise not_supported("foreign keys of temporary tables")
+    for own, other in zip(reference.columns, reference.parent_columns, strict=True):
+        one, two = relation.column(own).type, parent.column(other).type
+        if not (one.code is two.code or {one.code, two.code} <= INTEGERS or (is_text(one) and is_text(two))):
+            raise HanaError(266, f"inconsistent datatype: {own} is {one.name}, {parent.name}.{other} is {two.name}")
+    keys = [set(constraint.columns) for constraint in parent.constraints]
+    if set(reference.parent_columns) not in keys:
+        columns = ", ".join(reference.parent_columns)
+        raise HanaError(365, f"no matching unique or primary key for this column list: {parent.name} ({columns})")
+
+
+def check_condition(bench: Workbench, relation: Relation, check: Check) -> None:
+    """Raises HanaError 257 and 260, and 7 for what a CHECK of HANA takes no more than SQLite's."""
+    _condition(bench, relation, check)
+
+
+def _condition(bench: Workbench, relation: Relation, check: Check) -> str:
+    """The SQLite condition over a row called NEW."""
+    tree = dialect.parse_condition(check.condition)
+    if tree.find(exp.Query) is not None or sequences.mentioned(tree):
+        raise not_supported("a subquery or a sequence in a CHECK constraint")
+    columns = tuple(SourceColumn(column, quoted(column.name)) for column in relation.result_columns())
+    scope = Scope(sources=[Source("NEW", relation.name, relation.schema, columns)])
+    text = expressions.condition(bench.binding(), scope, tree)
+    if scope.aggregates:
+        raise syntax_error("an aggregate function stands in a CHECK constraint")
+    return text
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def create_keys(connection: sqlite3.Connection, relation: Relation, sqlite_name: str = "") -> None:
+    """A unique index for each key, but for that of the identity column, which is SQLite's own. Raises
+    sqlite3.IntegrityError when rows are there that are not unique."""
+    identity = tuple(column.name for column in relation.columns if column.identity)
+    for constraint in relation.constraints:
+        if constraint.columns == identity:
+            continue
+        columns = ", ".join(key_columns(relation, constraint.columns))
+        name = _name(_KEYS, relation, constraint.name)
+        connection.execute(f"CREATE UNIQUE INDEX {name} ON {sqlite_name or relation.sqlite_name} ({columns})")
+
+
+def key_columns(relation: Relation, columns: Sequence[str]) -> list[str]:
+    """The SQLite columns of a key: of a global temporary table, each session has its own."""
+    names = [quoted(name) for name in columns]
+    return [SESSION_COLUMN, *names] if relation.is_shared_by_sessions else names
+
+
+def _name(kind: str, relation: Relation, name: str, more: str = "") -> str:
+    return '"' + f"{kind}{relation.id} {encode(name)}{more}".replace('"', '""') + '"'
+
+
+# --- triggers ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def lifted(bench: Workbench, *changing: Relation) -> Iterator[None]:
+    """No foreign key and no check of the tables `changing`, nor one that leads to them, acts inside; afterwards those
+    that the catalogue then has do again."""
+    numbers = {relation.id for relation in changing}
+    numbers |= {child.id for relation in changing for child, _ in bench.catalog.children_of(relation)}
+    for number in numbers:
+        _lift(bench.connection, number)
+    yield
+    bench.refresh()
+    for relation in bench.catalog.relations.values():
+        if relation.id in numbers:
+            impose(bench, relation)
+
+
+def _lift(connection: sqlite3.Connection, number: int) -> None:
+    for kind, prefix in (("trigger", _TRIGGERS), ("index", _HELPING)):
+        text = "SELECT name FROM sqlite_schema WHERE type = ? AND name LIKE ?"
+        for (name,) in connection.execute(text, (kind, f"{prefix}{number} %")).fetchall():
+            connection.execute(f"DROP {kind} " + '"' + name.replace('"', '""') + '"')
+
+
+def impose(bench: Workbench, relation: Relation) -> None:
+    """Make the triggers of the checks and the foreign keys of `relation`."""
+    for check in relation.checks:
+        failed = f"NOT ({_condition(bench, relation, check)})"
+        body = _refusal(677, f"check constraint violation: {hana_identifier(check.name)} of {_shown(relation)}")
+        for event in ("INSERT", "UPDATE"):
+            trigger = _name(_TRIGGERS, relation, check.name, f" {event}")
+            bench.connection.execute(_trigger(trigger, event, relation, failed, body))
+    for reference in relation.references:
+        for text in _reference_triggers(bench, relation, bench.catalog.by_id(reference.parent), reference):
+            bench.connection.execute(text)
+
+
+def _trigger(name: str, event: str, relation: Relation, when: str, body: str) -> str:
+    """It rests while the rows of a parked transaction are put back."""
+    when = f"WHEN {ENFORCING_FUNCTION}() AND ({when})"
+    return f"CREATE TRIGGER {name} AFTER {event} ON {relation.sqlite_name} {when} BEGIN {body}; END"
+
+
+def _refusal(code: int, message: str) -> str:
+    return f"SELECT RAISE(ABORT, {literal(f'{ERROR_MARK}{code}:{message}')})"
+
+
+def _postponed(child: Relation, own: Sequence[str], keys: Sequence[str], row: str, message: str) -> str:
+    """Look for rows with the key that `row` has in these columns, referring to nothing, when the statement is over."""
+    having = " AND ".join(f"c.{column} = ?{place}" for place, column in enumerate(own, 1))
+    there = " AND ".join(f"p.{key} = ?{place}" for place, key in enumerate(keys, 1))
+    table = child.sqlite_name
+    query = f"SELECT 1 FROM {table} AS c WHERE {having} AND NOT EXISTS (SELECT 1 FROM {table} AS p WHERE {there})"
+    values = ", ".join(f"{row}.{column}" for column in (own if row == "NEW" else keys))
+    return f"SELECT {POSTPONE_FUNCTION}({literal(query)}, {literal(message)}, {values})"
+
+
+def _shown(relation: Relation) -> str:
+    return f"{hana_identifier(relation.schema)}.{hana_identifier(relation.name)}"
+
+
+def _reference_triggers(bench: Workbench, child: Relation, parent: Relation, reference: Reference) -> Iterator[str]:
+    label = hana_identifier(reference.name)
+    own, keys = [quoted(name) for name in reference.columns], [quoted(name) for name in reference.parent_columns]
+
+    def refusal(code: int, message: str, row: str) -> str:
+        if child.id == parent.id:
+            return _postponed(child, own, keys, row, f"{ERROR_MARK}{code}:{message}")
+        return _refusal(code, message)
+
+    orphan = refusal(
+        461, f"foreign key constraint violation: {label} of {_shown(child)}, no such key in {_shown(parent)}", "NEW"
+    )
+    used = refusal(
+        462,
+        f"failed on update or delete by foreign key constraint violation: {label} of {_shown(child)} refers to the"
+        f" row of {_shown(parent)}",
+        "OLD",
+    )
+    yield f"CREATE INDEX {_name(_HELPING, child, reference.name)} ON {child.sqlite_name} ({', '.join(own)})"
+
+    def name(event: str) -> str:
+        return _name(_TRIGGERS, child, reference.name, f" {event}")
+
+    missing = _missing(parent, keys, own)
+    yield _trigger(name("insert"), "INSERT", child, missing, orphan)
+    yield _trigger(name("update"), f"UPDATE OF {', '.join(own)}", child, missing, orphan)
+    children = " AND ".join(f"{one} = OLD.{two}" for one, two in zip(own, keys, strict=True))
+    exists = f"EXISTS (SELECT 1 FROM {child.sqlite_name} WHERE {children})"
+    actions = {
+        "RESTRICT": used,
+        "SET NULL": _update(child, [f"{column} = NULL" for column in own], children),
+        "SET DEFAULT": _update(child, _defaults(bench, child, reference), children),
+    }
+    delete = actions.get(reference.on_delete, f"DELETE FROM {child.sqlite_name} WHERE {children}")
+    yield _trigger(name("parent delete"), "DELETE", parent, exists, delete)
+    followed = _update(child, [f"{one} = NEW.{two}" for one, two in zip(own, keys, strict=True)], children)
+    update = actions.get(reference.on_update, followed)
+    changed = " OR ".join(f"OLD.{key} IS NOT NEW.{key}" for key in keys)
+    event = f"UPDATE OF {', '.join(keys)}"
+    yield _trigger(name("parent update"), event, parent, f"({changed}) AND {exists}", update)
+
+
+def _missing(parent: Relation, keys: Sequence[str], own: Sequence[str], row: str = "NEW") -> str:
+    """True for a row whose key is whole and stands in no row of the parent; a key with a NULL in it may be anything."""
+    whole = " AND ".join(f"{row}.{column} IS NOT NULL" for column in own)
+    same = " AND ".join(f"p.{key} = {row}.{column}" for key, column in zip(keys, own, strict=True))
+    return f"{whole} AND NOT EXISTS (SELECT 1 FROM {parent.sqlite_name} AS p WHERE {same})"
+
+
+def _update(child: Relation, changes: Sequence[str], condition: str) -> str:
+    return f"UPDATE {child.sqlite_name} SET {', '.join([*changes, *child.row_id_renewal])} WHERE {condition}"
+
+
+def _defaults(bench: Workbench, child: Relation, reference: Reference) -> list[str]:
+    columns = [child.column(name) for name in reference.columns]
+    return [f"{quoted(c.name)} = {default_of(bench.binding(), c) or 'NULL'}" for c in columns]
+
+
+# --- rows that are there already --------------------------------------------------------------------------------------
+
+
+def check_rows(bench: Workbench, relation: Relation, references: Sequence[Reference], checks: Sequence[Check]) -> None:
+    """Whether the rows of a table keep what is to be asked of them. Raises HanaError 461 and 677."""
+    for reference in references:
+        parent = bench.catalog.by_id(reference.parent)
+        own, keys = [quoted(name) for name in reference.columns], [quoted(name) for name in reference.parent_columns]
+        if _any_row(bench, relation, _missing(parent, keys, own)):
+            raise HanaError(461, f"foreign key constraint violation: {hana_identifier(reference.name)} (rows break it)")
+    for check in checks:
+        if _any_row(bench, relation, f"NOT ({_condition(bench, relation, check)})"):
+            raise HanaError(677, f"check constraint violation: {hana_identifier(check.name)} (rows break it)")
+
+
+def _any_row(bench: Workbench, relation: Relation, condition: str) -> bool:
+    text = f"SELECT EXISTS (SELECT 1 FROM {relation.sqlite_name} AS NEW WHERE {condition})"
+    return bool(bench.connection.execute(text).fetchone()[0])
+
+
+def refuse_used_rows(bench: Workbench, relation: Relation) -> None:
+    """Raises HanaError 462 when a row of another table refers to this one, whose rows are all to go."""
+    for child, reference in bench.catalog.children_of(relation):
+        whole = " AND ".join(f"{quoted(column)} IS NOT NULL" for column in reference.columns)
+        if child.id != relation.id and _any_row(bench, child, whole):
+            raise HanaError(
+                462,
+                "failed on update or delete by foreign key constraint violation:"
+                f" {hana_identifier(reference.name)} of {_shown(child)}",
+            )

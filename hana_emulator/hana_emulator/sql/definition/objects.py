@@ -1,0 +1,204 @@
+"""Definitions other than tables and views: indexes, comments, schemas. Parsed here, run on a `Workbench`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Sequence
+
+from hana_emulator.errors import HanaError, not_supported
+from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.catalog.catalog import Catalog, Index, Relation
+from hana_emulator.sql.definition import constraints
+from hana_emulator.sql.definition.hnsw import parse_hnsw
+from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_used_by_sessions
+from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_index
+from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.types import LOBS, VECTORS
+
+# --- indexes ----------------------------------------------------------------------------------------------------------
+
+
+def _create_index(unique: bool) -> Callable[[TokenReader], Definition]:
+    def parser(reader: TokenReader) -> Definition:
+        name = reader.name()
+        reader.expect("ON")
+        table = reader.name()
+        columns = _index_columns(reader)
+        return lambda bench: _add_index(bench, name, table, columns, unique)
+
+    return parser
+
+
+def _index_columns(reader: TokenReader) -> list[tuple[str, bool]]:
+    reader.expect("(")
+    columns = []
+    while True:
+        name = reader.identifier()
+        descending = reader.take("DESC")
+        columns.append((name, descending or (reader.take("ASC") and False)))
+        if not reader.take(","):
+            break
+    reader.expect(")")
+    return columns
+
+
+def _add_index(bench: Workbench, name: Name, table: Name, columns: list[tuple[str, bool]], unique: bool) -> None:
+    relation = bench.table(table)
+    schema = bench.catalog.require_schema(name.schema or relation.schema)
+    refuse_taken_index(bench, schema, name.name)
+    refuse_used_by_sessions(bench, relation)
+    if unique and relation.temporary is not None:
+        raise HanaError(368, "unique constraint not allowed on temporary table")
+    for column, _ in columns:
+        if relation.column(column).type.code in LOBS | VECTORS:
+            raise HanaError(264, f"invalid datatype: {column} cannot be indexed")
+    keys = ", ".join(f"{quoted(column)}{' DESC' if descending else ''}" for column, descending in columns)
+    word = "UNIQUE INDEX" if unique else "INDEX"
+    bench.connection.execute(f"CREATE {word} {quoted_index(schema, name.name)} ON {relation.sqlite_name} ({keys})")
+    kind = "INVERTED VALUE" + (" UNIQUE" if unique else "")
+    falling = frozenset(column for column, descending in columns if descending)
+    index = Index(schema, name.name, relation.id, kind, tuple(column for column, _ in columns), unique, falling)
+    catalogue.add_index(bench.connection, index, None)
+
+
+def refuse_taken_index(bench: Workbench, schema: str, name: str) -> None:
+    encode(name)
+    if (schema, name) in bench.catalog.indexes:
+        raise HanaError(289, f"cannot use duplicate index name: {hana_identifier(name)}")
+
+
+def _create_hnsw(reader: TokenReader) -> Definition:
+    index = parse_hnsw(reader)
+
+    def run(bench: Workbench) -> None:
+        relation = bench.table(index.table)
+        schema = bench.catalog.require_schema(index.name.schema or relation.schema)
+        refuse_taken_index(bench, schema, index.name.name)
+        kind = relation.column(index.column).type
+        if kind.code not in VECTORS:
+            raise HanaError(
+                264, f"invalid datatype: {index.column} is {kind.name}, an HNSW index needs a vector column"
+            )
+        known = bench.catalog.indexes_of(relation)
+        if any(other.kind.startswith("HNSW") and other.columns == (index.column,) for other in known):
+            raise HanaError(289, f"cannot use duplicate index: {index.column} has a vector index already")
+        found = Index(schema, index.name.name, relation.id, "HNSW VECTOR", (index.column,))
+        catalogue.add_index(bench.connection, found, index.options)
+
+    return run
+
+
+def _drop_index(reader: TokenReader) -> Definition:
+    name = reader.name()
+    reader.take("ONLINE")
+
+    def run(bench: Workbench) -> None:
+        schema, index_name = bench.place(name)
+        index = bench.catalog.indexes.get((schema, index_name))
+        if index is None:
+            raise HanaError(261, f"invalid index name: {hana_identifier(index_name)}")
+        if not index.kind.startswith("HNSW"):
+            bench.connection.execute(f"DROP INDEX {quoted_index(schema, index_name)}")
+        bench.connection.execute("DELETE FROM owl_indexes WHERE schema = ? AND name = ?", (schema, index_name))
+
+    return run
+
+
+# --- comments, schemas ------------------------------------------------------------------------------------------
+
+
+def _comment_on(reader: TokenReader) -> Definition:
+    kind = reader.identifier()
+    parts = [reader.identifier()]
+    while reader.take("."):
+        parts.append(reader.identifier())
+    reader.expect("IS")
+    text = None if reader.take("NULL") else reader.string()
+    if kind == "COLUMN" and len(parts) > 1:
+        return lambda bench: _comment_column(bench, parts, text)
+    if kind not in ("TABLE", "VIEW") or len(parts) > 2:
+        raise not_supported(f"COMMENT ON {kind}")
+    return lambda bench: _comment_relation(bench, parts, text)
+
+
+def _named_relation(bench: Workbench, parts: Sequence[str]) -> Relation:
+    return bench.catalog.relation(*bench.place(Name(parts[0] if len(parts) == 2 else "", parts[-1])))
+
+
+def _comment_relation(bench: Workbench, parts: Sequence[str], text: str | None) -> None:
+    relation = _named_relation(bench, parts)
+    bench.connection.execute("UPDATE owl_relations SET comment = ? WHERE id = ?", (text, relation.id))
+
+
+def _comment_column(bench: Workbench, parts: Sequence[str], text: str | None) -> None:
+    relation = _named_relation(bench, parts[:-1])
+    values = (text, relation.id, relation.column(parts[-1]).name)
+    bench.connection.execute("UPDATE owl_columns SET comment = ? WHERE relation = ? AND name = ?", values)
+
+
+def _create_schema(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+    owner = reader.identifier() if reader.take("OWNED", "BY") else ""
+
+    def run(bench: Workbench) -> None:
+        encode(name)
+        if name in bench.catalog.schemas or name in catalogue.SYSTEM_SCHEMAS:
+            raise HanaError(386, f"cannot use duplicate schema name: {hana_identifier(name)}")
+        add_schema(bench.connection, name, owner or bench.user)
+
+    return run
+
+
+def add_schema(connection: sqlite3.Connection, name: str, owner: str) -> None:
+    connection.execute(
+        "INSERT INTO owl_schemas(name, owner, created) VALUES (?,?, strftime('%Y-%m-%d %H:%M:%f0000', 'now'))",
+        (name, owner),
+    )
+
+
+def _drop_schema(reader: TokenReader) -> Definition:
+    name = reader.identifier()
+    cascade = reader.take("CASCADE")
+    reader.take("RESTRICT")
+
+    def run(bench: Workbench) -> None:
+        schema, _ = bench.place(Name(name, ""))
+        if not cascade and holds_objects(bench.catalog, schema):
+            raise HanaError(419, f"cannot drop: schema {hana_identifier(schema)} is not empty (use CASCADE)")
+        drop_schemas(bench, {schema})
+
+    return run
+
+
+def holds_objects(catalog: Catalog, schema: str) -> bool:
+    """Whether tables, views, sequences, synonyms or triggers are in the schema."""
+    named = (*catalog.objects.sequences, *catalog.objects.synonyms, *catalog.objects.triggers)
+    return any(one.schema == schema for one in catalog.relations.values()) or any(at == schema for at, _ in named)
+
+
+_NAMED_BY_SCHEMA = (("owl_sequences", "schema"), ("owl_synonyms", "schema"), ("owl_triggers", "schema"))
+
+
+def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
+    """The schemas and all that is in them; foreign keys that lead there go too."""
+    inside = [relation for relation in bench.catalog.relations.values() if relation.schema in schemas]
+    with constraints.lifted(bench, *inside):
+        for relation in inside:
+            if relation.is_view:
+                bench.connection.execute("DELETE FROM owl_relations WHERE id = ?", (relation.id,))
+            else:
+                drop_table(bench, relation)
+        for schema in schemas:
+            for table, column in (*_NAMED_BY_SCHEMA, ("owl_schemas", "name")):
+                bench.connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (schema,))
+
+
+PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+    ("CREATE", "INDEX"): _create_index(False),
+    ("CREATE", "UNIQUE", "INDEX"): _create_index(True),
+    ("CREATE", "HNSW", "VECTOR", "INDEX"): _create_hnsw,
+    ("DROP", "INDEX"): _drop_index,
+    ("COMMENT", "ON"): _comment_on,
+    ("CREATE", "SCHEMA"): _create_schema,
+    ("DROP", "SCHEMA"): _drop_schema,
+}

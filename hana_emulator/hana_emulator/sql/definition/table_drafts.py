@@ -1,0 +1,182 @@
+"""What stands between the parentheses of CREATE TABLE and ALTER TABLE: columns and constraints as written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hana_emulator.errors import HanaError, not_supported
+from hana_emulator.sql.catalog.catalog import Constraint, TableColumn
+from hana_emulator.sql.language.names import encode
+from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.types import INTEGERS, LOBS
+
+_COLUMN_OPTIONS = frozenset(
+    {"NOT", "NULL", "DEFAULT", "PRIMARY", "UNIQUE", "GENERATED", "COMMENT", "REFERENCES", "CHECK", "CONSTRAINT"}
+)
+_ACTIONS = {
+    ("CASCADE",): "CASCADE",
+    ("RESTRICT",): "RESTRICT",
+    ("SET", "NULL"): "SET NULL",
+    ("SET", "DEFAULT"): "SET DEFAULT",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceDraft:
+    """A foreign key as written; without `parent_columns` it means the primary key of `parent`."""
+
+    name: str
+    columns: tuple[str, ...]
+    parent: Name
+    parent_columns: tuple[str, ...]
+    on_delete: str
+    on_update: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckDraft:
+    name: str
+    condition: str
+
+
+@dataclass(slots=True)
+class TableDraft:
+    """Columns and constraints as written; a constraint without a name has ''."""
+
+    columns: list[TableColumn] = field(default_factory=list)
+    constraints: list[Constraint] = field(default_factory=list)
+    references: list[ReferenceDraft] = field(default_factory=list)
+    checks: list[CheckDraft] = field(default_factory=list)
+    nullability: dict[str, bool] = field(default_factory=dict)
+    """What was written of NULL and NOT NULL, by column."""
+    identity_start: int = 1
+
+    def constrain(self, columns: Sequence[str], *, primary: bool, name: str = "") -> None:
+        if primary and any(constraint.primary_key for constraint in self.constraints):
+            raise HanaError(294, "cannot have more than one primary key")
+        self.constraints.append(Constraint(name, tuple(columns), primary))
+
+
+def table_body(reader: TokenReader) -> TableDraft:
+    """( column or constraint, ... )"""
+    draft = TableDraft()
+    reader.expect("(")
+    while True:
+        if not table_constraint(reader, draft):
+            draft.columns.append(_column(reader, draft))
+        if not reader.take(","):
+            break
+    reader.expect(")")
+    return draft
+
+
+def table_constraint(reader: TokenReader, draft: TableDraft) -> bool:
+    """Read a constraint of the whole table into `draft`; False when none comes next."""
+    name = reader.identifier() if reader.take("CONSTRAINT") else ""
+    if reader.take("PRIMARY", "KEY"):
+        draft.constrain(reader.identifiers(), primary=True, name=name)
+    elif reader.peek("UNIQUE", "(") and reader.take("UNIQUE"):
+        draft.constrain(reader.identifiers(), primary=False, name=name)
+    elif reader.take("FOREIGN", "KEY"):
+        columns = reader.identifiers()
+        reader.expect("REFERENCES")
+        _references(reader, draft, columns, name)
+    elif reader.peek("CHECK", "(") and reader.take("CHECK"):
+        draft.checks.append(CheckDraft(name, reader.enclosed()))
+    elif name:
+        raise reader.error("PRIMARY KEY, UNIQUE, FOREIGN KEY or CHECK")
+    else:
+        return False
+    return True
+
+
+def _references(reader: TokenReader, draft: TableDraft, columns: Sequence[str], name: str) -> None:
+    """What follows the word REFERENCES."""
+    parent = reader.name()
+    parent_columns = reader.identifiers() if reader.peek("(") else []
+    actions = {"DELETE": "RESTRICT", "UPDATE": "RESTRICT"}
+    while reader.take("ON"):
+        event = next((word for word in actions if reader.take(word)), None)
+        action = next((action for words, action in _ACTIONS.items() if reader.take(*words)), None)
+        if event is None or action is None:
+            raise reader.error("ON DELETE or ON UPDATE with CASCADE, RESTRICT, SET NULL or SET DEFAULT")
+        actions[event] = action
+    draft.references.append(
+        ReferenceDraft(name, tuple(columns), parent, tuple(parent_columns), actions["DELETE"], actions["UPDATE"])
+    )
+
+
+def _column(reader: TokenReader, draft: TableDraft) -> TableColumn:
+    column = TableColumn(reader.identifier(), reader.type())
+    encode(column.name)
+    while (changed := _column_option(reader, column, draft)) is not None:
+        column = changed
+    return column
+
+
+def _column_option(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn | None:
+    if column.type.code in LOBS and reader.take("MEMORY", "THRESHOLD"):
+        return _without_memory_threshold(reader, column)
+    if reader.take("NOT", "NULL"):
+        draft.nullability[column.name] = False
+        return replace(column, nullable=False)
+    if reader.take("NULL"):
+        draft.nullability[column.name] = True
+        return column
+    if reader.take("DEFAULT"):
+        return replace(column, default=reader.expression_text(_COLUMN_OPTIONS))
+    if reader.take("COMMENT"):
+        return replace(column, comment=reader.string())
+    if reader.take("GENERATED"):
+        return _identity(reader, column, draft)
+    return _column_constraint(reader, column, draft)
+
+
+def _without_memory_threshold(reader: TokenReader, column: TableColumn) -> TableColumn:
+    """Read the bytes up to which HANA keeps the LOB in memory, or NULL; nothing here depends on them."""
+    if not reader.take("NULL") and reader.number() < 0:
+        raise HanaError(306, "invalid argument: MEMORY THRESHOLD takes a number of bytes, 0 or more, or NULL")
+    return column
+
+
+def _column_constraint(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn | None:
+    name = reader.identifier() if reader.take("CONSTRAINT") else ""
+    if reader.take("PRIMARY", "KEY"):
+        draft.constrain([column.name], primary=True, name=name)
+        return replace(column, nullable=False)
+    if reader.take("UNIQUE"):
+        draft.constrain([column.name], primary=False, name=name)
+    elif reader.take("REFERENCES"):
+        _references(reader, draft, [column.name], name)
+    elif reader.peek("CHECK", "(") and reader.take("CHECK"):
+        draft.checks.append(CheckDraft(name, reader.enclosed()))
+    elif name:
+        raise reader.error("PRIMARY KEY, UNIQUE, REFERENCES or CHECK")
+    else:
+        return None
+    return column
+
+
+def _identity(reader: TokenReader, column: TableColumn, draft: TableDraft) -> TableColumn:
+    kind = "ALWAYS" if reader.take("ALWAYS") else "BY DEFAULT"
+    if kind == "BY DEFAULT":
+        reader.expect("BY", "DEFAULT")
+    reader.expect("AS", "IDENTITY")
+    if reader.take("("):
+        while not reader.take(")"):
+            _identity_option(reader, draft)
+    if column.type.code not in INTEGERS:
+        raise HanaError(264, f"invalid datatype: an identity column must be of an integer type, {column.name} is not")
+    return replace(column, identity=kind)
+
+
+def _identity_option(reader: TokenReader, draft: TableDraft) -> None:
+    if reader.take("INCREMENT", "BY"):
+        if reader.number() != 1:
+            raise not_supported("an identity in steps other than 1")
+    elif not (reader.take("NO", "CACHE") or reader.take("NO", "CYCLE")):
+        reader.take("START", "WITH")
+        draft.identity_start = reader.number()
+        if draft.identity_start < 1:
+            raise not_supported("an identity that starts below 1")

@@ -1,0 +1,312 @@
+"""CREATE, DROP and TRUNCATE TABLE, temporary tables among them. Parsed here, run on a `Workbench`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.catalog import row_ids, schema_objects
+from hana_emulator.sql.catalog.catalog import Constraint, Relation, TableColumn
+from hana_emulator.sql.catalog.rights import touch
+from hana_emulator.sql.catalog.schema_objects import GLOBAL, LOCAL, SESSION_COLUMN, Check, Reference, Temporary
+from hana_emulator.sql.definition import constraints, views
+from hana_emulator.sql.definition.table_drafts import CheckDraft, ReferenceDraft, TableDraft, table_body
+from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_taken
+from hana_emulator.sql.language import dialect
+from hana_emulator.sql.language.names import hana_identifier, quoted
+from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.query import queries
+from hana_emulator.sql.query.writes import default_of
+from hana_emulator.types import TypeCode
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What stands between CREATE and TABLE. `scope` is '' for a table that is not temporary."""
+
+    store: str
+    scope: str = ""
+
+    def relation(self, bench: Workbench, name: Name) -> Relation:
+        """An empty table of this kind. Raises HanaError 397 for a # where it must not, or must, be."""
+        schema, table = bench.place(name)
+        if table.startswith("#") is not (self.scope == LOCAL):
+            raise HanaError(
+                397, f"invalid object name: {hana_identifier(table)} (# begins the names of local temporary tables)"
+            )
+        session = bench.catalog.session if self.scope == LOCAL else 0
+        temporary = Temporary(self.scope, session, schema) if self.scope else None
+        return Relation(0, schema, table, (), temporary=temporary, store=self.store)
+
+
+@dataclass(frozen=True, slots=True)
+class _Creation:
+    """One CREATE TABLE: what it is called, of which kind, and whether it may be there already."""
+
+    name: Name
+    kind: _Kind
+    if_absent: bool = False
+    comment: str | None = None
+
+    def needless(self, bench: Workbench) -> bool:
+        return self.if_absent and bench.catalog.find(*bench.place(self.name)) is not None
+
+
+# --- CREATE TABLE -----------------------------------------------------------------------------------------------------
+
+
+def _create_table(kind: _Kind) -> Callable[[TokenReader], Definition]:
+    def parser(reader: TokenReader) -> Definition:
+        if_absent = reader.take("IF", "NOT", "EXISTS")
+        creation = _Creation(reader.name(), kind, if_absent)
+        if reader.take("LIKE"):
+            return _like_definition(creation, reader.name(), with_data=_with_data(reader, otherwise=False))
+        names = reader.identifiers() if _names_come(reader) else []
+        if reader.take("AS"):
+            text = reader.enclosed()
+            return _as_definition(creation, names, text, with_data=_with_data(reader, otherwise=True))
+        draft = table_body(reader)
+        creation = replace(creation, comment=reader.string() if reader.take("COMMENT") else None)
+        _commit_option(reader, kind)
+        return _table_definition(creation, draft)
+
+    return parser
+
+
+def _table_definition(creation: _Creation, draft: TableDraft) -> Definition:
+    def run(bench: Workbench) -> None:
+        if not creation.needless(bench):
+            _create(bench, creation, draft)
+
+    return run
+
+
+def _names_come(reader: TokenReader) -> bool:
+    """Whether a list of bare names follows, as it may before AS; the columns of a table have types."""
+    following = reader.tokens[reader.index + 2 : reader.index + 3]
+    return reader.peek("(") and bool(following) and following[0].text in (",", ")")
+
+
+def _with_data(reader: TokenReader, *, otherwise: bool) -> bool:
+    if reader.take("WITH", "NO", "DATA"):
+        return False
+    return reader.take("WITH", "DATA") or otherwise
+
+
+def _commit_option(reader: TokenReader, kind: _Kind) -> None:
+    if reader.take("ON", "COMMIT", "DELETE", "ROWS"):
+        raise not_supported("ON COMMIT DELETE ROWS")
+    if kind.scope:
+        reader.take("ON", "COMMIT", "PRESERVE", "ROWS")
+
+
+def _create(bench: Workbench, creation: _Creation, draft: TableDraft) -> Relation:
+    empty = creation.kind.relation(bench, creation.name)
+    refuse_taken(bench, empty.schema, empty.name)
+    relation = with_draft(empty, draft)
+    for column in relation.columns:
+        default_of(bench.binding(), column)
+    number = catalogue.add_relation(bench.connection, relation, creation.comment)
+    relation = replace(relation, id=number)
+    bench.connection.execute(sqlite_table(relation, relation.sqlite_name))
+    if draft.identity_start > 1:
+        begin_identity(bench.connection, relation, draft.identity_start)
+    constraints.create_keys(bench.connection, relation)
+    bench.refresh()
+    attach(bench, relation, draft.references, draft.checks)
+    constraints.impose(bench, bench.catalog.by_id(number))
+    return relation
+
+
+def with_draft(relation: Relation, draft: TableDraft) -> Relation:
+    """`relation` with the columns and keys of `draft` added. Raises HanaError 260, 264, 272, 294, 368, 457."""
+    columns = [*relation.columns, *draft.columns]
+    names = [column.name for column in columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise HanaError(272, f"duplicate column name: {name}")
+    keys = list(relation.constraints)
+    for constraint in draft.constraints:
+        if constraint.primary_key and any(key.primary_key for key in keys):
+            raise HanaError(294, "cannot have more than one primary key")
+        if relation.temporary and not relation.is_shared_by_sessions and not constraint.primary_key:
+            raise HanaError(368, "unique constraint not allowed on temporary table")
+        label = constraint.name or ("_SYS_TREE_PRIMARY_KEY" if constraint.primary_key else _unique_name(keys))
+        if any(key.name == label for key in keys):
+            raise HanaError(457, f"duplicate constraint name: {hana_identifier(label)}")
+        keys.append(replace(constraint, name=label))
+    primary = next((key.columns for key in keys if key.primary_key), ())
+    columns = [replace(c, nullable=False) if c.name in primary else c for c in columns]
+    if len([column for column in columns if column.identity]) > 1:
+        raise syntax_error("a table has at most one identity column")
+    changed = replace(relation, columns=tuple(columns), constraints=tuple(keys))
+    for constraint in keys:
+        constraints.check_key(changed, constraint)
+    return changed
+
+
+def _unique_name(keys: Sequence[Constraint]) -> str:
+    taken, number = {key.name for key in keys}, 0
+    while f"_SYS_TREE_UNIQUE_{number}" in taken:
+        number += 1
+    return f"_SYS_TREE_UNIQUE_{number}"
+
+
+def sqlite_table(relation: Relation, name: str) -> str:
+    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values stay as they are; an identity
+    is SQLite's own rowid; keys are indexes that come later."""
+    pieces = [_sqlite_column(column) for column in relation.columns]
+    if relation.is_shared_by_sessions:
+        pieces.append(f"{SESSION_COLUMN} DEFAULT (hana_current_connection())")
+    if relation.next_row_id:
+        pieces.append(f"{row_ids.COLUMN} DEFAULT ({relation.next_row_id})")
+    return f"CREATE TABLE {name} ({', '.join(pieces)})"
+
+
+def _sqlite_column(column: TableColumn) -> str:
+    if column.identity:
+        return f"{quoted(column.name)} INTEGER PRIMARY KEY AUTOINCREMENT"
+    collation = " COLLATE hana_decimal" if column.type.code is TypeCode.DECIMAL else ""
+    return f"{quoted(column.name)}{'' if column.nullable else ' NOT NULL'}{collation}"
+
+
+def begin_identity(connection: sqlite3.Connection, relation: Relation, number: int) -> None:
+    """Let the identity column of a table give `number` next."""
+    connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (relation.table_key,))
+    connection.execute("INSERT INTO sqlite_sequence(name, seq) VALUES (?,?)", (relation.table_key, number - 1))
+
+
+def attach(
+    bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[CheckDraft]
+) -> tuple[list[Reference], list[Check]]:
+    """Write foreign keys and checks of a table that stands in the catalogue; they act once they are imposed. Raises
+    HanaError 257, 259, 260, 266, 365, 366, 367, 457."""
+    names = relation.constraint_names
+
+    def label(name: str, sign: str) -> str:
+        number = 0
+        while not name and f"_SYS_CONSTRAINT_{relation.id}_#{number}_#{sign}" in names:
+            number += 1
+        chosen = name or f"_SYS_CONSTRAINT_{relation.id}_#{number}_#{sign}"
+        if chosen in names:
+            raise HanaError(457, f"duplicate constraint name: {hana_identifier(chosen)}")
+        names.add(chosen)
+        return chosen
+
+    kept = [_reference(bench, relation, replace(draft, name=label(draft.name, "F0"))) for draft in references]
+    for reference in kept:
+        schema_objects.add_reference(bench.connection, relation.id, reference)
+    conditions = [Check(label(draft.name, "C0"), draft.condition) for draft in checks]
+    for check in conditions:
+        constraints.check_condition(bench, relation, check)
+        schema_objects.add_check(bench.connection, relation.id, check)
+    bench.refresh()
+    return kept, conditions
+
+
+def _reference(bench: Workbench, relation: Relation, draft: ReferenceDraft) -> Reference:
+    schema = draft.parent.schema or relation.schema
+    parent = bench.catalog.table(bench.catalog.require_schema(schema), draft.parent.name)
+    if parent.id != relation.id:
+        bench.touches.add(touch("REFERENCES", parent))
+    if not draft.parent_columns and not parent.key:
+        raise HanaError(366, f"referenced table does not have a primary key: {hana_identifier(parent.name)}")
+    reference = Reference(
+        draft.name, draft.columns, parent.id, draft.parent_columns or parent.key, draft.on_delete, draft.on_update
+    )
+    constraints.check_reference(relation, parent, reference)
+    return reference
+
+
+def _like_definition(creation: _Creation, model: Name, *, with_data: bool) -> Definition:
+    def run(bench: Workbench) -> None:
+        if creation.needless(bench):
+            return
+        source = bench.table(model)
+        bench.touches.add(touch("SELECT", source))
+        keys = [key for key in source.constraints if key.primary_key or not creation.kind.scope]
+        created = _create(bench, creation, TableDraft(list(source.columns), keys))
+        if with_data:
+            names = ", ".join(quoted(column.name) for column in source.columns)
+            text = f"INSERT INTO {created.sqlite_name} ({names}) SELECT {names} FROM {source.sqlite_name}"
+            bench.connection.execute(text)
+
+    return run
+
+
+def _as_definition(creation: _Creation, names: Sequence[str], text: str, *, with_data: bool) -> Definition:
+    def run(bench: Workbench) -> None:
+        if creation.needless(bench):
+            return
+        query = queries.bind_query(bench.binding(), dialect.parse(text), None)
+        labels = names or [column.name for column in query.columns]
+        if len(labels) != len(query.columns):
+            raise HanaError(426, "number of columns mismatch: the list of names and the query")
+        columns = [
+            TableColumn(label, found.type, found.nullable) for label, found in zip(labels, query.columns, strict=True)
+        ]
+        created = _create(bench, creation, TableDraft(columns))
+        if with_data:
+            into = ", ".join(quoted(label) for label in labels)
+            bench.connection.execute(f"INSERT INTO {created.sqlite_name} ({into}) {query.sql}")
+
+    return run
+
+
+# --- DROP, TRUNCATE ---------------------------------------------------------------------------------------------------
+
+
+def _drop_table(reader: TokenReader) -> Definition:
+    if_there = reader.take("IF", "EXISTS")
+    name = reader.name()
+    option = "CASCADE" if reader.take("CASCADE") else "RESTRICT" if reader.take("RESTRICT") else ""
+
+    def run(bench: Workbench) -> None:
+        if if_there and bench.catalog.find(*bench.place(name)) is None:
+            return
+        relation = bench.table(name)
+        others = [child for child, _ in bench.catalog.children_of(relation) if child.id != relation.id]
+        seen_in = views.dependent(bench, relation)
+        if option == "RESTRICT" and (others or seen_in):
+            raise HanaError(419, f"can't drop with RESTRICT specification: {(others + seen_in)[0].name} depends on it")
+        if others and option != "CASCADE":
+            raise HanaError(
+                417, f"can't drop without CASCADE specification: a foreign key of {others[0].name} refers to it"
+            )
+        with constraints.lifted(bench, relation):
+            for view in seen_in if option == "CASCADE" else []:
+                views.drop(bench, view)
+            drop_table(bench, relation)
+
+    return run
+
+
+def _truncate(reader: TokenReader) -> Definition:
+    name = reader.name()
+
+    def run(bench: Workbench) -> None:
+        relation = bench.table(name)
+        constraints.refuse_used_rows(bench, relation)
+        own = f" WHERE {queries.own_rows(relation.sqlite_name)}" if relation.is_shared_by_sessions else ""
+        with constraints.lifted(bench, relation):
+            bench.connection.execute(f"DELETE FROM {relation.sqlite_name}{own}")
+        if relation.next_row_id:
+            bench.truncated.append(relation.id)
+
+    return run
+
+
+_STORES = {(): "COLUMN", ("COLUMN",): "COLUMN", ("ROW",): "ROW"}
+_SCOPES = {(): "", ("LOCAL", "TEMPORARY"): LOCAL, ("GLOBAL", "TEMPORARY"): GLOBAL}
+PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+    **{
+        ("CREATE", *scope_words, *store_words, "TABLE"): _create_table(_Kind(store, scope))
+        for scope_words, scope in _SCOPES.items()
+        for store_words, store in _STORES.items()
+    },
+    ("DROP", "TABLE"): _drop_table,
+    ("TRUNCATE", "TABLE"): _truncate,
+}

@@ -1,0 +1,325 @@
+"""CREATE and DROP TRIGGER, and the triggers of SQLite that HANA's become. Parsed here, run on a `Workbench`.
+
+Source: SAP HANA Cloud SQL Reference Guide, CREATE TRIGGER; error codes from SAP's list of SQL error codes (445, 446,
+451, 465). Row triggers only. A trigger whose body can no longer be read makes the statements fail that would fire it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sqlglot import exp
+
+from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.sql.catalog import schema_objects
+from hana_emulator.sql.catalog.catalog import Relation
+from hana_emulator.sql.catalog.rights import Touch, touch
+from hana_emulator.sql.catalog.schema_objects import Trigger
+from hana_emulator.sql.definition import trigger_bodies
+from hana_emulator.sql.definition.workbench import Definition, Workbench
+from hana_emulator.sql.language.names import encode, hana_identifier, literal, quoted
+from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.query import queries, writes
+from hana_emulator.sql.query.scope import Binding, Scope, Source, SourceColumn
+from hana_emulator.sql.query.writes import WritePlan
+from hana_emulator.sql.storage.changes import ENFORCING_FUNCTION
+from hana_emulator.sql.storage.failures import ERROR_MARK
+
+_PREFIX = "owl fired "
+_EVENTS = ("INSERT", "UPDATE", "DELETE")
+_ABSENT = {"INSERT": "OLD", "DELETE": "NEW"}
+"""Which form of the row an event does not have."""
+_WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
+    exp.Insert: writes.bind_insert,  # type: ignore[dict-item]
+    exp.Update: writes.bind_update,  # type: ignore[dict-item]
+    exp.Delete: writes.bind_delete,  # type: ignore[dict-item]
+}
+
+
+# --- as written -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A trigger as it stands in the statement."""
+
+    name: Name
+    table: Name
+    timing: str
+    events: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: dict[str, str]
+    """By NEW and OLD, the names that REFERENCING gives."""
+    body: str
+    definition: str
+
+
+def _create_trigger(*, replacing: bool) -> Callable[[TokenReader], Definition]:
+    def parser(reader: TokenReader) -> Definition:
+        draft = _draft(reader)
+        trigger_bodies.statements(draft.body, draft.rows.values())
+        return lambda bench: _create(bench, draft, replacing=replacing)
+
+    return parser
+
+
+def _draft(reader: TokenReader) -> _Draft:
+    name = reader.name()
+    if reader.peek("INSTEAD", "OF"):
+        raise not_supported("INSTEAD OF triggers")
+    timing = "BEFORE" if reader.take("BEFORE") else "AFTER"
+    if timing == "AFTER":
+        reader.expect("AFTER")
+    events, columns = _events(reader)
+    reader.expect("ON")
+    table = reader.name()
+    rows = _referencing(reader)
+    for event in events:
+        if _ABSENT.get(event) in rows:
+            raise not_supported(f"REFERENCING {_ABSENT[event]} in a trigger for {event}, which has no such row")
+    if reader.take("FOR", "EACH"):
+        if reader.peek("STATEMENT"):
+            raise not_supported("triggers FOR EACH STATEMENT")
+        reader.expect("ROW")
+    if reader.peek("ORDER"):
+        raise not_supported("ORDER of triggers")
+    return _Draft(name, table, timing, events, columns, rows, _body(reader), reader.sql.strip())
+
+
+def _events(reader: TokenReader) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """INSERT OR UPDATE [OF column, ...] OR DELETE, and those columns."""
+    events: list[str] = []
+    columns: list[str] = []
+    while True:
+        event = next((event for event in _EVENTS if reader.take(event)), None)
+        if event is None or event in events:
+            raise reader.error("INSERT, UPDATE or DELETE, each once")
+        events.append(event)
+        if event == "UPDATE" and reader.take("OF"):
+            columns.append(reader.identifier())
+            while reader.take(","):
+                columns.append(reader.identifier())
+        if not reader.take("OR"):
+            return tuple(events), tuple(columns)
+
+
+def _referencing(reader: TokenReader) -> dict[str, str]:
+    rows: dict[str, str] = {}
+    if not reader.take("REFERENCING"):
+        return rows
+    while True:
+        form = "NEW" if reader.take("NEW") else "OLD"
+        if form == "OLD":
+            reader.expect("OLD")
+        if reader.peek("TABLE"):
+            raise not_supported("transition tables (REFERENCING NEW TABLE, OLD TABLE)")
+        reader.take("ROW")
+        reader.take("AS")
+        variable = reader.identifier()
+        if form in rows or variable in rows.values():
+            raise syntax_error(f"REFERENCING names {form} or {hana_identifier(variable)} twice")
+        rows[form] = variable
+        if not reader.take(","):
+            return rows
+
+
+def _body(reader: TokenReader) -> str:
+    """What stands between BEGIN and the last word, END."""
+    reader.expect("BEGIN")
+    reader.take("SEQUENTIAL", "EXECUTION")
+    begin, end = reader.tokens[reader.index - 1], len(reader.tokens) - 1
+    if end < reader.index:
+        raise reader.error("statements and END")
+    reader.index = end
+    reader.expect("END")
+    return reader.sql[begin.end + 1 : reader.tokens[end].start]
+
+
+# --- CREATE, DROP -----------------------------------------------------------------------------------------------------
+
+
+def _create(bench: Workbench, draft: _Draft, *, replacing: bool) -> None:
+    schema, name = bench.place(draft.name)
+    encode(name)
+    relation = bench.table(draft.table)
+    if relation.temporary is not None:
+        raise not_supported("triggers of temporary tables")
+    bench.touches.add(touch("TRIGGER", relation))
+    if (schema, name) in bench.catalog.objects.triggers:
+        if not replacing:
+            raise HanaError(446, f"cannot use duplicate trigger name: {hana_identifier(name)}")
+        bench.connection.execute("DELETE FROM owl_triggers WHERE schema = ? AND name = ?", (schema, name))
+    for column in draft.columns:
+        relation.column(column)
+    trigger = Trigger(
+        id=0,
+        schema=schema,
+        name=name,
+        relation=relation.id,
+        timing=draft.timing,
+        events=draft.events,
+        columns=draft.columns,
+        new_row=draft.rows.get("NEW", ""),
+        old_row=draft.rows.get("OLD", ""),
+        body=draft.body,
+        definition=draft.definition,
+        definition_schema=bench.schema,
+        owner=bench.user,
+    )
+    trigger = replace(trigger, id=schema_objects.put_trigger(bench.connection, trigger))
+    compiled = _compile(bench, relation, trigger)
+    bench.touches |= compiled.touches
+    _fire(bench.connection, relation, trigger, compiled.statements)
+    _try_out(bench.connection, relation, trigger)
+    _take_out(bench.connection)
+
+
+def _drop_trigger(reader: TokenReader) -> Definition:
+    name = reader.name()
+
+    def run(bench: Workbench) -> None:
+        schema, trigger = bench.place(name)
+        text = "DELETE FROM owl_triggers WHERE schema = ? AND name = ?"
+        if not bench.connection.execute(text, (schema, trigger)).rowcount:
+            raise _unknown(trigger)
+
+    return run
+
+
+def _unknown(name: str) -> HanaError:
+    return HanaError(445, f"invalid trigger name: {hana_identifier(name)}")
+
+
+# --- in SQLite --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """SQLite's statements for a body, the tables it writes (each with whether it inserts), the rights it needs."""
+
+    statements: list[str]
+    writes: dict[int, bool]
+    touches: set[Touch]
+
+
+def _compile(bench: Workbench, relation: Relation, trigger: Trigger) -> _Compiled:
+    """Raises HanaError 7, 257, 259, 260 ..., and 451 for a body that writes the trigger's own table."""
+    compiled = _Compiled([], {}, set())
+    rows = {"NEW": trigger.new_row, "OLD": trigger.old_row}
+    sources = [_transition(relation, trigger, form, variable) for form, variable in rows.items() if variable]
+    for tree in trigger_bodies.statements(trigger.body, [name for name in rows.values() if name]):
+        binding = Binding(
+            bench.catalog.seen_by(0),
+            trigger.definition_schema,
+            queries.bind_query,
+            touches=compiled.touches,
+            outer=Scope(sources=sources),
+        )
+        binder = _WRITERS.get(type(tree))
+        if binder is None:
+            raise syntax_error("INSERT, UPDATE or DELETE is expected in the body of a trigger")
+        plan = binder(binding, tree)
+        _check_plan(relation, plan)
+        compiled.touches.add(touch(plan.function.name, plan.table))
+        compiled.writes[plan.table.id] = compiled.writes.get(plan.table.id, False) or plan.inserts
+        compiled.statements.extend(step.sql for step in plan.steps)
+    return compiled
+
+
+def _transition(relation: Relation, trigger: Trigger, form: str, variable: str) -> Source:
+    """Before a row is inserted its identity has no value yet."""
+    nameless = trigger.timing == "BEFORE" and "INSERT" in trigger.events
+    columns = tuple(
+        SourceColumn(column, quoted(column.name))
+        for column, declared in zip(relation.result_columns(), relation.columns, strict=True)
+        if not (nameless and declared.identity)
+    )
+    return Source(form, trigger_bodies.row_name(variable), "", columns, qualified=True)
+
+
+def _check_plan(relation: Relation, plan: WritePlan) -> None:
+    if plan.table.id == relation.id:
+        raise HanaError(
+            451, f"modification of subject table in trigger not allowed: {hana_identifier(plan.table.name)}"
+        )
+    if plan.table.temporary is not None:
+        raise not_supported("writing a temporary table in a trigger")
+    if plan.chosen_identity:
+        raise not_supported("a chosen value for an identity column in a trigger")
+
+
+def _fire(connection: sqlite3.Connection, relation: Relation, trigger: Trigger, statements: list[str]) -> None:
+    """It rests while the rows of a parked transaction are put back."""
+    body = "; ".join(statements)
+    for event in trigger.events:
+        name = _quoted_text(f"{_PREFIX}{trigger.id} {event}")
+        only = f" OF {', '.join(map(quoted, trigger.columns))}" if event == "UPDATE" and trigger.columns else ""
+        connection.execute(
+            f"CREATE TRIGGER {name} {trigger.timing} {event}{only} ON {relation.sqlite_name}"
+            f" WHEN {ENFORCING_FUNCTION}() BEGIN {body}; END"
+        )
+
+
+def _quoted_text(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _try_out(connection: sqlite3.Connection, relation: Relation, trigger: Trigger) -> None:
+    """SQLite reads a trigger's body when it plans a statement that fires it. Raises HanaError 7 for what it refuses."""
+    table = relation.sqlite_name
+    column = quoted(trigger.columns[0] if trigger.columns else relation.columns[0].name)
+    firing = {
+        "INSERT": f"EXPLAIN INSERT INTO {table} DEFAULT VALUES",
+        "UPDATE": f"EXPLAIN UPDATE {table} SET {column} = {column}",
+        "DELETE": f"EXPLAIN DELETE FROM {table}",
+    }
+    try:
+        for event in trigger.events:
+            connection.execute(firing[event]).close()
+    except sqlite3.OperationalError:
+        raise not_supported("a statement of this form in the body of a trigger") from None
+
+
+def lift(bench: Workbench) -> None:
+    """Take all of them out of SQLite: no definition fires one, and SQLite refuses to rename what a trigger mentions."""
+    if bench.catalog.objects.triggers:
+        _take_out(bench.connection)
+
+
+def _take_out(connection: sqlite3.Connection) -> None:
+    found = connection.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'trigger' AND substr(name, 1, ?) = ?", (len(_PREFIX), _PREFIX)
+    )
+    for (name,) in found.fetchall():
+        connection.execute(f"DROP TRIGGER {_quoted_text(name)}")
+
+
+def install(bench: Workbench) -> None:
+    """Put those in that the catalogue has now; one that cannot be compiled any more refuses what would fire it."""
+    if bench.connection.execute("SELECT 1 FROM owl_triggers LIMIT 1").fetchone() is None:
+        return
+    bench.refresh()
+    for trigger in bench.catalog.objects.triggers.values():
+        relation = bench.catalog.by_id(trigger.relation)
+        try:
+            for column in trigger.columns:
+                relation.column(column)
+            compiled = _compile(bench, relation, trigger)
+        except HanaError as error:
+            schema_objects.put_writes(bench.connection, trigger.id, {}, valid=False)
+            text = f"Cannot execute trigger: {hana_identifier(trigger.schema)}.{hana_identifier(trigger.name)}"
+            refusal = f"SELECT RAISE(ABORT, {literal(f'{ERROR_MARK}465:{text} ({error.text})')})"
+            trigger, compiled = replace(trigger, columns=()), _Compiled([refusal], {}, set())
+        else:
+            schema_objects.put_writes(bench.connection, trigger.id, compiled.writes, valid=True)
+        if trigger.enabled:
+            _fire(bench.connection, relation, trigger, compiled.statements)
+
+
+PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+    ("CREATE", "TRIGGER"): _create_trigger(replacing=False),
+    ("CREATE", "OR", "REPLACE", "TRIGGER"): _create_trigger(replacing=True),
+    ("DROP", "TRIGGER"): _drop_trigger,
+}

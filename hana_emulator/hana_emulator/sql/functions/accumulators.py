@@ -1,0 +1,190 @@
+"""What aggregates keep while they run over rows: exact sums, spreads, percentiles, joined texts, first and last values.
+
+All of them serve as window functions too: SQLite takes rows back in the order in which it gave them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal
+from typing import Any, cast
+
+import numpy as np
+
+from hana_emulator.seam import Storage
+from hana_emulator.sql.functions import store
+from hana_emulator.sql.language.datatypes import FLOATING_SCALE
+from hana_emulator.types import HanaType, TypeCode
+
+_WIDE = Context(prec=80)
+_EXPRESSION = "an expression"
+
+
+def register(connection: sqlite3.Connection) -> None:
+    for name, accumulator in _ACCUMULATORS.items():
+        connection.create_window_function(name, -1, cast(Any, accumulator))
+
+
+class DecimalSum:
+    """SUM over DECIMAL and, as a base, AVG over everything exact; also as a window function."""
+
+    def __init__(self) -> None:
+        self.total = Decimal(0)
+        self.count = 0
+        self.scale = FLOATING_SCALE
+
+    def step(self, value: Storage, scale: int = FLOATING_SCALE) -> None:
+        if value is not None:
+            self.total = _WIDE.add(self.total, store.to_decimal(value, _EXPRESSION))
+            self.count += 1
+            self.scale = scale
+
+    def inverse(self, value: Storage, scale: int = FLOATING_SCALE) -> None:
+        if value is not None:
+            self.total = _WIDE.subtract(self.total, store.to_decimal(value, _EXPRESSION))
+            self.count -= 1
+
+    def value(self) -> Storage:
+        kind = HanaType(TypeCode.DECIMAL, 38, self.scale)
+        return store.decimal_text(self.total, kind, _EXPRESSION) if self.count else None
+
+    finalize = value
+
+
+class DecimalAverage(DecimalSum):
+    def value(self) -> Storage:
+        return store.plain_decimal(_WIDE.divide(self.total, Decimal(self.count))) if self.count else None
+
+    finalize = value
+
+
+class Kept:
+    """Keeps every row of arguments in which `counted` is not NULL, and gives `result` of them."""
+
+    counted: slice = slice(None)
+
+    def __init__(self) -> None:
+        self.rows: deque[tuple[Any, ...]] = deque()
+
+    def step(self, *row: Any) -> None:
+        if None not in row[self.counted]:
+            self.rows.append(row)
+
+    def inverse(self, *row: Any) -> None:
+        if None not in row[self.counted]:
+            self.rows.popleft()
+
+    def value(self) -> Storage:
+        return self.result(list(self.rows)) if self.rows else None
+
+    finalize = value
+
+    def result(self, rows: list[tuple[Any, ...]]) -> Storage:
+        raise NotImplementedError
+
+
+def _estimate(estimator: Callable[..., float]) -> type[Kept]:
+    """An accumulator of one or two columns of numbers; NULL where the estimator has too few."""
+
+    class Estimate(Kept):
+        def result(self, rows: list[tuple[Any, ...]]) -> Storage:
+            try:
+                return float(estimator(*(list(column) for column in zip(*rows, strict=True))))
+            except statistics.StatisticsError:
+                return None
+
+    return Estimate
+
+
+def _spearman(left: Sequence[float], right: Sequence[float]) -> float:
+    return statistics.correlation(_ranks(left), _ranks(right))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Places from 1 in ascending order; equal values share the mean of theirs."""
+    _, group, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    found: list[float] = ((2 * last - counts + 1) / 2)[group].tolist()
+    return found
+
+
+class Percentile(Kept):
+    """Of (value, share, 1 for descending): the value at that share of the sorted rows."""
+
+    counted = slice(0, 1)
+
+    def result(self, rows: list[tuple[Any, ...]]) -> Storage:
+        share, descending = rows[0][1:]
+        return self.at(sorted((row[0] for row in rows), reverse=bool(descending)), float(share))
+
+    def at(self, values: list[float], share: float) -> float:
+        """Between two rows, linearly."""
+        place = share * (len(values) - 1)
+        below = int(place)
+        above = min(below + 1, len(values) - 1)
+        return float(values[below] + (values[above] - values[below]) * (place - below))
+
+
+class DiscretePercentile(Percentile):
+    def at(self, values: list[float], share: float) -> float:
+        """The first row whose share is reached."""
+        count = len(values)
+        return float(next(value for number, value in enumerate(values, 1) if number / count >= share))
+
+
+class StringAggregate(Kept):
+    """STRING_AGG of (text, separator, flags, key...): NULLs are left out, the rest joined in the order of the keys."""
+
+    counted = slice(0, 1)
+
+    def result(self, rows: list[tuple[Any, ...]]) -> Storage:
+        return (rows[0][1] or "").join(row[0] for row in ordered(rows, rows[0][2], 3))
+
+
+class NthValue(Kept):
+    """FIRST_VALUE, LAST_VALUE, NTH_VALUE of (value, number from 1 or from the end below 0, flags, key...)."""
+
+    counted = slice(0, 0)
+
+    def result(self, rows: list[tuple[Any, ...]]) -> Storage:
+        _, number, flags = rows[0][:3]
+        sorted_rows = ordered(rows, flags, 3)
+        place = number - 1 if number > 0 else number
+        return cast(Storage, sorted_rows[place][0]) if -len(rows) <= place < len(rows) else None
+
+
+def ordered(rows: list[tuple[Any, ...]], flags: str, first: int) -> list[tuple[Any, ...]]:
+    """`rows` sorted by the keys from place `first` on. `flags` has three letters for each: A or D (order), F or L
+    (NULLs first or last), N for a decimal number or T."""
+    for place in reversed(range(len(flags) // 3)):
+        order, nulls, kind = tuple(flags[3 * place : 3 * place + 3])
+        column = first + place
+        missing = [row for row in rows if row[column] is None]
+        present = [row for row in rows if row[column] is not None]
+        present.sort(key=lambda row: _key(row[column], kind), reverse=order == "D")
+        rows = missing + present if nulls == "F" else present + missing
+    return rows
+
+
+def _key(value: Any, kind: str) -> Any:
+    return Decimal(str(value)) if kind == "N" else value
+
+
+_ACCUMULATORS: dict[str, type[Any]] = {
+    "owl_sum": DecimalSum,
+    "owl_avg": DecimalAverage,
+    "owl_string_agg": StringAggregate,
+    "owl_nth_value": NthValue,
+    "owl_percentile_cont": Percentile,
+    "owl_percentile_disc": DiscretePercentile,
+    "owl_stddev": _estimate(statistics.stdev),
+    "owl_stddev_pop": _estimate(statistics.pstdev),
+    "owl_var": _estimate(statistics.variance),
+    "owl_var_pop": _estimate(statistics.pvariance),
+    "owl_median": _estimate(statistics.median),
+    "owl_corr": _estimate(statistics.correlation),
+    "owl_corr_spearman": _estimate(_spearman),
+}

@@ -1,0 +1,147 @@
+"""What a session's functions may ask for, and their registration with SQLite.
+
+How functions are called stands in `signatures.py`, what they compute in `builtin/`. SQLite swallows exceptions of user
+functions, so the last HanaError is kept in `Context.error` for the caller to raise after `sqlite3.OperationalError`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from hana_emulator.errors import HanaError, out_of_memory
+from hana_emulator.seam import Storage
+from hana_emulator.sql.functions.builtin import moments, numbers, texts
+from hana_emulator.sql.functions.signatures import NAME, SCALARS, SIGNATURES, TEXT, TIME, Signature
+from hana_emulator.sql.language.datatypes import nvarchar
+from hana_emulator.sql.language.limits import MemoryWatch
+from hana_emulator.types import BIGINT, DATE, INTEGER, TIMESTAMP, HanaType
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True)
+class Context:
+    """What a session's functions may ask for, and where their errors go."""
+
+    user: str = "OWL"
+    schema: str = "OWL"
+    connection_id: int = 0
+    isolation_level: str = "READ COMMITTED"
+    clock: Callable[[], datetime] = utc_now
+    last_identity: int | None = None
+    error: HanaError | None = None
+    statement_time: datetime | None = None
+    """The moment that CURRENT_TIMESTAMP and its kin give; None: the clock's, anew at each call."""
+    session_variables: dict[str, str] = field(default_factory=dict)
+    current_numbers: dict[int, int] = field(default_factory=dict)
+    """CURRVAL of each sequence, by its id."""
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
+
+    def begin_statement(self) -> None:
+        """Forget the last error and fix the time: HANA gives one CURRENT_TIMESTAMP to a whole statement."""
+        self.error = None
+        self.memory.begin_statement()
+        self.statement_time = self.clock()
+
+    def now(self) -> moments.Moment:
+        return moments.now(lambda: self.statement_time or self.clock())
+
+
+_SESSION: dict[str, Callable[[Context], Any]] = {}
+
+
+def _define_session(names: str, read: Callable[[Context], Any], result: HanaType) -> None:
+    for name in names.split():
+        SIGNATURES[name] = Signature(f"hana_{name.lower()}", (), result)
+        _SESSION[f"hana_{name.lower()}"] = read
+
+
+def _define_sessions() -> None:
+    _define_session("CURRENT_USER SESSION_USER", lambda context: context.user, NAME)
+    _define_session("CURRENT_SCHEMA", lambda context: context.schema, NAME)
+    _define_session("CURRENT_CONNECTION", lambda context: context.connection_id, INTEGER)
+    _define_session("CURRENT_IDENTITY_VALUE", lambda context: context.last_identity, BIGINT)
+    _define_session("CURRENT_TRANSACTION_ISOLATION_LEVEL", lambda context: context.isolation_level, NAME)
+    _define_session("CURRENT_DATE CURRENT_UTCDATE", lambda context: context.now().date(), DATE)
+    _define_session("CURRENT_TIME CURRENT_UTCTIME", lambda context: context.now().time(), TIME)
+    _define_session("CURRENT_TIMESTAMP CURRENT_UTCTIMESTAMP NOW", lambda context: context.now().timestamp(), TIMESTAMP)
+    SIGNATURES["SESSION_CONTEXT"] = Signature("hana_session_context", (TEXT,), nvarchar(512))
+
+
+_define_sessions()
+SESSION_VARIABLES = "owl_session_variables"
+"""SQLite function: the session's variables as a JSON object."""
+
+
+# ------------------------------------------------------------------------------------------------------- registration
+
+
+def register(connection: sqlite3.Connection, context: Context) -> None:
+    """Make every function known to `connection`, under names that begin with `hana_`."""
+    for name, scalar in SCALARS.items():
+        compute = _null_in_null_out(scalar.compute) if scalar.strict else scalar.compute
+        connection.create_function(name, -1, _guarded(compute, context), deterministic=scalar.pure)
+    for name, read in _SESSION.items():
+        connection.create_function(name, 0, _guarded(_reading(read, context), context))
+    connection.create_function("hana_session_context", 1, context.session_variables.get)
+    connection.create_function(SESSION_VARIABLES, 0, lambda: json.dumps(context.session_variables))
+
+
+def _reading(read: Callable[[Context], Any], context: Context) -> Callable[[], Any]:
+    return lambda: read(context)
+
+
+def _null_in_null_out(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Storage) -> Any:
+        return None if None in arguments else compute(*arguments)
+
+    return call
+
+
+def _guarded(compute: Callable[..., Any], context: Context) -> Callable[..., Storage]:
+    def call(*arguments: Storage) -> Storage:
+        try:
+            return _storage(compute(*arguments))
+        except Exception as error:
+            context.error = _as_hana_error(error)
+            raise
+
+    return call
+
+
+def _storage(value: Any) -> Storage:
+    """A result as a storage value: half of a surrogate pair becomes U+FFFD; 314 for an integer beyond 64 bits."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str):
+        return texts.whole(value)
+    if isinstance(value, Decimal):
+        return numbers.decimal_text(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise numbers.overflow("BIGINT")
+    return value  # type: ignore[no-any-return]
+
+
+def _as_hana_error(error: Exception) -> HanaError:
+    """Errors of arithmetic and of a wrong number of arguments get HANA's codes; never with the values in the text."""
+    if isinstance(error, HanaError):
+        return error
+    if isinstance(error, ZeroDivisionError):
+        return numbers.division_by_zero()
+    if isinstance(error, ArithmeticError):
+        return numbers.overflow("result out of range")
+    if isinstance(error, MemoryError):
+        return out_of_memory("a function of this stand-in takes too much")
+    if isinstance(error, RecursionError):
+        return HanaError(306, "invalid argument: a value is nested too deeply")
+    if isinstance(error, TypeError):
+        return HanaError(266, "inconsistent datatype: a function does not take arguments of this number or kind")
+    return HanaError(2, f"general error: {type(error).__name__} in a function of the stand-in")

@@ -1,0 +1,262 @@
+"""Aggregates and window functions: from syntax trees to SQLite calls. What they keep stands in `accumulators.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sqlglot import exp
+
+from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.sql.functions.signatures import wrong_arguments
+from hana_emulator.sql.language import datatypes
+from hana_emulator.sql.language.names import literal
+from hana_emulator.sql.query import expressions
+from hana_emulator.sql.query.coercion import coerce, sort_key, text_of
+from hana_emulator.sql.query.scope import Binding, Bound, Scope
+from hana_emulator.types import (
+    BIGINT,
+    DOUBLE,
+    FLOATS,
+    INTEGER,
+    INTEGERS,
+    NCLOB,
+    NUMBERS,
+    HanaType,
+    TypeCode,
+)
+
+_RANKS = ("ROW_NUMBER", "RANK", "DENSE_RANK", "NTILE")
+_SHARES = ("PERCENT_RANK", "CUME_DIST")
+_NEIGHBOURS = ("LAG", "LEAD", "FIRST_VALUE", "LAST_VALUE", "NTH_VALUE")
+_SPREADS = {
+    "STDDEV": "owl_stddev",
+    "STDDEV_SAMP": "owl_stddev",
+    "STDDEV_POP": "owl_stddev_pop",
+    "VAR": "owl_var",
+    "VAR_SAMP": "owl_var",
+    "VAR_POP": "owl_var_pop",
+    "MEDIAN": "owl_median",
+}
+_PAIRS = {"CORR": "owl_corr", "CORR_SPEARMAN": "owl_corr_spearman"}
+_PLACES = {"FIRST_VALUE": 1, "LAST_VALUE": -1, "NTH_VALUE": 0}
+_PERCENTILES = ("PERCENTILE_CONT", "PERCENTILE_DISC")
+
+
+def is_aggregate_name(name: str, arguments: Sequence[exp.Expr]) -> bool:
+    """FIRST_VALUE and its kin are aggregates when they sort by themselves."""
+    return name in _AGGREGATES or (name in _PLACES and bool(arguments) and isinstance(arguments[-1], exp.Order))
+
+
+def is_aggregate(node: exp.Expr) -> bool:
+    if isinstance(node, exp.WithinGroup):
+        return True
+    return isinstance(node, exp.Anonymous) and is_aggregate_name(str(node.this).upper(), node.expressions)
+
+
+def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    scope.aggregates = True
+    return _AGGREGATES.get(name, _placed)(binding, scope, name, arguments)
+
+
+def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> tuple[str, Bound]:
+    """The DISTINCT prefix and the one argument of an aggregate."""
+    if len(arguments) != 1:
+        raise wrong_arguments(name)
+    argument, prefix = arguments[0], ""
+    if isinstance(argument, exp.Distinct):
+        if len(argument.expressions) != 1:
+            raise not_supported(f"{name}(DISTINCT ...) of several columns")
+        argument, prefix = argument.expressions[0], "DISTINCT "
+    outer, scope.aggregates = scope.aggregates, False
+    bound = expressions.bind(binding, scope, argument)
+    if scope.aggregates:
+        raise HanaError(294, f"nested aggregate function in {name}")
+    scope.aggregates = outer
+    return prefix, bound
+
+
+def _count(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    if len(arguments) == 1 and isinstance(arguments[0], exp.Star):
+        return Bound("count(*)", BIGINT, nullable=False)
+    prefix, bound = _single(binding, scope, name, arguments)
+    return Bound(f"count({prefix}{sort_key(bound) if prefix else bound.sql})", BIGINT, nullable=False)
+
+
+def numeric(name: str, bound: Bound) -> Bound:
+    if bound.type is not None and datatypes.is_text(bound.type):
+        return coerce(bound, datatypes.FLOATING_DECIMAL)
+    if bound.type is None:
+        return bound.typed(DOUBLE)
+    if bound.type.code not in NUMBERS:
+        raise HanaError(266, f"inconsistent datatype: {name} takes a number")
+    return bound
+
+
+def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    prefix, bound = _single(binding, scope, name, arguments)
+    bound = numeric(name, bound)
+    assert bound.type is not None
+    if bound.type.code is TypeCode.DECIMAL:
+        scale = bound.type.scale
+        kind = HanaType(TypeCode.DECIMAL, 38 if scale < 38 else datatypes.DECIMAL_PRECISION, scale)
+        summed = f"owl_sum({bound.sql}, {scale})" if not prefix else _distinct_sum(bound, kind)
+        return Bound(summed, kind)
+    return Bound(f"sum({prefix}{bound.sql})", BIGINT if bound.type.code in INTEGERS else DOUBLE)
+
+
+def _distinct_sum(bound: Bound, kind: HanaType) -> str:
+    """SQLite takes DISTINCT with one argument only, so the scale is set afterwards."""
+    return f"owl_decimal(owl_sum(DISTINCT {bound.sql}), {kind.length}, {kind.scale})"
+
+
+def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    prefix, bound = _single(binding, scope, name, arguments)
+    bound = numeric(name, bound)
+    if bound.type is not None and bound.type.code in FLOATS:
+        return Bound(f"avg({prefix}{bound.sql})", DOUBLE)
+    return Bound(f"owl_avg({prefix}{bound.sql})", datatypes.FLOATING_DECIMAL)
+
+
+def _extreme(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    prefix, bound = _single(binding, scope, name, arguments)
+    return Bound(f"{name.lower()}({prefix}{sort_key(bound)})", bound.type)
+
+
+def _spread(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    prefix, bound = _single(binding, scope, name, arguments)
+    return Bound(f"{_SPREADS[name]}({prefix}{coerce(numeric(name, bound), DOUBLE).sql})", DOUBLE)
+
+
+def _pair(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    if len(arguments) != 2:
+        raise wrong_arguments(name)
+    sides = [_single(binding, scope, name, [argument])[1] for argument in arguments]
+    return Bound(f"{_PAIRS[name]}({', '.join(coerce(numeric(name, side), DOUBLE).sql for side in sides)})", DOUBLE)
+
+
+def _sorted_arguments(
+    binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]
+) -> tuple[list[exp.Expr], list[str]]:
+    """The arguments without the ORDER BY that the last one carries, and the flags and keys as `accumulators.ordered`
+    takes them."""
+    nodes, flags, keys = list(arguments), "", list[str]()
+    if isinstance(nodes[-1], exp.Order):
+        order = nodes[-1]
+        nodes[-1] = order.this
+        for key in order.expressions:
+            bound = expressions.bind(binding, scope, key.this)
+            exact = bound.type is not None and bound.type.code is TypeCode.DECIMAL
+            flags += "D" if key.args.get("desc") else "A"
+            flags += ("F" if key.args.get("nulls_first") else "L") + ("N" if exact else "T")
+            keys.append(bound.sql)
+    return nodes, [literal(flags), *keys]
+
+
+def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    """STRING_AGG(text[, separator] [ORDER BY keys])."""
+    if not 1 <= len(arguments) <= 2:
+        raise wrong_arguments(name)
+    nodes, sorting = _sorted_arguments(binding, scope, arguments)
+    text = text_of(expressions.bind(binding, scope, nodes[0]))
+    separator = text_of(expressions.bind(binding, scope, nodes[1])).sql if len(nodes) > 1 else "''"
+    return Bound(f"owl_string_agg({', '.join([text.sql, separator, *sorting])})", NCLOB)
+
+
+def _placed(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    """FIRST_VALUE(x ORDER BY ...), LAST_VALUE(x ORDER BY ...), NTH_VALUE(x, n ORDER BY ...)."""
+    if len(arguments) != (2 if name == "NTH_VALUE" else 1):
+        raise wrong_arguments(name)
+    nodes, sorting = _sorted_arguments(binding, scope, arguments)
+    value = expressions.bind(binding, scope, nodes[0])
+    number = str(_PLACES[name] or expressions.bind(binding, scope, nodes[1], INTEGER).sql)
+    return Bound(f"owl_nth_value({', '.join([value.sql, number, *sorting])})", value.type)
+
+
+@expressions.binds(exp.WithinGroup)
+def within_group(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    """PERCENTILE_CONT(share) WITHIN GROUP (ORDER BY number), and PERCENTILE_DISC."""
+    name = str(node.this.this).upper() if isinstance(node.this, exp.Anonymous) else ""
+    keys = node.expression.expressions
+    if name not in _PERCENTILES or len(node.this.expressions) != 1 or len(keys) != 1:
+        raise not_supported("WITHIN GROUP but for PERCENTILE_CONT and PERCENTILE_DISC of one sort key")
+    share = coerce(expressions.bind(binding, scope, node.this.expressions[0], DOUBLE), DOUBLE)
+    if not share.constant:
+        raise syntax_error(f"the share of {name} is a constant")
+    value = coerce(numeric(name, _single(binding, scope, name, [keys[0].this])[1]), DOUBLE)
+    scope.aggregates = True
+    return Bound(f"owl_{name.lower()}({value.sql}, {share.sql}, {int(bool(keys[0].args.get('desc')))})", DOUBLE)
+
+
+Aggregate = Callable[[Binding, Scope, str, Sequence[exp.Expr]], Bound]
+_AGGREGATES: dict[str, Aggregate] = {
+    "COUNT": _count,
+    "SUM": _sum,
+    "AVG": _average,
+    "MIN": _extreme,
+    "MAX": _extreme,
+    "STRING_AGG": _string_agg,
+    **dict.fromkeys(_SPREADS, _spread),
+    **dict.fromkeys(_PAIRS, _pair),
+}
+
+
+# --- window functions -------------------------------------------------------------------------------------------------
+
+
+@expressions.binds(exp.Window)
+def window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    """Bind function(...) OVER (PARTITION BY ... ORDER BY ... [ROWS ...])."""
+    if not isinstance(node.this, exp.Anonymous | exp.WithinGroup):
+        raise not_supported("this window function")
+    outer = scope.aggregates
+    if isinstance(node.this, exp.WithinGroup):
+        function = within_group(binding, scope, node.this)
+    else:
+        function = _window_function(binding, scope, str(node.this.this).upper(), node.this.expressions)
+    scope.aggregates = outer
+    parts = []
+    if node.args.get("partition_by"):
+        keys = [sort_key(expressions.bind(binding, scope, key)) for key in node.args["partition_by"]]
+        parts.append(f"PARTITION BY {', '.join(keys)}")
+    if node.args.get("order") is not None:
+        keys = [
+            ordering(sort_key(expressions.bind(binding, scope, key.this)), key)
+            for key in node.args["order"].expressions
+        ]
+        parts.append(f"ORDER BY {', '.join(keys)}")
+    if node.args.get("spec") is not None:
+        parts.append(_frame(node.args["spec"]))
+    return Bound(f"{function.sql} OVER ({' '.join(parts)})", function.type, function.nullable)
+
+
+def _window_function(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    if name in _AGGREGATES:
+        return _AGGREGATES[name](binding, scope, name, arguments)
+    bounds = [expressions.bind(binding, scope, argument, INTEGER) for argument in arguments]
+    sql = f"{name.lower()}({', '.join(bound.sql for bound in bounds)})"
+    if name in _RANKS:
+        return Bound(sql, BIGINT, nullable=False)
+    if name in _SHARES:
+        return Bound(sql, DOUBLE, nullable=False)
+    if name in _NEIGHBOURS and bounds:
+        return Bound(sql, bounds[0].type)
+    raise not_supported(f"window function {name}")
+
+
+def ordering(key: str, node: exp.Expr) -> str:
+    """One ORDER BY key; NULLs come first in ascending order, as in HANA and SQLite alike, unless said otherwise."""
+    descending = bool(node.args.get("desc"))
+    first = bool(node.args.get("nulls_first"))
+    placed = "" if first is not descending else (" NULLS FIRST" if first else " NULLS LAST")
+    return f"{key} DESC{placed}" if descending else f"{key}{placed}"
+
+
+def _frame(spec: exp.Expr) -> str:
+    def bound(value: object, side: str | None) -> str:
+        text = value.sql() if isinstance(value, exp.Expr) else str(value)
+        return f"{text} {side}" if side else text
+
+    start = bound(spec.args.get("start") or "CURRENT ROW", spec.args.get("start_side"))
+    end = spec.args.get("end")
+    kind = str(spec.args.get("kind") or "ROWS")
+    return f"{kind} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}" if end else f"{kind} {start}"

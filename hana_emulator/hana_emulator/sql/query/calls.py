@@ -1,0 +1,259 @@
+"""Bind function calls: conditional functions, rounding, and calls with clauses such as JSON_VALUE and REPLACE_REGEXPR.
+
+Aggregates are bound in `aggregates.py`, all other functions by their signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sqlglot import exp
+
+from hana_emulator.errors import HanaError, syntax_error
+from hana_emulator.sql.functions import signatures
+from hana_emulator.sql.functions.signatures import wrong_arguments
+from hana_emulator.sql.language import datatypes
+from hana_emulator.sql.language.clauses import JsonCall, JsonRules, LikeRegexpr, Regexpr
+from hana_emulator.sql.language.datatypes import type_named
+from hana_emulator.sql.language.names import literal
+from hana_emulator.sql.query import aggregates, expressions
+from hana_emulator.sql.query.coercion import coerce, sort_key, text_of
+from hana_emulator.sql.query.scope import Binding, Bound, Scope
+from hana_emulator.types import (
+    BOOLEAN,
+    DEFAULT_PARAMETER,
+    DOUBLE,
+    INTEGER,
+    INTEGERS,
+    NCLOB,
+    HanaType,
+    TypeCode,
+)
+
+_EXTRACTED = {"DAY": "DAYOFMONTH"} | {part: part for part in ("YEAR", "MONTH", "HOUR", "MINUTE", "SECOND")}
+
+
+def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
+    """A call of the HANA function `name`. Raises HanaError 328 for a name nobody knows."""
+    if aggregates.is_aggregate_name(name, arguments):
+        return aggregates.call(binding, scope, name, arguments)
+    if name in _SPECIAL:
+        return _SPECIAL[name](binding, scope, arguments)
+    if name not in signatures.SIGNATURES:
+        raise HanaError(328, f"invalid name of function or procedure: {name}")
+    signature = signatures.SIGNATURES[name]
+    bounds = [
+        expressions.bind(binding, scope, argument, signature.parameter(index) or DEFAULT_PARAMETER)
+        for index, argument in enumerate(arguments)
+    ]
+    return expressions.by_signature(name, bounds)
+
+
+@expressions.binds(exp.Anonymous)
+def _call(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    return call(binding, scope, str(node.this).upper(), node.expressions)
+
+
+@expressions.binds(exp.Trim)
+def _trim(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    names = {"LEADING": "LTRIM", "TRAILING": "RTRIM"}
+    name = names.get((node.args.get("position") or "").upper(), "TRIM")
+    sign = node.args.get("expression")
+    return call(binding, scope, name, [node.this] + ([sign] if sign is not None else []))
+
+
+@expressions.binds(exp.Extract)
+def _extract(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    part = str(node.this.this).upper()
+    if part not in _EXTRACTED:
+        raise syntax_error("EXTRACT takes YEAR, MONTH, DAY, HOUR, MINUTE or SECOND")
+    return call(binding, scope, _EXTRACTED[part], [node.expression])
+
+
+# --- conditional functions --------------------------------------------------------------------------------------------
+
+
+def _coalesce(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+    if len(arguments) < 2:
+        raise syntax_error("COALESCE and IFNULL need at least two arguments")
+    kind, values = expressions.unified(expressions.bind_all(binding, scope, arguments))
+    sql = f"coalesce({', '.join(value.sql for value in values)})"
+    constant = all(value.constant for value in values)
+    return Bound(sql, kind, all(value.nullable for value in values), constant=constant)
+
+
+def _nullif(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+    if len(arguments) != 2:
+        raise syntax_error("NULLIF needs two arguments")
+    left, right = expressions.bind_pair(binding, scope, *arguments)
+    return Bound(f"CASE WHEN {expressions.compare('=', left, right)} THEN NULL ELSE {left.sql} END", left.type)
+
+
+def _map(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+    """MAP(subject, search, result, ... [, default])."""
+    if len(arguments) < 3:
+        raise syntax_error("MAP needs at least three arguments")
+    rest = list(arguments[1:])
+    branches = [exp.If(this=search, true=result) for search, result in zip(rest[::2], rest[1::2], strict=False)]
+    default = rest[-1] if len(rest) % 2 else None
+    return expressions.bind(binding, scope, exp.Case(this=arguments[0], ifs=branches, default=default))
+
+
+def _extremum(function: str) -> Special:
+    def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+        if not arguments:
+            raise wrong_arguments("GREATEST" if function == "max" else "LEAST")
+        kind, values = expressions.unified(expressions.bind_all(binding, scope, arguments))
+        if len(values) < 2:
+            return values[0]
+        return Bound(f"{function}({', '.join(sort_key(value) for value in values)})", kind)
+
+    return bind
+
+
+def _concat(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+    if len(arguments) != 2:
+        raise wrong_arguments("CONCAT")
+    bounds = expressions.bind_all(binding, scope, arguments)
+    return expressions.concatenated(bounds)
+
+
+def _to_decimal(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+    """TO_DECIMAL(value[, precision, scale]) with literal sizes."""
+    sizes = [int(size.this) for size in arguments[1:] if isinstance(size, exp.Literal) and size.this.isdigit()]
+    if not 1 <= len(arguments) <= 3 or len(sizes) != len(arguments) - 1:
+        raise syntax_error("TO_DECIMAL takes a value, a precision and a scale")
+    kind = datatypes.type_named("DECIMAL", sizes)
+    return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), kind)
+
+
+def _to_boolean(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+    if len(arguments) != 1:
+        raise wrong_arguments("TO_BOOLEAN")
+    return coerce(expressions.bind(binding, scope, arguments[0], DEFAULT_PARAMETER), BOOLEAN)
+
+
+def _rounded(function: str, most: int) -> Special:
+    """ROUND, FLOOR, CEIL and ABS keep the kind of number they get; decimals stay exact."""
+
+    def bind(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+        if not 1 <= len(arguments) <= most:
+            raise wrong_arguments(function.upper())
+        value = aggregates.numeric(function.upper(), expressions.bind(binding, scope, arguments[0], DOUBLE))
+        digits = coerce(expressions.bind(binding, scope, arguments[1], INTEGER), INTEGER).sql if arguments[1:] else "0"
+        assert value.type is not None
+        kind = datatypes.FLOATING_DECIMAL if value.type.code is TypeCode.DECIMAL else value.type
+        flavour = "integer" if kind.code in INTEGERS else "decimal" if kind.code is TypeCode.DECIMAL else "double"
+        return Bound(
+            f"owl_{function}('{flavour}', {value.sql}, {digits})", kind, value.nullable, constant=value.constant
+        )
+
+    return bind
+
+
+def _mod(binding: Binding, scope: Scope, arguments: Sequence[exp.Expr]) -> Bound:
+    if len(arguments) != 2:
+        raise wrong_arguments("MOD")
+    return expressions.calculate("%", *expressions.bind_pair(binding, scope, *arguments))
+
+
+Special = Callable[[Binding, Scope, Sequence[exp.Expr]], Bound]
+_SPECIAL: dict[str, Special] = {
+    "COALESCE": _coalesce,
+    "IFNULL": _coalesce,
+    "NULLIF": _nullif,
+    "MAP": _map,
+    "GREATEST": _extremum("max"),
+    "LEAST": _extremum("min"),
+    "CONCAT": _concat,
+    "TO_DECIMAL": _to_decimal,
+    "TO_BOOLEAN": _to_boolean,
+    "ROUND": _rounded("round", 2),
+    "ABS": _rounded("abs", 1),
+    "FLOOR": _rounded("floor", 1),
+    "CEIL": _rounded("ceil", 1),
+    "CEILING": _rounded("ceil", 1),
+    "MOD": _mod,
+}
+
+
+# --- JSON_VALUE, JSON_QUERY and the ..._REGEXPR functions -------------------------------------------------------------
+
+
+def rules_of(rules: JsonRules, *, scalar: bool) -> list[str | None]:
+    """The rules in the order that `builtin.json_rules` takes them; no wrapper for a scalar."""
+    wrapper = "" if scalar else rules.wrapper
+    return [wrapper, rules.on_empty, rules.on_error, rules.empty_default, rules.error_default]
+
+
+@expressions.binds(JsonCall)
+def _json(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    name, rules = str(node.this), node.args["rules"]
+    document, path = (
+        expressions.bind(binding, scope, part, kind)
+        for part, kind in zip(node.expressions, (DEFAULT_PARAMETER, DEFAULT_PARAMETER), strict=True)
+    )
+    if rules == JsonRules():
+        return expressions.by_signature(name, [document, path])
+    kind = type_named(*rules.returning) if rules.returning is not None else DEFAULT_PARAMETER
+    written = ", ".join(
+        "NULL" if rule is None else literal(rule) for rule in rules_of(rules, scalar=name == "JSON_VALUE")
+    )
+    size = f"{int(kind.code)}, {kind.length}, {kind.scale}"
+    sql = f"hana_json_by_rules({text_of(document).sql}, {text_of(path).sql}, {size}, {written})"
+    return Bound(sql, kind, constant=document.constant and path.constant)
+
+
+# --- regular expressions ----------------------------------------------------------------------------------------------
+
+
+@expressions.binds(Regexpr)
+def _regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    name = str(node.this).replace("SUBSTR_", "SUBSTRING_")
+    pattern, subject = (text_of(expressions.bind(binding, scope, part, DEFAULT_PARAMETER)) for part in node.expressions)
+    flag = _text(binding, scope, node, "flag")
+    start = _number(binding, scope, node, "start", 1)
+    arguments = [pattern, flag, subject]
+    kind: HanaType = INTEGER
+    if name == "REPLACE_REGEXPR":
+        # Without OCCURRENCE every match is replaced.
+        arguments += [_text(binding, scope, node, "replacement"), start, _number(binding, scope, node, "occurrence", 0)]
+        kind = _longest(subject)
+    else:
+        arguments.append(start)
+        if name != "OCCURRENCES_REGEXPR":
+            arguments += [_number(binding, scope, node, "occurrence", 1), _number(binding, scope, node, "group", 0)]
+        if name == "LOCATE_REGEXPR":
+            arguments.append(Bound(str(int(bool(node.args.get("after")))), INTEGER, constant=True))
+        if name == "SUBSTRING_REGEXPR":
+            kind = _longest(subject)
+    sql = f"hana_{name.lower()}({', '.join(argument.sql for argument in arguments)})"
+    return Bound(sql, kind, constant=all(argument.constant for argument in arguments))
+
+
+@expressions.binds(LikeRegexpr)
+def _like_regexpr(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    text, pattern = (
+        text_of(expressions.bind(binding, scope, part, DEFAULT_PARAMETER)) for part in (node.this, node.expression)
+    )
+    flag = _text(binding, scope, node, "flag")
+    sql = f"(hana_like_regexpr({text.sql}, {pattern.sql}, {flag.sql}) = 1)"
+    return Bound(sql, BOOLEAN, constant=text.constant and pattern.constant and flag.constant)
+
+
+def _longest(subject: Bound) -> HanaType:
+    return NCLOB if subject.type is not None and subject.type.code is NCLOB.code else DEFAULT_PARAMETER
+
+
+def _text(binding: Binding, scope: Scope, node: exp.Expr, clause: str) -> Bound:
+    part = node.args.get(clause)
+    if part is None:
+        return Bound("''", DEFAULT_PARAMETER, nullable=False, constant=True)
+    return text_of(expressions.bind(binding, scope, part, DEFAULT_PARAMETER))
+
+
+def _number(binding: Binding, scope: Scope, node: exp.Expr, clause: str, default: int) -> Bound:
+    part = node.args.get(clause)
+    if part is None:
+        return Bound(str(default), INTEGER, nullable=False, constant=True)
+    return coerce(expressions.bind(binding, scope, part, INTEGER), INTEGER)

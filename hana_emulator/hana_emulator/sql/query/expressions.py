@@ -1,0 +1,517 @@
+"""Expressions: from sqlglot's tree to SQLite text with a HANA type, parameters typed by what stands beside them.
+
+One function per kind of node; a node without one is refused, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from sqlglot import exp
+
+from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.sql.functions import signatures
+from hana_emulator.sql.functions.store import plain_decimal, to_decimal, utf16_length
+from hana_emulator.sql.language import datatypes
+from hana_emulator.sql.language.dialect import HanaCast, Score, parameter_number
+from hana_emulator.sql.language.names import literal
+from hana_emulator.sql.query import coercion, sequences
+from hana_emulator.sql.query.scope import Binding, Bound, Scope, typed_parameter
+from hana_emulator.sql.storage.word_index import HOLDERS_FUNCTION
+from hana_emulator.types import (
+    BIGINT,
+    BINARIES,
+    BOOLEAN,
+    DEFAULT_PARAMETER,
+    DOUBLE,
+    FLOATS,
+    INTEGER,
+    LOBS,
+    NUMBERS,
+    STRINGS,
+    VECTORS,
+    HanaType,
+    TypeCode,
+)
+
+_COMPARISONS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.GT: ">",
+    exp.GTE: ">=",
+    exp.LT: "<",
+    exp.LTE: "<=",
+}
+_ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
+_CHECKED_BY_CAST = VECTORS | {TypeCode.TINYINT, TypeCode.SMALLINT, TypeCode.INTEGER, TypeCode.REAL}
+_BYTES = BINARIES | {TypeCode.BLOB}
+NILADIC = frozenset(
+    {
+        "CURRENT_CONNECTION",
+        "CURRENT_DATE",
+        "CURRENT_SCHEMA",
+        "CURRENT_TIME",
+        "CURRENT_TIMESTAMP",
+        "CURRENT_TRANSACTION_ISOLATION_LEVEL",
+        "CURRENT_USER",
+        "CURRENT_UTCDATE",
+        "CURRENT_UTCTIME",
+        "CURRENT_UTCTIMESTAMP",
+        "SESSION_USER",
+        "SYSUUID",
+    }
+)
+_LONGEST_NUMBER = 4_000
+"""Digits of a literal; Python converts no more than 4,300."""
+_DECIMAL_FUNCTIONS = {"+": "owl_add", "-": "owl_subtract", "*": "owl_multiply", "/": "owl_divide", "%": "owl_modulo"}
+
+Handler = Callable[[Binding, Scope, exp.Expr], Bound]
+_HANDLERS: dict[type[exp.Expr], Handler] = {}
+
+
+def binds(*kinds: type[exp.Expr]) -> Callable[[Handler], Handler]:
+    """Register a function as the one that binds nodes of these kinds."""
+
+    def register(handler: Handler) -> Handler:
+        _HANDLERS.update(dict.fromkeys(kinds, handler))
+        return handler
+
+    return register
+
+
+def bind(binding: Binding, scope: Scope, node: exp.Expr, hint: HanaType | None = None) -> Bound:
+    """Bind `node`; `hint` is the type that a bare `?` takes here."""
+    number = parameter_number(node)
+    if number is not None:
+        binding.parameter(number, hint)
+        return Bound(f"?{number}", hint, parameter=number, constant=True)
+    handler = _HANDLERS.get(type(node))
+    if handler is None:
+        raise not_supported(f"{type(node).__name__.upper()} in an expression")
+    bound = handler(binding, scope, node)
+    scope.trace[id(node)] = bound.sql
+    return bound
+
+
+def bind_all(binding: Binding, scope: Scope, nodes: Sequence[exp.Expr]) -> list[Bound]:
+    """Bind branches of one value; parameters among them take the type of the first typed one."""
+    bounds = [bind(binding, scope, node) for node in nodes]
+    kind = datatypes.unify(bound.type for bound in bounds)
+    return [typed_parameter(binding, bound, kind) for bound in bounds]
+
+
+def bind_pair(binding: Binding, scope: Scope, left: exp.Expr, right: exp.Expr) -> tuple[Bound, Bound]:
+    """Bind both sides of an operator; a parameter takes the other side's type."""
+    first, second = bind(binding, scope, left), bind(binding, scope, right)
+    return typed_parameter(binding, first, second.type), typed_parameter(binding, second, first.type)
+
+
+def condition(binding: Binding, scope: Scope, node: exp.Expr) -> str:
+    """A WHERE, ON or HAVING condition."""
+    bound = bind(binding, scope, node)
+    if bound.type is not None and bound.type.code is not TypeCode.BOOLEAN:
+        raise syntax_error(f"a condition is expected, not a value of {bound.type.name}")
+    return bound.sql
+
+
+def combine(binding: Binding, scope: Scope, operator: str, pair: tuple[exp.Expr, exp.Expr]) -> str:
+    left, right = bind_pair(binding, scope, *pair)
+    return compare(operator, left, right)
+
+
+def compare(operator: str, left: Bound, right: Bound) -> str:
+    first, second = coercion.comparable(left, right)
+    return f"{first} {operator} {second}"
+
+
+def _predicate(sql: str, *parts: Bound) -> Bound:
+    return Bound(sql, BOOLEAN, any(part.nullable for part in parts), constant=all(part.constant for part in parts))
+
+
+@binds(*_COMPARISONS)
+def _comparison(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    if isinstance(node.this, exp.Tuple) or isinstance(node.expression, exp.Tuple):
+        raise syntax_error("row values compare with IN only")
+    if isinstance(node, exp.GT) and isinstance(node.this, Score) and node.expression == exp.Literal.number(0):
+        found = _holds(binding, scope, node.this)
+        if found is not None:
+            return found
+    left, right = bind_pair(binding, scope, node.this, node.expression)
+    return _predicate(f"({compare(_COMPARISONS[type(node)], left, right)})", left, right)
+
+
+@binds(exp.And, exp.Or)
+def _logical(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    """AND and OR chains as a balanced tree: SQLite and Python both limit the depth of an expression."""
+    word = "AND" if isinstance(node, exp.And) else "OR"
+    parts = [condition(binding, scope, part) for part in _flattened(node, type(node))]
+    return Bound(_balanced(parts, word), BOOLEAN)
+
+
+def _flattened(node: exp.Expr, kind: type[exp.Expr]) -> Iterator[exp.Expr]:
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if type(current) is kind:
+            pending += [current.args["expression"], current.this]
+        else:
+            yield current
+
+
+def _balanced(parts: list[str], word: str) -> str:
+    while len(parts) > 1:
+        joined = [f"({one} {word} {two})" for one, two in zip(parts[::2], parts[1::2], strict=False)]
+        parts = joined + parts[len(joined) * 2 :]
+    return parts[0]
+
+
+@binds(exp.Not)
+def _not(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    return Bound(f"(NOT {condition(binding, scope, node.this)})", BOOLEAN)
+
+
+@binds(exp.Paren)
+def _paren(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    inner = bind(binding, scope, node.this)
+    return replace(inner, sql=f"({inner.sql})", column=None)
+
+
+@binds(exp.In)
+def _in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    query = node.args.get("query")
+    if isinstance(node.this, exp.Tuple):
+        return _tuple_in(binding, scope, node)
+    if query is not None:
+        return _in_query(binding, scope, node.this, query)
+    nodes = node.expressions
+    if not nodes:
+        raise syntax_error("IN needs a list of values or a query")
+    left = bind(binding, scope, node.this)
+    options = [bind(binding, scope, option, left.type) for option in nodes]
+    left = typed_parameter(binding, left, datatypes.unify(option.type for option in options))
+    pairs = [coercion.comparable(left, option) for option in options]
+    lefts = {pair[0] for pair in pairs}
+    if len(lefts) == 1:
+        sql = f"({lefts.pop()} IN ({', '.join(pair[1] for pair in pairs)}))"
+    else:
+        sql = _balanced([f"({one} = {two})" for one, two in pairs], "OR")
+    return _predicate(sql, left, *options)
+
+
+def _in_query(binding: Binding, scope: Scope, tested: exp.Expr, query: exp.Expr) -> Bound:
+    left = bind(binding, scope, tested)
+    inner = binding.bind_query(binding, unwrapped(query), scope)
+    if len(inner.columns) != 1:
+        raise HanaError(269, "too many values: the subquery of IN must give one column")
+    left = typed_parameter(binding, left, inner.columns[0].type)
+    first, second = coercion.comparable(left, Bound("c1", inner.columns[0].type))
+    return Bound(f"({first} IN (SELECT {second} FROM ({inner.sql})))", BOOLEAN)
+
+
+def _tuple_in(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    lefts = [bind(binding, scope, part) for part in node.this.expressions]
+    query = node.args.get("query")
+    if query is not None:
+        inner = binding.bind_query(binding, unwrapped(query), scope)
+        names = [Bound(f"c{i}", column.type) for i, column in enumerate(inner.columns, 1)]
+        tests = _tuple_equal(lefts, names)
+        return Bound(f"EXISTS (SELECT 1 FROM ({inner.sql}) WHERE {tests})", BOOLEAN)
+    rows = []
+    for option in node.expressions:
+        values = option.expressions if isinstance(option, exp.Tuple) else [option]
+        rights = [bind(binding, scope, v, left.type) for v, left in zip(values, lefts, strict=False)]
+        rows.append(_tuple_equal(lefts, rights))
+    return Bound(_balanced([f"({row})" for row in rows], "OR"), BOOLEAN)
+
+
+def _tuple_equal(lefts: Sequence[Bound], rights: Sequence[Bound]) -> str:
+    if len(lefts) != len(rights):
+        raise HanaError(268, "not enough values: both sides of IN need as many")
+    return " AND ".join(compare("=", left, right) for left, right in zip(lefts, rights, strict=True))
+
+
+@binds(exp.Between)
+def _between(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    tested, low, high = (bind(binding, scope, node.args[part]) for part in ("this", "low", "high"))
+    kind = datatypes.unify((low.type, high.type))
+    tested = typed_parameter(binding, tested, kind)
+    low, high = (typed_parameter(binding, side, tested.type or kind) for side in (low, high))
+    return _predicate(f"({compare('>=', tested, low)} AND {compare('<=', tested, high)})", tested, low, high)
+
+
+@binds(exp.Like)
+def _like(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    text, pattern = bind_pair(binding, scope, node.this, node.expression)
+    text, pattern = coercion.text_of(text), coercion.text_of(pattern)
+    word = "NOT LIKE" if node.args.get("negate") else "LIKE"
+    return _predicate(f"({text.sql} {word} {pattern.sql})", text, pattern)
+
+
+@binds(exp.Escape)
+def _escape(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    if not isinstance(node.this, exp.Like):
+        raise syntax_error("ESCAPE belongs to LIKE")
+    like = bind(binding, scope, node.this)
+    sign = bind(binding, scope, node.expression)
+    return replace(like, sql=f"({like.sql[1:-1]} ESCAPE {sign.sql})")
+
+
+@binds(exp.Is)
+def _is(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    if not isinstance(node.expression, exp.Null):
+        raise syntax_error("IS takes NULL or NOT NULL")
+    return Bound(f"({bind(binding, scope, node.this).sql} IS NULL)", BOOLEAN, nullable=False)
+
+
+@binds(exp.Exists)
+def _exists(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    return Bound(f"EXISTS ({binding.bind_query(binding, unwrapped(node.this), scope).sql})", BOOLEAN, nullable=False)
+
+
+@binds(exp.Subquery)
+def _scalar_query(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    inner = binding.bind_query(binding, unwrapped(node), scope)
+    if len(inner.columns) != 1:
+        raise HanaError(269, "too many values: a scalar subquery must give one column")
+    return Bound(f"({inner.sql})", inner.columns[0].type)
+
+
+def unwrapped(node: exp.Expr) -> exp.Expr:
+    while isinstance(node, (exp.Subquery, exp.Paren)) and not node.args.get("alias"):
+        node = node.this
+    return node
+
+
+@binds(*_ARITHMETIC)
+def _arithmetic(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    operator = _ARITHMETIC[type(node)]
+    return calculate(operator, *bind_pair(binding, scope, node.this, node.expression))
+
+
+def calculate(operator: str, left: Bound, right: Bound) -> Bound:
+    """`left operator right` in the type HANA gives it; an overflow raises 314, a division by zero 304."""
+    kind = datatypes.arithmetic(operator, left.type, right.type)
+    nullable, constant = left.nullable or right.nullable, left.constant and right.constant
+    if kind.code is TypeCode.BIGINT and operator != "%":
+        sql = f"owl_bigint({left.sql} {operator} {right.sql})"
+    elif kind.code is TypeCode.DOUBLE and operator in "+-*":
+        sql = f"owl_double({coercion.coerce(left, DOUBLE).sql} {operator} {coercion.coerce(right, DOUBLE).sql})"
+    elif kind.code is TypeCode.DECIMAL:
+        size = f"{kind.length}, {kind.scale}"
+        sql = f"{_DECIMAL_FUNCTIONS[operator]}({left.sql}, {right.sql}, {size})"
+    else:
+        name = "owl_divide_double" if operator == "/" else "owl_remainder"
+        sql = f"{name}({coercion.coerce(left, kind).sql}, {coercion.coerce(right, kind).sql})"
+    return Bound(sql, kind, nullable, constant=constant)
+
+
+@binds(exp.Neg)
+def _negative(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    if isinstance(node.this, exp.Literal) and not node.this.is_string:
+        return number_literal("-" + node.this.this)
+    inner = bind(binding, scope, node.this)
+    return calculate("-", Bound("0", INTEGER, nullable=False, constant=True), inner)
+
+
+@binds(exp.DPipe)
+def _concatenation(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    return concatenated(bind_pair(binding, scope, node.this, node.expression))
+
+
+def concatenated(sides: Sequence[Bound]) -> Bound:
+    """Binaries with binaries give a binary, anything else a text."""
+    length = sum(side.type.length if side.type else 0 for side in sides)
+    nullable, constant = any(side.nullable for side in sides), all(side.constant for side in sides)
+    if all(side.type is not None and side.type.code in BINARIES for side in sides):
+        joined = " || ".join(side.sql for side in sides)
+        kind = HanaType(TypeCode.VARBINARY, min(length, datatypes.MAX_NVARCHAR))
+        return Bound(f"CAST({joined} AS BLOB)", kind, nullable, constant=constant)
+    parts = [coercion.text_of(side) for side in sides]
+    lob = next((part.type for part in parts if coercion.is_character_lob(part)), None)
+    length = sum(part.type.length if part.type else 0 for part in parts)
+    sql = "(" + " || ".join(part.sql for part in parts) + ")"
+    return Bound(sql, lob or datatypes.nvarchar(length or DEFAULT_PARAMETER.length), nullable, constant=constant)
+
+
+@binds(exp.Case)
+def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    subject, branches, default = node.this, node.args["ifs"], node.args.get("default")
+    tests = [_case_test(binding, scope, subject, branch.this) for branch in branches]
+    nodes = [branch.args["true"] for branch in branches] + ([default] if default is not None else [])
+    kind, values = unified(bind_all(binding, scope, nodes))
+    pieces = [f"WHEN {test} THEN {value.sql}" for test, value in zip(tests, values, strict=False)]
+    if default is not None:
+        pieces.append(f"ELSE {values[-1].sql}")
+    nullable = default is None or any(value.nullable for value in values)
+    return Bound(f"CASE {' '.join(pieces)} END", kind, nullable)
+
+
+def _case_test(binding: Binding, scope: Scope, subject: exp.Expr | None, test: exp.Expr) -> str:
+    return condition(binding, scope, test) if subject is None else combine(binding, scope, "=", (subject, test))
+
+
+def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
+    """All branches brought to one type."""
+    kind = datatypes.unify(value.type for value in values)
+    if kind is None:
+        return None, list(values)
+    return kind, [coercion.coerce(value, kind) for value in values]
+
+
+@binds(HanaCast)
+def _cast(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    kind = datatypes.type_named(node.args["to"], [int(size.this) for size in node.expressions])
+    if kind.code in STRINGS and not node.expressions:
+        kind = kind.sized(DEFAULT_PARAMETER.length)
+    by_bytes = kind.code in BINARIES | LOBS | VECTORS
+    return cast(bind(binding, scope, node.this, kind if by_bytes else DEFAULT_PARAMETER), kind)
+
+
+@binds(exp.Cast)
+def _typed_literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    """DATE '...', TIME '...', TIMESTAMP '...'; not the value::type of other databases."""
+    if not isinstance(node.this, exp.Literal) or not node.this.is_string:
+        raise syntax_error("use CAST(value AS type)")
+    return cast(bind(binding, scope, node.this), datatypes.type_named(node.args["to"].this.name))
+
+
+def cast(value: Bound, kind: HanaType) -> Bound:
+    """CAST: like a coercion, but text is cut to the length asked for and a number or vector must fit its type."""
+    moved = coercion.coerce(value, kind)
+    if value.type is None:
+        return moved
+    if datatypes.is_text(kind) and kind.length:
+        return replace(moved, sql=f"hana_left({moved.sql}, {kind.length})")
+    if kind.code in _CHECKED_BY_CAST and value.type != kind:
+        size = f"{int(kind.code)}, {kind.length}, {kind.scale}"
+        return replace(moved, sql=f"owl_store({moved.sql}, {size}, 'an expression')")
+    return moved
+
+
+@binds(exp.Literal, exp.National)
+def _literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    return text_literal(node.this) if node.args.get("is_string", True) else number_literal(node.this)
+
+
+def text_literal(text: str) -> Bound:
+    return Bound(literal(text), datatypes.nvarchar(utf16_length(text)), nullable=False, constant=True)
+
+
+def number_literal(text: str) -> Bound:
+    if "e" in text.lower():
+        try:
+            number = float(text)
+        except ValueError:
+            raise HanaError(257, "sql syntax error: a number without its exponent") from None  # sqlglot takes "1e"
+        if math.isinf(number):
+            raise HanaError(314, "numeric overflow: a literal does not fit DOUBLE")
+        return Bound(repr(number), DOUBLE, nullable=False, constant=True)
+    if "." in text:
+        digits, _, fraction = text.lstrip("-").partition(".")
+        kind = HanaType(TypeCode.DECIMAL, max(1, len(digits) + len(fraction)), len(fraction))
+        decimal = to_decimal(text, "a literal")
+        return Bound(literal(f"{decimal or abs(decimal):f}"), kind, nullable=False, constant=True)
+    if len(text) > _LONGEST_NUMBER:
+        raise HanaError(314, "numeric overflow: a literal has too many digits")
+    value = int(text)
+    if -(2**31) <= value < 2**31:
+        return Bound(text, INTEGER, nullable=False, constant=True)
+    if -(2**63) <= value < 2**63:
+        return Bound(text, BIGINT, nullable=False, constant=True)
+    kind = HanaType(TypeCode.DECIMAL, 38, 0)
+    return Bound(literal(plain_decimal(to_decimal(text, "a literal"), 38)), kind, nullable=False, constant=True)
+
+
+@binds(exp.HexString)
+def _hex(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    digits = node.this
+    if len(digits) % 2 or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
+        raise syntax_error("a hexadecimal literal needs an even number of hexadecimal digits")
+    return Bound(f"x'{digits}'", HanaType(TypeCode.VARBINARY, max(1, len(digits) // 2)), nullable=False, constant=True)
+
+
+@binds(exp.Null)
+def _null(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    return Bound("NULL", None, constant=True)
+
+
+@binds(exp.Boolean)
+def _boolean(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    return Bound("1" if node.this else "0", BOOLEAN, nullable=False, constant=True)
+
+
+def identifier(node: exp.Expr | None) -> str:
+    """The name an identifier stands for: as written when quoted, upper-cased otherwise; '' for none."""
+    if node is None:
+        return ""
+    if not isinstance(node, exp.Identifier):
+        raise syntax_error("a name is expected")
+    return str(node.this) if node.quoted else str(node.this).upper()
+
+
+@binds(exp.Column)
+def _column(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    if isinstance(node.this, exp.Star):
+        raise syntax_error("* is not allowed here")
+    name, table, schema = (identifier(node.args.get(part)) for part in ("this", "table", "db"))
+    if not table and not node.this.quoted and name in NILADIC:
+        return by_signature(name, [])
+    return sequences.bind(binding, scope, name, table, schema) or scope.resolve(name, table, schema)
+
+
+@binds(Score)
+def _score(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
+    term = bind(binding, scope, node.this, DEFAULT_PARAMETER)
+    columns = [bind(binding, scope, column) for column in node.expressions]
+    scores = [f"ifnull(hana_score({term.sql}, {coercion.text_of(column).sql}), 0.0)" for column in columns]
+    return Bound(scores[0] if len(scores) == 1 else f"max({', '.join(scores)})", DOUBLE)
+
+
+def _holds(binding: Binding, scope: Scope, node: Score) -> Bound | None:
+    """SCORE(...) > 0 by the words that are kept for a column of a stored table; None for any other."""
+    term, *columns = (bind(binding, scope, part, DEFAULT_PARAMETER) for part in (node.this, *node.expressions))
+    if len(columns) != 1 or not term.constant:
+        return None
+    (column,) = columns
+    for source in scope.sources:
+        if source.table and any(entry.read(source.alias) == column.sql for entry in source.columns):
+            if coercion.text_of(column).sql != column.sql:
+                return None
+            binding.word_indexes.add(source.table)
+            name = column.sql.removeprefix(f"{source.alias}.")
+            rowids = f"{HOLDERS_FUNCTION}({literal(source.table)}, {literal(name)}, {term.sql})"
+            return Bound(f"({source.alias}._rowid_ IN (SELECT value FROM json_each({rowids})))", BOOLEAN)
+    return None
+
+
+# --- calls by signature -----------------------------------------------------------------------------------------------
+
+
+def by_signature(name: str, arguments: Sequence[Bound]) -> Bound:
+    signature = signatures.SIGNATURES[name]
+    if not signature.accepts(len(arguments)):
+        raise signatures.wrong_arguments(name)
+    sqls = [_argument(argument, signature.parameter(index)) for index, argument in enumerate(arguments)]
+    kinds = [argument.type or DEFAULT_PARAMETER for argument in arguments]
+    constant = all(argument.constant for argument in arguments)
+    return Bound(f"{signature.function(kinds)}({', '.join(sqls)})", signature.result_type(kinds), constant=constant)
+
+
+def _argument(argument: Bound, declared: HanaType | None) -> str:
+    """An argument as the Python function wants it; what the type system knows and SQLite does not is settled here."""
+    kind = argument.type
+    if kind is not None and declared is not None and declared.code in BINARIES and kind.code not in _BYTES:
+        raise HanaError(266, f"inconsistent datatype: a binary is wanted, not {kind.name}; use TO_BINARY()")
+    if kind is None or kind.code in BINARIES | VECTORS | LOBS:
+        return argument.sql
+    if declared is None:
+        return coercion.text_of(argument).sql if kind.code is TypeCode.BOOLEAN else argument.sql
+    if datatypes.is_text(declared):
+        return coercion.text_of(argument).sql
+    if declared.code in NUMBERS and datatypes.is_text(kind):
+        return coercion.coerce(argument, DOUBLE if declared.code in FLOATS else datatypes.FLOATING_DECIMAL).sql
+    if declared.code in FLOATS and kind.code is TypeCode.DECIMAL:
+        return coercion.coerce(argument, DOUBLE).sql
+    return argument.sql

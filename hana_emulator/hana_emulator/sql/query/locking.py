@@ -1,0 +1,115 @@
+"""SELECT ... FOR UPDATE: the clause's text, and which rows of which tables a bound SELECT locks. Takes no locks itself.
+
+Source: SAP HANA SQL Reference Guide, SELECT: FOR UPDATE [OF columns] [NOWAIT | WAIT seconds] [IGNORE LOCKED].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlglot.tokenizer_core import Token, TokenType
+
+from hana_emulator.errors import invalid_column, not_supported
+from hana_emulator.seam import Storage
+from hana_emulator.sql.language.reader import TokenReader, is_word
+from hana_emulator.sql.query.queries import SelectParts
+from hana_emulator.sql.query.scope import Bound, Source
+
+_TABLE = re.compile(r'"(~(?:[^"]|"")*)" AS (\w+)')
+_ROWID = "_rowid_"
+ResultRow = tuple[Storage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LockClause:
+    """FOR UPDATE as written. `columns` are the dotted names after OF; `patience` seconds, None: the session's own."""
+
+    columns: tuple[tuple[str, ...], ...] = ()
+    patience: float | None = None
+    skips_locked: bool = False
+
+    @property
+    def nowait(self) -> bool:
+        return self.patience == 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowLocks:
+    """What to lock: each of the last columns of a result row is the rowid of a row in the table at its place."""
+
+    clause: LockClause
+    tables: tuple[str, ...]
+
+    def split(self, row: ResultRow) -> tuple[ResultRow, list[tuple[str, int]]]:
+        """The row that was asked for, and (table, rowid) of the rows behind it; an outer join may lack some."""
+        end = len(row) - len(self.tables)
+        behind = zip(self.tables, row[end:], strict=True)
+        return row[:end], [(table, rowid) for table, rowid in behind if isinstance(rowid, int)]
+
+
+def split_clause(sql: str, tokens: Sequence[Token]) -> tuple[list[Token], LockClause | None]:
+    """The statement without its FOR UPDATE, and that clause. Raises HanaError 257, and 7 for FOR SHARE LOCK."""
+    depth = 0
+    for place, token in enumerate(tokens):
+        depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
+        if depth == 0 and is_word(token, "FOR") and place + 1 < len(tokens):
+            if is_word(tokens[place + 1], "SHARE"):
+                raise not_supported("FOR SHARE LOCK")
+            if is_word(tokens[place + 1], "UPDATE"):
+                reader = TokenReader(sql, list(tokens[place + 2 :]))
+                clause = _read_clause(reader)
+                if not reader.peek("WITH", "HINT"):
+                    reader.end()
+                return list(tokens[:place]), clause
+    return list(tokens), None
+
+
+def _read_clause(reader: TokenReader) -> LockClause:
+    columns: list[tuple[str, ...]] = []
+    if reader.take("OF"):
+        columns.append(_dotted(reader))
+        while reader.take(","):
+            columns.append(_dotted(reader))
+    patience: float | None = None
+    if reader.take("NOWAIT"):
+        patience = 0.0
+    elif reader.take("WAIT"):
+        patience = float(reader.number())
+    return LockClause(tuple(columns), patience, reader.take("IGNORE", "LOCKED"))
+
+
+def _dotted(reader: TokenReader) -> tuple[str, ...]:
+    parts = [reader.identifier()]
+    while reader.take("."):
+        parts.append(reader.identifier())
+    return tuple(parts)
+
+
+def lock_rows_of(parts: SelectParts, clause: LockClause) -> RowLocks:
+    """Adds the rowids to the select list of `parts`. Raises HanaError 7 where result rows are not rows of tables."""
+    if parts.distinct or parts.groups or parts.scope.aggregates:
+        raise not_supported("FOR UPDATE of DISTINCT, GROUP BY or aggregates")
+    by_alias = {alias: table.replace('""', '"') for table, alias in _TABLE.findall(parts.source)}
+    wanted = [source for source in parts.scope.sources if source.alias in by_alias]
+    if len(wanted) < sum(source.schema != "SYS" for source in parts.scope.sources):
+        raise not_supported("FOR UPDATE of views and derived tables")
+    if clause.columns:
+        named = {_owner(wanted, column) for column in clause.columns}
+        wanted = [source for source in wanted if source.alias in named]
+    for source in wanted:
+        if any(entry.column.name == _ROWID.upper() for entry in source.columns):
+            raise not_supported(f"FOR UPDATE of a table with a column {_ROWID.upper()}")
+        parts.items.append(Bound(f"{source.alias}.{_ROWID}", None))
+    return RowLocks(clause, tuple(by_alias[source.alias] for source in wanted))
+
+
+def _owner(sources: Sequence[Source], names: tuple[str, ...]) -> str:
+    """The alias of the table that has the column; a table's own name will do too."""
+    column, table = names[-1], names[-2] if len(names) > 1 else ""
+    for source in sources:
+        known = any(entry.column.name == column for entry in source.columns)
+        if (known and table in ("", source.name)) or (not table and source.name == column):
+            return source.alias
+    raise invalid_column(".".join(names))

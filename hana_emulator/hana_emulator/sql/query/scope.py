@@ -1,0 +1,216 @@
+"""What a name means at one place of a statement: sources with their columns, common table expressions, outer queries.
+
+Knows nothing of values; emits SQLite text for column references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from hana_emulator.errors import HanaError, invalid_column
+from hana_emulator.sql.catalog import row_ids
+from hana_emulator.sql.catalog.catalog import Catalog
+from hana_emulator.sql.catalog.rights import Touch
+from hana_emulator.sql.language import limits
+from hana_emulator.types import DEFAULT_PARAMETER, Column, HanaType, Parameter
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A bound expression: its SQLite text and its HANA type (None: NULL, or a parameter nobody has typed yet)."""
+
+    sql: str
+    type: HanaType | None
+    nullable: bool = True
+    column: Column | None = None
+    parameter: int | None = None
+    constant: bool = False
+    """True when no column takes part, so that it can be evaluated once."""
+
+    def typed(self, kind: HanaType | None) -> Bound:
+        return replace(self, type=kind)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column that a FROM clause offers: how HANA names it, how SQLite reads it. With a `place`, it stands there in
+    the JSON array that `sql` gives."""
+
+    column: Column
+    sql: str
+    place: int | None = None
+
+    def read(self, alias: str) -> str:
+        """SQLite text for the column of the source called `alias`."""
+        whole = f"{alias}.{self.sql}"
+        return whole if self.place is None else f"json_extract({whole}, '$[{self.place}]')"
+
+    def optional(self) -> SourceColumn:
+        return replace(self, column=replace(self.column, nullable=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One entry of a FROM clause. `alias` is unique in the statement and never clashes with an encoded name."""
+
+    alias: str
+    name: str
+    schema: str
+    columns: tuple[SourceColumn, ...]
+    row_id: SourceColumn | None = None
+    """The pseudo-column `"$rowid$"`, which `*` does not stand for."""
+    table: str = ""
+    """The key of the stored table whose rows it gives, each at most once and with its `_rowid_`."""
+    qualified: bool = False
+    """Whether its columns are found only with its name before them, as those of a trigger's rows are."""
+
+    def find(self, name: str) -> SourceColumn | None:
+        found = [entry for entry in self.columns if entry.column.name == name]
+        if len(found) > 1:
+            raise HanaError(268, f"column ambiguously defined: {name}")
+        if not found and self.row_id is not None and name == row_ids.NAME:
+            return self.row_id
+        return found[0] if found else None
+
+    @property
+    def readable(self) -> tuple[SourceColumn, ...]:
+        """All that can be named."""
+        return self.columns if self.row_id is None else (*self.columns, self.row_id)
+
+    def answers_to(self, table: str, schema: str) -> bool:
+        return self.name == table and (not schema or self.schema == schema)
+
+    def outer(self) -> Source:
+        """The same with every column nullable: the optional side of an outer join."""
+        columns = tuple(entry.optional() for entry in self.columns)
+        row_id = self.row_id.optional() if self.row_id is not None else None
+        return replace(self, columns=columns, row_id=row_id, table="")
+
+
+@dataclass(frozen=True, slots=True)
+class CommonTable:
+    """A WITH entry: its SQLite name and its columns, read as c1, c2, ..."""
+
+    alias: str
+    columns: tuple[Column, ...]
+    sources: int = 1
+    """How many tables, views and subqueries it reads, with those of the entries that it reads."""
+
+
+@dataclass(slots=True)
+class Scope:
+    """The names visible in one SELECT, UPDATE, DELETE or MERGE."""
+
+    parent: Scope | None = None
+    sources: list[Source] = field(default_factory=list)
+    common: dict[str, CommonTable] = field(default_factory=dict)
+    outputs: dict[str, Bound] = field(default_factory=dict)
+    """Select aliases, readable in ORDER BY only."""
+    aggregates: bool = False
+    """Set as soon as an aggregate function is bound here."""
+    trace: dict[int, str] = field(default_factory=dict)
+    """The SQLite text of every node bound here, by the node's id: what GROUP BY is checked with."""
+
+    def common_table(self, name: str) -> CommonTable | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.common:
+                return scope.common[name]
+            scope = scope.parent
+        return None
+
+    def resolve(self, name: str, table: str = "", schema: str = "") -> Bound:
+        """Raises HanaError 260 when nobody has the column, 268 when two sources do."""
+        scope: Scope | None = self
+        while scope is not None:
+            found = scope._local(name, table, schema)
+            if found is not None:
+                return found
+            scope = scope.parent
+        if not table and name in self.outputs:
+            return self.outputs[name]
+        raise invalid_column(f"{table}.{name}" if table else name)
+
+    def _local(self, name: str, table: str, schema: str) -> Bound | None:
+        found: list[tuple[Source, SourceColumn]] = []
+        for source in self.sources:
+            if (table or source.qualified) and not source.answers_to(table, schema):
+                continue
+            entry = source.find(name)
+            if entry is not None:
+                found.append((source, entry))
+        if len(found) > 1:
+            raise HanaError(268, f"column ambiguously defined: {name}")
+        return column_reference(*found[0]) if found else None
+
+    def matching(self, table: str, schema: str = "") -> list[Source]:
+        """The sources that `*` or `table.*` stands for."""
+        found = [source for source in self.sources if not table or source.answers_to(table, schema)]
+        if not found:
+            raise invalid_column(f"{table}.*" if table else "*")
+        return found
+
+
+def column_reference(source: Source, entry: SourceColumn) -> Bound:
+    return Bound(entry.read(source.alias), entry.column.type, entry.column.nullable, entry.column)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundQuery:
+    """A query ready for SQLite; its output columns are called c1, c2, ... there."""
+
+    sql: str
+    columns: tuple[Column, ...]
+
+
+@dataclass(slots=True)
+class Binding:
+    """One statement being bound: the catalogue it sees and what has been learnt of its parameters."""
+
+    catalog: Catalog
+    schema: str
+    bind_query: Callable[[Binding, exp.Expr, Scope | None], BoundQuery]
+    parameters: dict[int, Parameter] = field(default_factory=dict)
+    touches: set[Touch] = field(default_factory=set)
+    """What the statement needs privileges for; a view is one thing, whatever it reads."""
+    word_indexes: set[str] = field(default_factory=set)
+    """Tables whose texts the statement searches by their words."""
+    view_depth: int = 0
+    outer: Scope | None = None
+    """In the body of a trigger: the rows it is fired for. SQLite then wants the tables written without an alias."""
+    sources: int = 0
+    """How many there are so far; those of a WITH entry count whenever it is read, for SQLite reads them anew."""
+    _aliases: int = 0
+
+    def count(self, sources: int) -> None:
+        """Raises HanaError 2048 for too many."""
+        self.sources += sources
+        limits.check_sources(self.sources)
+
+    def alias(self, prefix: str = "t") -> str:
+        """A name of its own for a source."""
+        self.count(1)
+        self._aliases += 1
+        return f"{prefix}{self._aliases}"
+
+    def parameter(self, number: int, kind: HanaType | None, name: str = "") -> None:
+        """Declare the type of the `number`-th `?`; the first that knows one wins."""
+        if number not in self.parameters or kind is not None:
+            self.parameters[number] = Parameter(kind or DEFAULT_PARAMETER, name)
+
+    def declared(self, count: int) -> tuple[Parameter, ...]:
+        default = Parameter(DEFAULT_PARAMETER)
+        return tuple(self.parameters.get(number, default) for number in range(1, count + 1))
+
+
+def typed_parameter(binding: Binding, bound: Bound, kind: HanaType | None, name: str = "") -> Bound:
+    """`bound` with the type that its surroundings suggest, if it is a parameter nobody has typed yet."""
+    if bound.parameter is None or bound.type is not None or kind is None:
+        return bound
+    binding.parameter(bound.parameter, kind, name)
+    return bound.typed(kind)

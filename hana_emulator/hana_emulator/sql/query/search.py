@@ -1,0 +1,187 @@
+"""Top k by vector similarity: recognises the one shape that searches have, and scores a whole column with NumPy.
+
+SELECT TOP k ..., COSINE_SIMILARITY(column, constant) AS s FROM table [WHERE ...] ORDER BY s DESC. Anything else runs
+through the scalar functions, row by row, with the same result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlglot import exp
+
+from hana_emulator.seam import Storage
+from hana_emulator.sql.catalog.catalog import Relation
+from hana_emulator.sql.query import expressions
+from hana_emulator.sql.query.queries import SelectParts
+from hana_emulator.sql.query.scope import Binding, Bound
+from hana_emulator.sql.query.writes import Step, step
+from hana_emulator.sql.storage.column_cache import Key
+from hana_emulator.sql.storage.vectors import Column, Metric
+from hana_emulator.types import VECTORS
+
+SCORE_FUNCTION = "owl_score"
+_ROWID = "_rowid_"
+_METRICS = {metric.value: metric for metric in Metric}
+Rowids = NDArray[np.int64]
+Run = Callable[[str, Sequence[Storage]], list[tuple[Storage, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """The statements of one search. `final` takes the row's parameters and, last, the chosen rowids as a JSON array."""
+
+    key: Key
+    metric: Metric
+    descending: bool
+    query: Step
+    filter: Step | None
+    final: str
+    limit: str
+    offset: str
+
+    def wanted(self, row: Sequence[Storage]) -> int:
+        """How many best rows the result can need."""
+        return _number(self.limit, row) + (_number(self.offset, row) if self.offset else 0)
+
+
+def _number(text: str, row: Sequence[Storage]) -> int:
+    value = row[int(text[1:]) - 1] if text.startswith("?") else int(text)
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def plan_search(binding: Binding, node: exp.Expr, parts: SelectParts, parameters: int) -> SearchPlan | None:
+    """The plan for a bound SELECT of the shape above, None for any other."""
+    relation = _single_table(binding, node, parts)
+    if relation is None or not parts.limit:
+        return None
+    ranking = _ranking(node, parts)
+    if ranking is None:
+        return None
+    call, descending = ranking
+    column, constant = _operands(binding, parts, call)
+    text = parts.scope.trace.get(id(call), "")
+    if column is None or constant is None or not text or text in parts.where:
+        return None
+    alias = parts.scope.sources[0].alias
+    assert column.column is not None
+    return SearchPlan(
+        key=(relation.table_key, column.column.name),
+        metric=_METRICS[str(call.this).upper()],
+        descending=descending,
+        query=step(f"SELECT {constant.sql}"),
+        filter=step(f"SELECT {alias}.{_ROWID} FROM {parts.source} WHERE {parts.where}") if parts.where else None,
+        final=_final(parts, text, alias, parameters + 1),
+        limit=parts.limit,
+        offset=parts.offset,
+    )
+
+
+def _final(parts: SelectParts, call: str, alias: str, holder: int) -> str:
+    """The statement with the scored call looked up instead of computed, over the chosen rows only."""
+    chosen = f"{alias}.{_ROWID} IN (SELECT value FROM json_each(?{holder}))"
+    where, parts.where = parts.where, chosen
+    text = parts.render().replace(call, f"{SCORE_FUNCTION}({alias}.{_ROWID})")
+    parts.where = where
+    return text
+
+
+def _single_table(binding: Binding, node: exp.Expr, parts: SelectParts) -> Relation | None:
+    busy = any(node.args.get(part) for part in ("with_", "joins", "group", "having", "distinct"))
+    if busy or parts.scope.aggregates or len(parts.scope.sources) != 1:
+        return None
+    table = node.args["from_"].this
+    if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
+        return None
+    schema = expressions.identifier(table.args.get("db")) or binding.schema
+    relation = binding.catalog.find(schema, expressions.identifier(table.this))
+    if relation is None or relation.is_view or relation.is_shared_by_sessions:
+        return None
+    if relation.hides_rowid:
+        return None
+    return relation
+
+
+def _ranking(node: exp.Expr, parts: SelectParts) -> tuple[exp.Anonymous, bool] | None:
+    """The vector function that the result is sorted by first, and whether in descending order."""
+    order = node.args.get("order")
+    if order is None:
+        return None
+    first = order.expressions[0]
+    descending = bool(first.args.get("desc"))
+    if bool(first.args.get("nulls_first")) is descending:
+        return None
+    key = first.this
+    if parts.order[0].split(" ")[0].isdigit():
+        position = int(parts.order[0].split(" ")[0])
+        if len(node.expressions) != len(parts.items):
+            return None
+        key = node.expressions[position - 1]
+    key = key.this if isinstance(key, exp.Alias) else key
+    if isinstance(key, exp.Anonymous) and str(key.this).upper() in _METRICS and len(key.expressions) == 2:
+        return key, descending
+    return None
+
+
+def _operands(binding: Binding, parts: SelectParts, call: exp.Anonymous) -> tuple[Bound | None, Bound | None]:
+    """The vector column and the constant among the two arguments."""
+    column = constant = None
+    for argument in call.expressions:
+        bound = expressions.bind(binding, parts.scope, argument, None)
+        if bound.column is not None and bound.type is not None and bound.type.code in VECTORS:
+            column = bound
+        elif bound.constant:
+            constant = bound
+    return column, constant
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The rows a search may return, with their scores (none for a row without a vector)."""
+
+    rowids: list[int]
+    scores: dict[int, float]
+
+    @property
+    def as_json(self) -> str:
+        return json.dumps(self.rowids)
+
+
+def rank(plan: SearchPlan, vectors: Callable[[], Column], run: Run, row: Sequence[Storage]) -> Ranking | None:
+    """Choose the best rows; ties at the last place are all kept, so that further sort keys decide. None when the query
+    vector is NULL: then every score is NULL, which the scalar functions handle."""
+    ((query,),) = run(plan.query.sql, row[: plan.query.parameters])
+    if not isinstance(query, bytes):
+        return None
+
+    column = vectors()
+    rowids, scores = column.scores(query, plan.metric)
+    nulls = column.nulls
+    if plan.filter is not None:
+        found = np.array(run(plan.filter.sql, row[: plan.filter.parameters]), dtype=np.int64).reshape(-1)
+        keep = np.isin(rowids, found)
+        rowids, scores, nulls = rowids[keep], scores[keep], nulls[np.isin(nulls, found)]
+    best = _best(scores, plan.wanted(row), descending=plan.descending)
+    chosen = rowids[best].tolist()
+    scored = dict(zip(chosen, scores[best].tolist(), strict=True))
+    return Ranking(chosen + _needed_nulls(nulls, len(chosen), plan, row), scored)
+
+
+def _best(scores: NDArray[np.float32], wanted: int, *, descending: bool) -> NDArray[np.intp]:
+    keys = -scores if descending else scores
+    if wanted >= len(keys):
+        return np.arange(len(keys))
+    if wanted <= 0:
+        return np.zeros(0, np.intp)
+    return np.flatnonzero(keys <= np.partition(keys, wanted - 1)[wanted - 1])
+
+
+def _needed_nulls(nulls: Rowids, scored: int, plan: SearchPlan, row: Sequence[Storage]) -> list[int]:
+    """Rows without a vector sort last in descending order and first in ascending order, as NULLs do in HANA."""
+    if plan.descending and scored >= plan.wanted(row):
+        return []
+    return list(map(int, nulls))

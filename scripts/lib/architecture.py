@@ -1,0 +1,223 @@
+"""Check what no linter knows: the import contracts and that each can fail, declared dependencies, sizes, docstrings.
+
+scripts/check runs this in one process. Violations are planted into the import graph, not into files.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from grimp import ImportGraph, build_graph
+from importlinter.application.use_cases import read_user_options
+from importlinter.configuration import configure
+from importlinter.contracts.forbidden import ForbiddenContract
+from importlinter.contracts.layers import LayersContract
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+# Import name -> the folder that holds it.
+PACKAGES = {
+    "app": "app",
+    "connector": "connector",
+    "hana_emulator": "hana_emulator/hana_emulator",
+    "owl_sap_client": "owl_sap_client/owl_sap_client",
+}
+LINES_MAX = 900
+CONTRACTS = {"layers": LayersContract, "forbidden": ForbiddenContract}
+
+# Importer, imported, the contract that must then be broken. The importers are rooms, so that files may move in them.
+# Layers need no entry: an import from their lowest layer to their highest is planted in each.
+PLANTS = [
+    ("app.src.core", "connector", "core knows no HANA, no HTTP, no settings, no metrics"),
+    ("app.src.core", "app.src.settings", "core knows no HANA, no HTTP, no settings, no metrics"),
+    ("app.src.core", "app.src.observe.metrics", "core knows no HANA, no HTTP, no settings, no metrics"),
+    ("connector.stores.local", "torch", "the connector knows no app, no GPU, no HTTP"),
+    ("connector.model", "httpx", "the connector knows no app, no GPU, no HTTP"),
+    ("connector.hana", "app.src.settings", "the connector knows no app, no GPU, no HTTP"),
+    ("connector.sync", "hdbcli", "hdbcli stays in connector.hana.connection"),
+    ("app.src.service", "hdbcli", "hdbcli stays in connector.hana.connection"),
+    ("app.src.service", "torch", "torch stays in app.src.core"),
+    ("app.src.observe", "sentence_transformers", "torch stays in app.src.core"),
+    ("app.src.service", "mcp", "the MCP SDK stays in app.src.mcp"),
+    ("app.src.api", "mcp_types", "the MCP SDK stays in app.src.mcp"),
+    ("app.src.service", "fastapi", "fastapi stays in app.src.api"),
+    ("app.src.jobs", "starlette", "fastapi stays in app.src.api"),
+    ("app.src.mcp", "starlette", "fastapi stays in app.src.api"),
+    ("owl_sap_client", "connector.errors", "the client stands alone"),
+    ("app.src", "owl_sap_client", "nobody builds on the client"),
+    ("app.src", "hana_emulator", "production code never imports the stand-in"),
+    ("connector.stores.hana", "hana_emulator", "production code never imports the stand-in"),
+    ("hana_emulator", "connector.model", "the stand-in shares no code with what it tests"),
+    ("hana_emulator.session", "hana_emulator.sql", "wire and SQL meet at the seam"),
+    ("hana_emulator.protocol", "hana_emulator.sql", "wire and SQL meet at the seam"),
+]
+
+# Packages imported through a string, which the graph does not hold -> the only place that may.
+BY_NAME = {
+    "hdbcli": "connector/hana/connection.py",
+    "torch": "app/src/core/",
+    "transformers": "app/src/core/",
+    "sentence_transformers": "app/src/core/",
+    "fastapi": "app/src/api/",
+    "mcp": "app/src/mcp/",
+    "hana_emulator": "hana_emulator/",
+}
+
+# The extras that a package's users install; none is for developers only.
+EXTRAS = {
+    "app": {"hana", "engine", "serve", "onnx", "tensorrt", "train", "langchain", "mcp", "benchmark"},
+    "connector": {"hana", "langchain"},
+    "hana_emulator": set(),
+    "owl_sap_client": {"langchain"},
+}
+# These run in environments of their own (scripts/peers) and import each other by name.
+ELSEWHERE = "app/src/benchmark/workers/"
+# The suite that uses the emulator's fixture brings these itself.
+BROUGHT = {"hana_emulator": {"hdbcli", "pytest"}}
+
+Options = dict[str, Any]
+
+
+SESSION: Options = {"root_packages": list(PACKAGES), "include_external_packages": "True"}
+
+
+def broken(graph: ImportGraph, contract: Options) -> bool:
+    checked = CONTRACTS[contract["type"]](contract["name"], session_options=SESSION, contract_options=contract)
+    return not checked.check(deepcopy(graph), verbose=False).kept
+
+
+def with_import(graph: ImportGraph, importer: str, imported: str) -> ImportGraph:
+    changed = deepcopy(graph)
+    if imported not in changed.modules:
+        changed.add_module(imported, is_squashed=imported.partition(".")[0] not in PACKAGES)
+    changed.add_import(importer=importer, imported=imported)
+    return changed
+
+
+def layers_of(contract: Options) -> list[list[str]]:
+    """Return the modules of each layer, the highest layer first."""
+    container = contract["containers"][0]
+    split = [line.replace("|", ":").replace("(", "").replace(")", "").split(":") for line in contract["layers"]]
+    return [[f"{container}.{name.strip()}" for name in line] for line in split]
+
+
+def plants(contracts: Iterable[Options]) -> Iterator[tuple[str, str, str]]:
+    yield from PLANTS
+    for contract in contracts:
+        if contract["type"] == "layers":
+            layers = layers_of(contract)
+            yield layers[-1][0], layers[0][0], contract["name"]
+
+
+def contract_faults() -> Iterator[str]:
+    """Yield the contracts that are broken, and those that a planted violation does not break."""
+    configure()
+    options = read_user_options(str(ROOT / ".importlinter"))
+    contracts = {contract["name"]: contract for contract in options.contracts_options}
+    graph = build_graph(*PACKAGES, include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None)
+    kept = {name: not broken(graph, contract) for name, contract in contracts.items()}
+    for name in (name for name, is_kept in kept.items() if not is_kept):
+        yield f"contract {name!r} is broken; lint-imports says where"
+    unproven = set(contracts)
+    for importer, imported, name in plants(contracts.values()):
+        if importer not in graph.modules or name not in contracts:
+            yield f"plant {importer} -> {imported} ({name!r}): there is no such importer or contract"
+        elif kept[name] and not broken(with_import(graph, importer, imported), contracts[name]):
+            yield f"contract {name!r} allows {importer} -> {imported}"
+        unproven.discard(name)
+    for contract in contracts.values():
+        if contract["type"] == "layers" and contract.get("exhaustive") in ("True", True):
+            new = deepcopy(graph)
+            new.add_module(f"{contract['containers'][0]}.a_new_module")
+            if kept[contract["name"]] and not broken(new, contract):
+                yield f"contract {contract['name']!r} allows a module that it does not name"
+    for name in unproven:
+        yield f"contract {name!r} has no planted violation in {Path(__file__).name}"
+
+
+class Source:
+    """One file of what ships."""
+
+    def __init__(self, package: str, path: Path) -> None:
+        self.package = package
+        self.name = path.relative_to(ROOT).as_posix()
+        self.text = path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.text)
+
+    def imported(self) -> Iterator[str]:
+        """Yield the top-level names of all absolute imports, those inside functions too."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                yield node.module.partition(".")[0]
+
+    def imported_by_name(self) -> Iterator[str]:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+                for argument in node.args:
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                        yield argument.value.partition(".")[0]
+
+
+def declared(package: str) -> set[str]:
+    """Return the distributions that the package's own project or one of its extras names."""
+    folder = ROOT / package if (ROOT / package / "pyproject.toml").exists() else ROOT
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project.get("optional-dependencies", {})
+    lines = [*project["dependencies"], *(line for extra in EXTRAS[package] for line in extras.get(extra, []))]
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
+def source_faults() -> Iterator[str]:
+    """Yield files that are too long or have no docstring, undeclared imports, and imports by name out of place."""
+    distributions = importlib.metadata.packages_distributions()
+    for package, folder in PACKAGES.items():
+        known = declared(package)
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            source = Source(package, path)
+            if (lines := source.text.count("\n")) > LINES_MAX:
+                yield f"{source.name}: {lines} lines, at most {LINES_MAX}"
+            if source.text.strip() and not ast.get_docstring(source.tree):
+                yield f"{source.name}: no docstring"
+            for name in set(source.imported_by_name()):
+                if name in BY_NAME and not source.name.startswith(BY_NAME[name]):
+                    yield f"{source.name}: imports {name} by name, which only {BY_NAME[name]} may"
+            if source.name.startswith(ELSEWHERE):
+                continue
+            for name in set(source.imported()) - sys.stdlib_module_names - set(PACKAGES) - BROUGHT.get(package, set()):
+                if not {canonicalize_name(by) for by in distributions.get(name, [name])} & known:
+                    yield f"{source.name}: imports {name}, which no dependency of {package} in pyproject.toml declares"
+
+
+def tree_faults() -> Iterator[str]:
+    """Yield package files that would do harm where they stand."""
+    if (ROOT / "app/src/core/__init__.py").read_text(encoding="utf-8").strip():
+        # `python -m app.src.core.t4_gpu_optimizer` would warn that it is already in sys.modules.
+        yield "app/src/core/__init__.py: must be empty"
+    for folder in ("tests", "hana_emulator/tests", "owl_sap_client/tests"):
+        # With --import-mode=importlib it would shadow a package of the same name.
+        for path in (ROOT / folder).rglob("__init__.py"):
+            yield f"{path.relative_to(ROOT)}: folders of tests are no packages"
+
+
+CHECKS: tuple[Callable[[], Iterator[str]], ...] = (contract_faults, source_faults, tree_faults)
+
+
+def main() -> int:
+    found = [fault for check in CHECKS for fault in check()]
+    sys.stderr.writelines(f"{fault}\n" for fault in found)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "hana_emulator"), str(ROOT / "owl_sap_client")]
+    sys.exit(main())
