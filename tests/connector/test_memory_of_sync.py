@@ -31,7 +31,7 @@ class EndlessSource(MemorySource):
     def count(self, query: Query) -> int:
         return self.count_of_rows
 
-    def pages(self, query: Query, size: int, within: object = None) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
         for start in range(0, self.count_of_rows, size):
             numbers = range(start, min(start + size, self.count_of_rows))
             yield [self._row(number) for number in numbers]

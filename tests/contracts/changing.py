@@ -135,7 +135,7 @@ class MemorySource:
     def count(self, query: Query) -> int:
         return len(self.data.rows)
 
-    def pages(self, query: Query, size: int, within: object = None) -> Iterator[list[Row]]:
+    def pages(self, query: Query, size: int) -> Iterator[list[Row]]:
         keys = sorted(self.data.rows)
         for start in range(0, len(keys), size):
             yield self.rows(query, [(key,) for key in keys[start : start + size]])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from connector.errors import ConfigurationError
-from connector.model import CollectionSpec, KeyRange, Query, Table, Token
+from connector.model import CollectionSpec, Query, Table, Token
 from connector.protocols import Source
 from connector.sync.feeds.feed import Batch, Choice, Earlier, Mark, ReadPlan
 
@@ -36,9 +36,9 @@ class FullFeed:
 
     def streams(self) -> Sequence[Iterator[Batch]]:
         parts = min(self._readers, self._rows // ROWS_PER_READER)
-        ranges: Sequence[KeyRange | None] = [None]
-        if parts > 1:
-            ranges = self._source.ranges(self._query, parts, self._rows)
+        if parts < 2:
+            return [map(Batch, self._source.pages(self._query, self._page_rows))]
+        ranges = self._source.ranges(self._query, parts, self._rows)
         return [map(Batch, self._source.pages(self._query, self._page_rows, within)) for within in ranges]
 
     def mark(self) -> Mark | None:
