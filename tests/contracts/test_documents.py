@@ -244,7 +244,7 @@ def test_a_writer_that_keeps_the_collection_is_waited_for_and_then_told(
     with store.lease("notes", "somebody", 1), pytest.raises(LeaseLost, match="being written by 'somebody'"):
         hasty.put([NewDocument("a", "another text")])
     turn = Turn(wait=0.05)
-    with turn.lock, pytest.raises(LeaseLost, match="others of this process"):
+    with turn.lock, pytest.raises(LeaseLost, match="other requests"):
         Documents(SPEC, store, embedder, turn).put([NewDocument("a", "another text")])
     assert contents(store) == {"a": [("text", {})]}
 
