@@ -13,7 +13,8 @@ from connector import failpoints
 from connector.document.document import Renderer, vector_digest
 from connector.errors import Overloaded, RowRejected, RowsRejected
 from connector.model import ChangeSet, Chunk, Document, Lease, QuarantinedRow
-from connector.protocols import Embedder, VectorStore
+from connector.protocols import Embedder
+from connector.stores.store import VectorStore
 from connector.sync.embedding import Embedded, TextEmbedder, Vector
 from connector.sync.options import StageClock
 

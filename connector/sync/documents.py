@@ -16,8 +16,9 @@ from connector.document.chunking import Chunker
 from connector.document.document import chunks, document_id, metadata_digest, parse_id
 from connector.errors import BadDocument, LeaseLost, RowRejected, RowsRejected, WrongOrigin
 from connector.model import ChangeSet, Checkpoint, Chunk, CollectionSpec, Document, Lease
-from connector.protocols import Embedder, VectorStore
+from connector.protocols import Embedder
 from connector.stores.records import FOREIGN, AskedIds, metadata_text
+from connector.stores.store import VectorStore
 from connector.sync.apply import with_vectors
 from connector.sync.decide import Action, decide, rehashed
 from connector.sync.embedding import TextEmbedder, Vector
@@ -205,7 +206,7 @@ class Documents:
 
     def _actions(self, wanted: Mapping[str, tuple[int, Document]]) -> dict[str, tuple[Action, list[Chunk]]]:
         """By id, with the chunks to write where only metadata differ."""
-        index = StoredIndex([self._store.stored_of(self._spec.name, list(wanted))])
+        index = StoredIndex(self._store.stored(self._spec.name, list(wanted)))
         found = {}
         for (id_, (_, document)), position in zip(wanted.items(), index.positions(list(wanted)).tolist(), strict=True):
             stored = index.hashes(position)
@@ -248,9 +249,9 @@ def delete(spec: CollectionSpec, store: VectorStore, ids: Sequence[str], turn: T
         return 0
     _check_origin(spec, status.checkpoint)
     with turn.taken(store, spec.name) as lease:
-        there = list(dict.fromkeys(chunk.id for chunk in store.stored_of(spec.name, known)))
+        there = list(dict.fromkeys(chunk.id for page in store.stored(spec.name, known) for chunk in page))
         foreign = [id_ for id_ in _foreign_ids(ids) if stored_id(id_) not in there]
-        if foreign and (found := store.texts_of(spec.name, foreign)):
+        if foreign and (found := store.view(spec.name).texts(foreign)):
             raise WrongOrigin(
                 f'"{spec.name}": the row {found[0].id} was written by another program, not through this service; '
                 "nothing was deleted. Delete that row with the program that wrote it"

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, replace
 
 from connector.errors import GenerationRefused, UnknownGeneration
 from connector.model import CollectionSpec, Generation
-from connector.protocols import Embedder, VectorStore
-from connector.stores.generation_rules import no_generation
+from connector.protocols import Embedder
+from connector.stores.generations import numbered
 from connector.stores.ranking import overlap, rank_biased_overlap
 from connector.stores.records import ModelStamp
+from connector.stores.store import VectorStore
 
 DEPTH = 10
 SAMPLED_FROM = 20_000  # records, the oldest ones, that sample texts are drawn from
@@ -27,7 +28,7 @@ def is_of(generation: Generation, stamp: ModelStamp) -> bool:
 
 
 def building_for(generations: Sequence[Generation], stamp: ModelStamp) -> Generation | None:
-    """Return the generation that a sync with this model continues, as `VectorStore.begin_generation` chooses it."""
+    """Return the generation that a sync with this model continues, as `Generations.begin` chooses it."""
     return _newest(each for each in generations if each.state == "building" and is_of(each, stamp))
 
 
@@ -40,10 +41,7 @@ def last_retired(generations: Sequence[Generation]) -> Generation | None:
 def chosen(collection: str, generations: Sequence[Generation], number: int | None) -> Generation:
     """Return generation `number`; None: the newest building one. Raises UnknownGeneration, GenerationRefused."""
     if number is not None:
-        for each in generations:
-            if each.number == number:
-                return each
-        raise no_generation(collection, number, [each.number for each in generations])
+        return numbered(collection, generations, number)
     if not generations:
         raise UnknownGeneration(f"{collection!r} was never synced and has no generations")
     newest = _newest(each for each in generations if each.state == "building")
@@ -70,7 +68,7 @@ def filled_by_sync(
 ) -> tuple[CollectionSpec, VectorStore | None]:
     """Return what a sync would compare with the source: the spec with the name of the generation it would fill, and the
     store; None when it would begin a new generation."""
-    stamp, found = ModelStamp.of(embedder), store.generations(spec.name, counted=False)
+    stamp, found = ModelStamp.of(embedder), store.generations.all(spec.name, counted=False)
     building = building_for(found, stamp)
     if building is not None:
         return replace(spec, name=building.name), store
@@ -132,7 +130,7 @@ def compare(store: VectorStore, collection: str, serving: Side, other: Side, tex
 
 def _found(store: VectorStore, side: Side, text: str) -> list[str]:
     generation = side.generation
-    hits = store.search(generation.name, side.embedder.embed_query(text), DEPTH, None, generation.number)
+    hits = store.view(generation.name, generation.number).search(side.embedder.embed_query(text), DEPTH)
     return [hit.id for hit in hits if not hit.id.startswith("record:")]
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from connector.protocols import Embedder, Observer, Source, VectorStore
+from connector.protocols import Embedder, Observer, Source
+from connector.stores.store import VectorStore
 
 STAGES = ("read", "render", "tokenize", "embed", "apply")
 Stop = Callable[[], bool]  # called between pages; True ends the run early and keeps what is done

@@ -17,8 +17,9 @@ from connector.document import lengths
 from connector.document.document import Renderer, quarantine_id
 from connector.errors import RowRejected, TextsNotEmbeddable
 from connector.model import Checkpoint, CollectionSpec, Document, Row, Table
-from connector.protocols import Embedder, Observer, Source, VectorStore
+from connector.protocols import Embedder, Observer, Source
 from connector.stores.records import ModelStamp
+from connector.stores.store import VectorStore
 from connector.sync import schema
 from connector.sync.decide import Action, decide
 from connector.sync.embedding import VectorCache

@@ -12,7 +12,7 @@ from typing import Any
 from connector.document.document import Renderer, parse_id, quarantine_id
 from connector.errors import RowRejected, UnknownKey
 from connector.model import ChangeSet, CollectionSpec, Document, Key, Lease, QuarantinedRow, Row, Value
-from connector.protocols import VectorStore
+from connector.stores.store import VectorStore
 from connector.sync.apply import DocumentWriter, Target
 from connector.sync.options import Ends, StageClock, SyncOptions, Watch
 from connector.sync.run import take_lease

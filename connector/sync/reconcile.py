@@ -396,7 +396,7 @@ class PartialRun(_Run):
         self._emptied = 0
 
     def _index_of(self, ids: Sequence[str]) -> StoredIndex:
-        return StoredIndex([self._ends.store.stored_of(self._lease.collection, list(dict.fromkeys(ids)))])
+        return StoredIndex(self._ends.store.stored(self._lease.collection, list(dict.fromkeys(ids))))
 
     def _note(self, id_: str, digest: bytes | None) -> None:
         self._written[id_] = digest

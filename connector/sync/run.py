@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from connector import failpoints
 from connector.errors import DatabaseError, LeaseLost, SchemaChanged, SyncPaused
 from connector.model import CollectionSpec, Lease
-from connector.protocols import Observer, VectorStore
+from connector.protocols import Observer
+from connector.stores.store import VectorStore
 from connector.sync import schema
 from connector.sync.feeds.choose import choose
 from connector.sync.feeds.feed import ReadPlan

@@ -18,7 +18,8 @@ from connector.errors import (
     WrongOrigin,
 )
 from connector.model import ChangeSet, Checkpoint, CollectionSpec, Lease, Table, TableRef
-from connector.protocols import Source, VectorStore
+from connector.protocols import Source
+from connector.stores.store import VectorStore
 from connector.sync.feeds.choose import check, same_settings
 from connector.sync.feeds.feed import ReadPlan
 from connector.sync.options import Ends

@@ -129,7 +129,7 @@ def test_a_column_of_another_type_pauses_until_somebody_accepts_it(scene: Scene)
     assert "TXT was NVARCHAR and is NCLOB" in errors
     assert "--accept-schema" in errors
     assert (scene.content(), status(scene).last_sync) == (before, checkpoint)
-    assert scene.store().search(NAME, scene.embedder.embed_query("pump 5"), 3, None)
+    assert scene.store().view(NAME).search(scene.embedder.embed_query("pump 5"), 3)
     code, out, _ = scene.cli("sync", NAME, "--accept-schema", "--json")
     (report,) = json.loads(out)
     assert (code, report["paused"], report["deleted"]) == (0, None, 0)

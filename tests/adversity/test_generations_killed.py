@@ -68,7 +68,7 @@ def killed_at_point(scene: Scene, point: str, nth: int, *arguments: str) -> None
 
 
 def generations(scene: Scene) -> list[Generation]:
-    return scene.store().generations(NAME)
+    return scene.store().generations.all(NAME)
 
 
 def states(scene: Scene) -> list[str]:

@@ -29,10 +29,10 @@ from connector.model import (
     TableRef,
     Vectors,
 )
-from connector.protocols import VectorStore
 from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
+from connector.stores.store import VectorStore
 from connector.sync.documents import Documents, NewDocument, Turn, delete, given_id, stored_id
 from connector.sync.schema import check_origin
 from hana_emulator.testing import Emulator
@@ -102,7 +102,7 @@ def notes(store: VectorStore, embedder: Counting) -> Documents:
 
 
 def texts(store: VectorStore, *ids: str) -> list[StoredText]:
-    return store.texts_of("notes", [stored_id(id_) for id_ in ids])
+    return store.view("notes").texts([stored_id(id_) for id_ in ids])
 
 
 def contents(store: VectorStore) -> dict[str, list[tuple[str, Any]]]:

@@ -40,7 +40,8 @@ from app.src.service.wiring import EngineEmbedder, Parts
 from app.src.settings import CollectionSettings, Settings, no_collections
 from connector.errors import DatabaseError, UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter, ModelSource, Vectors
-from connector.protocols import Observer, Source, VectorStore
+from connector.protocols import Observer, Source
+from connector.stores.store import VectorStore
 from connector.sync.documents import nothing_to_sync, stored_ids
 
 if TYPE_CHECKING:
