@@ -257,7 +257,7 @@ def _no_schema(pool: HanaPool, schema: str) -> str:
     if pool.read(FIND_SCHEMA, (schema,), doing=doing):
         return ""
     known = [row[0] for row in pool.read(_SCHEMAS, doing=doing)]
-    return f"schema {schema!r} does not exist, or this user cannot see it.{did_you_mean(schema, known)}"
+    return f"there is no schema {schema!r} that this user can see.{did_you_mean(schema, known)}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
