@@ -20,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.src.access import keys
+from app.src.access.files import write_private
 from app.src.access.principal import AccessUnusable
 from app.src.cli import app
 from tests.access.issuer import AUDIENCE, ISSUER, claims, jwk, jwks, rsa_key, signed
@@ -221,7 +222,7 @@ def test_refusals_in_this_process(
 
 def test_a_key_that_could_not_be_handed_over_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    real = keys.write_private
+    real = write_private
 
     def full(path: Path, content: bytes) -> None:
         if path.name == "token":

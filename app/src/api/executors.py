@@ -255,7 +255,7 @@ class Executors:
             return await self._end(begun, request)
         except (ClientLeft, asyncio.CancelledError):
             if request is not None:
-                begun.cancellation.cancelled = True  # at once: the thread that cancels may still wait for HANA
+                begun.cancellation.prevent()  # at once: the thread that cancels may still wait for HANA
                 with suppress(RuntimeError):  # the service has ended
                     self._cancels.submit(begun.cancellation.cancel)
             raise
@@ -359,7 +359,7 @@ class Executors:
         client leaves, its texts leave the queue, even if it left while they were tokenised.
         """
         if (loaded := self.service.parts.embedder_if_loaded) is not None:
-            loaded.batcher.check_room(texts)
+            loaded.engine.check_room(texts)
         queued: list[Future[Vectors]] = []
         left = False
 

@@ -47,7 +47,7 @@ from app.src.api import (
 from app.src.api.bodies import BoundedRoute
 from app.src.api.connections import Bounds, bounded, certificate_of
 from app.src.api.executors import Executors
-from app.src.core.batcher import WorkerDied
+from app.src.core.queue import WorkerDied
 from app.src.observe.metrics import CONTENT_TYPE
 from app.src.service.service import Service, version
 from app.src.settings import is_loopback
