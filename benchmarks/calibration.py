@@ -39,20 +39,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_least, at_most, interleaved, wall  # noqa: E402
+from app.src.benchmark.harness import Figure, Report, at_least, at_most, interleaved, main, wall  # noqa: E402  # noqa: E402
 from app.src.benchmark.workloads import sap_like  # noqa: E402
+from app.src.core.agreement import agreement  # noqa: E402
 from app.src.core.backends.folder import find_folder, read_folder  # noqa: E402
 from app.src.core.backends.tokenizing import RustTokenizer  # noqa: E402
-from app.src.core.onnx_export.activations import session, vectors  # noqa: E402
-from app.src.core.onnx_export.agreement import agreement  # noqa: E402
 from app.src.core.onnx_export.calibrators import Algorithm  # noqa: E402
 from app.src.core.onnx_export.graph import build_graph  # noqa: E402
-from app.src.core.onnx_export.quantise import Recipe, quantise  # noqa: E402
+from app.src.core.onnx_export.quantise import Recipe, quantise, session, vectors  # noqa: E402  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
-JUDGED, HELD_OUT = 400, 84
-"""Of each of the three kinds."""
+JUDGED, HELD_OUT = 400, 84  # of each of the three kinds
 SPEED_TEXTS = 200
 COSINE, OVERLAP, SHARE, SECONDS = at_least(0.99), at_least(0.90), at_least(0.5), at_most(120)
 

@@ -44,14 +44,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.report import Part, Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import (  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     Figure,
+    Part,
+    Report,
     Rounds,
     Target,
     Work,
     at_least,
     interleaved,
+    main,
     significant,
     wall,
 )
@@ -73,16 +75,13 @@ from benchmarks.card_sides import (  # noqa: E402
 )
 
 OURS, ENCODE, PRODUCTS = "ours", "encode", "products"
+# Of mixed texts, of BERT-large, of everything.
 FASTER, SHARE, COSINE = at_least(3), at_least(0.6), at_least(0.999)
-"""Of mixed texts, of BERT-large, of everything."""
-TUNED = 1024
-"""Texts on which the best setting of `encode` is looked for, at least."""
-COMPARED = 64
-"""Texts whose vectors are compared with those in fp32."""
+TUNED = 1024  # texts on which the best setting of `encode` is looked for, at least
+COMPARED = 64  # texts whose vectors are compared with those in fp32
 SWITCHED = ("minilm", "bert-base")
 CALLS = {"1 x 16": (1, 16), "1 x 64": (1, 64), "8 x 32": (8, 32)}
-MOST_TEXTS = 200_000
-"""Of a workload."""
+MOST_TEXTS = 200_000  # of a workload
 
 
 # ----------------------------------------------------------------------------------------------------- how it is done

@@ -41,15 +41,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark.embed import agreement  # noqa: E402
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import (  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     Figure,
+    Report,
     Rounds,
     Target,
     at_least,
     at_most,
     cpu,
     interleaved,
+    main,
     wall,
 )
 from app.src.benchmark.workloads import Workload, sap_like, texts  # noqa: E402
@@ -64,8 +65,7 @@ BATCH_SIZES = {"cpu": (8, 16, 32, 64), "cuda": (32, 64, 128, 256)}
 PRECISIONS = ("fp32", "auto", "int8")
 PEER = "sentence-transformers"
 DEMO_ROWS = 2000
-FEW, MANY, CALL = 1000, 50_000, 1000
-"""Rows after which memory is read, and rows of a call: a sync's window."""
+FEW, MANY, CALL = 1000, 50_000, 1000  # rows after which memory is read, and rows of a call: a sync's window
 GEMM_TOKENS, GEMM_TIMES = 1024, 12
 
 SPEED = {

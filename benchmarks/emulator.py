@@ -31,9 +31,15 @@ from hdbcli import dbapi
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.report import Part, Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_least, at_most  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
+    Figure,
+    Part,
+    Report,
+    at_least,
+    at_most,
+    machine,  # noqa: E402
+    main,
+)
 
 ROWS = 100_000
 DIMENSION = 384

@@ -50,9 +50,15 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.report import Part, Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, Target, at_most  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
+    Figure,
+    Part,
+    Report,
+    Target,
+    at_most,
+    machine,  # noqa: E402
+    main,
+)
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.settings import ApiSettings  # noqa: E402
@@ -67,13 +73,12 @@ TEMPLATE = "{MAKTX}. {LTEXT}"
 MAX_WAIT, READ_TIMEOUT = 1.0, 5.0
 FEW = 4
 K, MOST_K = 5, 1000
+# Of a number of a vector and of a score: batches of other companies round otherwise, in fp32 by less than 1e-5.
 TOLERANCE = 1e-3
-"""Of a number of a vector and of a score: batches of other companies round otherwise, in fp32 by less than 1e-5."""
 HUGE_BYTES = 100 * 10**6
 MB = 1e6
 GROWTH = at_most(200)
-ANYTHING = float("inf")
-"""Rounds of counts and of peaks may scatter as they like."""
+ANYTHING = float("inf")  # rounds of counts and of peaks may scatter as they like
 
 
 # -------------------------------------------------------------------------------------------------- what is asked

@@ -42,15 +42,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_least, at_most  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
+    Figure,
+    Report,
+    at_least,
+    at_most,
+    machine,  # noqa: E402
+    main,
+)
 
 PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
 CONNECTIONS = 8
 TEXTS, DIMENSION = 256, 384
-MANY = 60
-"""Requests of a round with many texts."""
+MANY = 60  # requests of a round with many texts
 TARGETS = {
     "small, embed": at_least(1500),
     "small, embed with a key": at_least(1500),
@@ -66,8 +70,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 # ----------------------------------------------------------------------------------------------------------- requests
 
 
-TOKEN = b"KEY-OF-THE-SERVER"
-"""In a request, where the server's own key goes."""
+TOKEN = b"KEY-OF-THE-SERVER"  # in a request, where the server's own key goes
 
 
 def post(path: str, body: Any, accept: str = "application/json") -> bytes:

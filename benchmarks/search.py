@@ -45,9 +45,14 @@ from threadpoolctl import threadpool_info, threadpool_limits
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.report import Part, Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
+    Figure,
+    Part,
+    Report,
+    at_most,
+    machine,  # noqa: E402
+    main,
+)
 from app.src.service.blending import Blending, Narrow  # noqa: E402
 from connector.model import ChangeSet, Chunk, Filter, Vectors  # noqa: E402
 from connector.stores.local.int8_scan import best_scan  # noqa: E402
@@ -55,8 +60,8 @@ from connector.stores.local.store import LocalStore  # noqa: E402
 from connector.stores.scan import exact_scores  # noqa: E402
 
 DIMENSION, TOP, QUERIES = 384, 10, 25
+# Larger stores get short texts: they would take minutes to build, and search by words is not measured on them.
 KEYWORD_ROWS = 200_000
-"""Larger stores get short texts: they would take minutes to build, and search by words is not measured on them."""
 NAME = "bench"
 TARGETS = {"scan": at_most(0.6), "store": at_most(0.6), "filters, 1 %": at_most(0.1), "visible, worst": at_most(100)}
 _KIND = ("FERT", "HALB", "ROH", "HIBE")
@@ -173,8 +178,7 @@ class Scene:
 
 
 _scenes: dict[int, Scene] = {}
-_held = ExitStack()
-"""The stores in use, and their folder."""
+_held = ExitStack()  # the stores in use, and their folder
 
 
 @contextmanager

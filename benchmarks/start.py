@@ -29,8 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_most, interleaved, wall  # noqa: E402
+from app.src.benchmark.harness import Figure, Report, at_most, interleaved, main, wall  # noqa: E402  # noqa: E402
 
 READY = at_most(4.0)
 PARTS = {

@@ -40,9 +40,15 @@ from hdbcli import dbapi
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.machine import machine  # noqa: E402
-from app.src.benchmark.report import Part, Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_least, at_most  # noqa: E402
+from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
+    Figure,
+    Part,
+    Report,
+    at_least,
+    at_most,
+    machine,  # noqa: E402
+    main,
+)
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.service.wiring import EngineEmbedder  # noqa: E402
@@ -58,6 +64,7 @@ HASHING, MODEL = "hash:384", "all-MiniLM-L6-v2"
 OVERLAP_ROWS = 20_000
 KEY, COLUMNS = ("MANDT", "MATNR"), ("MANDT", "MATNR", "MAKTX", "LTEXT", "MTART", "MATKL")
 OPTIONS, FULL = SyncOptions(), ChangeSpec()
+# By part, or by part and store.
 TARGETS = {
     "overlap, local": at_most(1.08),
     "overlap, hana": at_most(1.1),
@@ -68,7 +75,6 @@ TARGETS = {
     "memory": at_most(100),
     "one": at_most(1),
 }
-"""By part, or by part and store."""
 # Names put into statements are this file's own.
 # ruff: noqa: S608
 _KIND, _STATE = ("FERT", "HALB", "ROH", "HIBE"), ("released", "blocked", "in trial", "to be phased out")

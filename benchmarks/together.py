@@ -47,8 +47,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.access.principal import OPERATOR  # noqa: E402
-from app.src.benchmark.report import Report, main  # noqa: E402
-from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
+from app.src.benchmark.harness import Figure, Report, at_most, main  # noqa: E402  # noqa: E402
 from app.src.service.search import SearchOptions  # noqa: E402
 from app.src.service.service import Service  # noqa: E402
 from app.src.settings import Settings  # noqa: E402
@@ -58,10 +57,8 @@ from connector.model import Column, Key, KeyRange, Query, Row, Table, TableRef  
 MODEL = "all-MiniLM-L6-v2"
 BY_MEANING = SearchOptions("vector")
 WINDOW, TURNS = 1000, 3
-SEARCHES = 60
-"""Of the client alone, each round."""
-FOLLOW_SECONDS = 0.05
-"""Between two looks at a job: it costs the service little, and a load takes seconds."""
+SEARCHES = 60  # of the client alone, each round
+FOLLOW_SECONDS = 0.05  # between two looks at a job: it costs the service little, and a load takes seconds
 TARGETS = {"embedding, p95 beside the load / idle": at_most(3), "embedding, load loses": at_most(0.15)}
 
 

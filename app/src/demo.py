@@ -27,8 +27,7 @@ from connector.errors import ConfigurationError, Unavailable
 
 QUERIES = Path(__file__).with_name("demo.toml")
 TOP = 3
-_STEPS = {"page_rows": 64, "window": 64}
-"""Small, so that the progress bar moves."""
+_STEPS = {"page_rows": 64, "window": 64}  # small, so that the progress bar moves
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 
@@ -87,8 +86,8 @@ class Demo:
     def __enter__(self) -> Demo:
         self._folder = tempfile.TemporaryDirectory(prefix="owl-sap-demo-")
         try:
-            self._stand_in = StandIn(Path(self._folder.name))
-            settings = demo_settings(self._wanted, self._stand_in.greeting, self._collections)
+            self._emulator = EmulatorProcess(Path(self._folder.name))
+            settings = demo_settings(self._wanted, self._emulator.greeting, self._collections)
             state = StateSettings(path=Path(self._folder.name) / "state")
             self.service = Service(settings.model_copy(update={"state": state}))
         except BaseException:
@@ -100,12 +99,12 @@ class Demo:
         try:
             self.service.close()
         finally:
-            self._stand_in.stop()
+            self._emulator.stop()
             self._folder.cleanup()
 
     @property
     def place(self) -> str:
-        greeting = self._stand_in.greeting
+        greeting = self._emulator.greeting
         return f"{greeting['host']}:{greeting['port']}"
 
     @property
@@ -147,7 +146,7 @@ def demo_settings(
     )
 
 
-class StandIn:
+class EmulatorProcess:
     """The emulator as a child process. `greeting`: host, port, user, password and schema, as its first line says."""
 
     def __init__(self, folder: Path, *, sample: bool = True) -> None:

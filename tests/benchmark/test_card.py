@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from app.src.benchmark.report import Report
-from app.src.benchmark.side_by_side import Figure, interleaved
+from app.src.benchmark.harness import Figure, Report, interleaved
 from app.src.core import loading as engines
 from app.src.core.device import DeviceError, DeviceProfile
 from app.src.core.nvml import GpuState

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.src.benchmark import environments
-from app.src.benchmark.environments import PEERS, RECIPES, PeerUnavailable, chosen, is_made, make, peer, python_of
-from app.src.benchmark.peers import PeerProcess
+from app.src.benchmark import peers as environments
+from app.src.benchmark.peers import PEERS, RECIPES, PeerProcess, PeerUnavailable, chosen, is_made, make, peer, python_of
 
 FAKE = str(Path(__file__).with_name("fake_embedder.py"))
 

@@ -13,7 +13,7 @@ from app.src.cli.application import Invocation, JsonFlag, loaded_for, opened, su
 from app.src.cli.exits import FAILED, OK, UsageFault
 
 if TYPE_CHECKING:
-    from app.src.benchmark.report import Report
+    from app.src.benchmark.harness import Report
 
 benchmark_app = subcommands("benchmark", "Figures of this machine and model, measured beside other engines in turns.")
 
@@ -43,7 +43,7 @@ def embed(
     """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
     infinity, onnx, onnx-int8 or openvino, on short texts and on texts of very different lengths."""
     from app.src.benchmark import embed as benchmark
-    from app.src.benchmark.environments import DEFAULT_FOLDER
+    from app.src.benchmark.peers import DEFAULT_FOLDER
 
     chosen = tuple(against or ["sentence-transformers"])
     options = benchmark.EmbedOptions(chosen, rounds, scale, peers or DEFAULT_FOLDER)
@@ -68,7 +68,7 @@ def search(
     """Compare the local store's exact search with other libraries. Measures numpy, sqlite-vec, usearch, lancedb or
     faiss with one thread per query."""
     from app.src.benchmark import search as benchmark
-    from app.src.benchmark.environments import DEFAULT_FOLDER
+    from app.src.benchmark.peers import DEFAULT_FOLDER
 
     loaded_for(ctx)
     chosen = tuple(against or ["numpy"])
@@ -126,25 +126,25 @@ def peers(
     folder: Peers = None,
     json: JsonFlag = False,
 ) -> int:
-    """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
-    from app.src.benchmark import environments
+    """List the engines to compare with and create their others. Exit 1 when one could not be created."""
+    from app.src.benchmark import peers as others
 
-    place = folder or environments.DEFAULT_FOLDER
-    chosen = environments.chosen(names or ())
+    place = folder or others.DEFAULT_FOLDER
+    chosen = others.chosen(names or ())
     code = OK
     for name in chosen if make else ():
         try:
-            if not environments.is_made(name, place):
-                environments.make(name, place, output.say)
-        except environments.PeerUnavailable as error:
+            if not others.is_made(name, place):
+                others.make(name, place, output.say)
+        except others.PeerUnavailable as error:
             output.fail(str(error))
             code = FAILED
     rows = [
         {
             "environment": name,
-            "peers": [peer.name for peer in environments.PEERS.values() if peer.environment == name],
-            "made": environments.is_made(name, place),
-            "packages": environments.packages(name),
+            "peers": [peer.name for peer in others.PEERS.values() if peer.environment == name],
+            "made": others.is_made(name, place),
+            "packages": others.packages(name),
         }
         for name in chosen
     ]

@@ -16,8 +16,7 @@ from connector.model import CollectionSpec
 if TYPE_CHECKING:
     from app.src.core.onnx_export.optimizer import Optimized
 
-HELD_BACK_TOO = 1.25
-"""Texts taken for each one that calibrates: one in five judges."""
+HELD_BACK_TOO = 1.25  # texts taken for each one that calibrates: one in five judges
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +66,11 @@ class Calibration:
         """`wanted`: the model of the collection, which may have one of its own."""
         tensorrt = self._parts.settings.tensorrt
         try:
+            from app.src.core.agreement import Bar
             from app.src.core.memory import MemoryLimits
-            from app.src.core.onnx_export.gate import Bar
-            from app.src.core.onnx_export.models import Model
             from app.src.core.onnx_export.optimizer import OptimizerOptions, T4TensorRTOptimizer, divided
-            from app.src.core.onnx_export.providers import BuildOptions
+            from app.src.core.onnx_export.runtime import BuildOptions
+            from app.src.core.onnx_export.serving import Model
 
             options = OptimizerOptions(
                 cache=self._parts.graphs_folder,

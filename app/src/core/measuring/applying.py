@@ -13,9 +13,9 @@ from .products import set_tf32
 
 MATMUL = "float32_matmul_precision"
 TF32_ON, TF32_OFF = "high", "highest"
+# Segments that grow instead of being many of fixed size: batches of ever other sizes fragment memory less. Source:
+# PyTorch, CUDA semantics, PYTORCH_ALLOC_CONF.
 EXPANDABLE = "expandable_segments:True"
-"""Segments that grow instead of being many of fixed size: batches of ever other sizes fragment memory less. Source:
-PyTorch, CUDA semantics, PYTORCH_ALLOC_CONF."""
 
 
 @dataclass(frozen=True, slots=True)

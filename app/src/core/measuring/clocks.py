@@ -14,15 +14,14 @@ from typing import Any, Protocol
 from ..device import DeviceProfile
 
 LEAST_SAMPLES, MOST_SAMPLES = 5, 200
+# Seconds of a sample at least: so many launches stand back to back, that starting the first one and the grain of the
+# clock (half a microsecond of events) do not count.
 LEAST_SAMPLE = {"cuda": 2e-3, "cpu": 2e-4}
-"""Seconds of a sample at least: so many launches stand back to back, that starting the first one and the grain of the
-clock (half a microsecond of events) do not count."""
+# Seconds beyond its time that sampling may take where others have the device; then two samples must do.
 OVERTIME = 2.0
-"""Seconds beyond its time that sampling may take where others have the device; then two samples must do."""
 MOST_LAUNCHES = 1000
 WARM_UP_SECONDS = 0.025
-SETTLED = 0.02
-"""Two rounds whose times differ by less than this share: clocks have settled."""
+SETTLED = 0.02  # two rounds whose times differ by less than this share: clocks have settled
 
 
 class Clock(Protocol):

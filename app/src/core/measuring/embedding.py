@@ -19,14 +19,13 @@ from .products import Matmul, first_line, set_tf32
 from .shapes import SQUARE, ModelProducts
 
 TEXT_LENGTHS = (16, 64, 254)
-SHORTEST, LONGEST = 16, 512
-"""Tokens of texts of mixed length; a model that takes fewer cuts them there."""
+SHORTEST, LONGEST = 16, 512  # tokens of texts of mixed length; a model that takes fewer cuts them there
 WORDS = (
     *("pump", "motor", "valve", "seal", "oil", "filter", "pressure", "gear"),
     *("order", "late", "noise", "water", "steel", "plant", "repair", "engine"),
 )
+# Tokens of one embedding measurement, where a second and more is given.
 TEXTS_TOKENS = {"cpu": 3_000, "cuda": 600_000}
-"""Tokens of one embedding measurement, where a second and more is given."""
 
 
 @dataclass(frozen=True, slots=True)

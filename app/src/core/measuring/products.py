@@ -22,19 +22,16 @@ from .shapes import Group, Shape
 if TYPE_CHECKING:
     import torch
 
+# A precision slower than this share of fp32 on a small probe is not measured further: it runs in emulation (fp16 on
+# most CPUs), or on units that are few (fp16 on a P4).
 SLOWEST = 0.5
-"""A precision slower than this share of fp32 on a small probe is not measured further: it runs in emulation (fp16 on
-most CPUs), or on units that are few (fp16 on a P4)."""
 PROBE = Shape(256, 1536, 384)
-ERROR_ROWS = 64
-"""The relative error is taken over the first rows of the product, which need little fp64 work."""
+ERROR_ROWS = 64  # the relative error is taken over the first rows of the product, which need little fp64 work
+# How many times as large as the last cache all copies of a product's matrices are, so that it finds it cold.
 CACHES = 3
-"""How many times as large as the last cache all copies of a product's matrices are, so that it finds it cold."""
-CPU_CACHE = 32 << 20
-"""Bytes, where the system does not tell."""
+CPU_CACHE = 32 << 20  # bytes, where the system does not tell
 MOST_COPIES = 64
-MOST_BYTES = 512 << 20
-"""Of all copies of one product: memory is for its matrices first."""
+MOST_BYTES = 512 << 20  # of all copies of one product: memory is for its matrices first
 
 
 @dataclass(frozen=True, slots=True)

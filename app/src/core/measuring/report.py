@@ -24,16 +24,12 @@ from .shapes import MULTIPLES, SQUARE, ModelProducts, groups_of, products_of_mod
 from .sustained import Sustained, measure_sustained, sustained_shape
 from .tracing import Trace, write_trace
 
-MODEL = "all-MiniLM-L6-v2"
-"""Whose layers and vectors are measured where no other is asked for."""
-QUICK = {"cpu": 4.0, "cuda": 8.0}
-"""Seconds for the table of products, at most."""
-LEAST_SHARE = 0.25
-"""Of the tokens that are embedded, where less than a second is given."""
-UNDISTURBED = 0.25
-"""Spread of the products, in the middle, up to which they are worth comparing."""
+MODEL = "all-MiniLM-L6-v2"  # whose layers and vectors are measured where no other is asked for
+QUICK = {"cpu": 4.0, "cuda": 8.0}  # seconds for the table of products, at most
+LEAST_SHARE = 0.25  # of the tokens that are embedded, where less than a second is given
+UNDISTURBED = 0.25  # spread of the products, in the middle, up to which they are worth comparing
+# Seconds of each sustained run, where none are given: a card of 70 W needs 30 to show its cap.
 SUSTAINED = {"cpu": 1.0, "cuda": 30.0}
-"""Seconds of each sustained run, where none are given: a card of 70 W needs 30 to show its cap."""
 
 
 @dataclass(frozen=True, slots=True)

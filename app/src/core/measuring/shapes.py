@@ -12,12 +12,12 @@ from ..backends.hashing import PREFIX as HASHING
 from ..device import DeviceProfile, Precision
 from ..memory import CPU_TOKENS
 
+# Rows of a model's products on a card: a batch that keeps it full. On a CPU they are those of its batches.
 CARD_TOKENS = 16_384
-"""Rows of a model's products on a card: a batch that keeps it full. On a CPU they are those of its batches."""
 SQUARES_CPU, SQUARES_CARD = (512, 1024), (1024, 4096, 8192)
+# Numbers in 16 bytes, whose multiples tensor cores and vector units like. Source: NVIDIA, Matrix Multiplication
+# Background guide.
 MULTIPLES: Mapping[Precision, int] = {"fp32": 4, "tf32": 4, "fp16": 8, "bf16": 8, "int8": 16}
-"""Numbers in 16 bytes, whose multiples tensor cores and vector units like. Source: NVIDIA, Matrix Multiplication
-Background guide."""
 SQUARE = "square"
 WIDEST = "feed-forward in"
 
@@ -87,8 +87,7 @@ def check_readable(model: str) -> None:
         products_of_model(model)
 
 
-Group = tuple[Shape, ...]
-"""Shapes that are measured in turns, so that they may be compared."""
+Group = tuple[Shape, ...]  # shapes that are measured in turns, so that they may be compared
 
 
 def groups_of(profile: DeviceProfile, sizes: Sequence[int] | None, model: ModelProducts | None) -> list[Group]:

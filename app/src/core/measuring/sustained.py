@@ -17,14 +17,10 @@ from .products import Bench, Operands, Product, cache_bytes_of, refused
 from .sampling import Conditions, Sample, Sampler, driver_of
 from .shapes import Shape
 
-WINDOW = {"cuda": 0.1, "cpu": 0.05}
-"""Seconds between two readings of the rate."""
-REST = 1.0
-"""Seconds a card rests before, so that the burst is one."""
-BURST = 1.0
-"""Seconds at the start in which the best window is the burst."""
-POINTS = 60
-"""Of the course, at most."""
+WINDOW = {"cuda": 0.1, "cpu": 0.05}  # seconds between two readings of the rate
+REST = 1.0  # seconds a card rests before, so that the burst is one
+BURST = 1.0  # seconds at the start in which the best window is the burst
+POINTS = 60  # of the course, at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,8 @@ from .report import Report
 from .sampling import Range
 from .sustained import Sustained
 
-FOLDED = 24
-"""Columns for a sentence on a narrow terminal."""
-PLAIN_WIDTH = 240
-"""Columns of plain text: wide enough that nothing is folded."""
+FOLDED = 24  # columns for a sentence on a narrow terminal
+PLAIN_WIDTH = 240  # columns of plain text: wide enough that nothing is folded
 
 
 def show(report: Report, console: Console) -> None:
