@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import owl_sap_client  # noqa: F401 - before pytest names modules after the folder owl_sap_client/
-from hana_emulator.testing import Emulator, running
+from hana_emulator.testing import Emulator
 
 _schemas = itertools.count(1)
 CALM = settings(settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,12 +41,9 @@ def _no_late_answers_of_a_driver() -> None:
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """One stand-in for HANA for the whole run, with a data folder of its own and the empty schema SAPDEMO."""
-    with running("--data", str(tmp_path_factory.mktemp("stand-in"))) as emulator:
-        yield emulator
-        assert emulator.process.poll() is None, "the stand-in died during the tests"
-        assert emulator.stop() == 0
+def emulator(hana_emulator: Emulator) -> Emulator:
+    """The session's emulator, started by the plugin of the distribution hana-emulator."""
+    return hana_emulator
 
 
 @pytest.fixture

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 DISTRIBUTION = "owl-sap-connector"
+# Modules that the extra `serve` installs.
+_SERVE = {"anyio", "fastapi", "httptools", "sse_starlette", "starlette", "uvicorn", "uvloop"}
+
+
+def missing_module(error: ModuleNotFoundError) -> str | None:
+    """Return what to tell the user of a failed import: what to install; None for a module that no extra installs."""
+    module = (error.name or "").partition(".")[0]
+    if module == "hana_emulator":
+        return str(error)
+    if module in _SERVE:
+        return f"the REST service needs {module}, which is not installed: {install_command('serve')}"
+    return None
+
+
+def emulator_command() -> list[str]:
+    """Return the command that runs the HANA emulator. Raises ModuleNotFoundError, with what to install."""
+    found = importlib.util.find_spec("hana_emulator")
+    if found is None or found.origin is None:  # a folder of that name is no package
+        clone, editable = _clone()
+        place = (
+            f"{'-e ' if editable else ''}./hana_emulator in the folder {clone}"
+            if clone
+            else "./hana_emulator in a clone"
+        )
+        raise ModuleNotFoundError(f"the HANA emulator is not installed: pip install {place}", name="hana_emulator")
+    return [sys.executable, "-m", "hana_emulator"]
 
 
 def install_command(*extras: str, index: str | None = None) -> str:

@@ -28,7 +28,9 @@ from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
 from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
 from connector.sync.verify import verify
-from hana_emulator.testing import REPOSITORY, Emulator
+from hana_emulator.testing import Emulator
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 NAME = "rows"
 PAGE = 20

@@ -22,7 +22,7 @@ import pytest
 import trustme
 from ruamel.yaml import YAML
 
-from app.src.cli.worker import until_over
+from app.src.cli.processes import until_over
 from app.src.core import first_look
 from app.src.core.device import DeviceError, DeviceProfile
 from app.src.core.nvml import GpuSnapshot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import pickle
 import ssl
 import subprocess
@@ -24,7 +25,7 @@ from owl_sap_client import AsyncClient, Client, Retries
 from owl_sap_client.errors import KINDS
 from owl_sap_client.results import Job, decode
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 URL = "http://service.test"
 SECRET = "owl_sk_canary-77"
 PROBLEM = {"title": "x", "status": 503, "detail": "HANA is away", "code": "OWL-3001", "request_id": "r1"}
@@ -463,8 +464,40 @@ def test_without_httpx_the_import_says_what_to_install() -> None:
     """In a process of its own, where httpx cannot be imported."""
     blocked = "import sys; sys.modules['httpx'] = None; import owl_sap_client"
     ended = subprocess.run([sys.executable, "-c", blocked], cwd=ROOT, capture_output=True, text=True, check=False)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (wanted,) = extras["client"]
+    (wanted,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     last = ended.stderr.splitlines()[-1]
     assert "owl_sap_client needs httpx" in last
     assert f'{sys.executable} -m pip install "{wanted}"' in last
+
+
+# --- the events of a job behind gateways
+
+
+def test_a_gateway_before_a_service_that_restarts() -> None:
+    script = Script(stream(FIRST), httpx.Response(502, text="<html>"), httpx.Response(504), stream(SECOND, LAST))
+    with script.client() as client:
+        assert [each.id for each in client.events("j1")] == [1, 2, 3]
+    script = Script(*(httpx.Response(502) for _ in range(11)))
+    with script.client() as client, pytest.raises(owl_sap_client.NotReached, match="502 Bad Gateway"):
+        list(client.events("j1"))
+
+
+def test_a_stream_in_which_nothing_happens_is_not_given_up() -> None:
+    script = Script(*(stream(b": ping\n\n") for _ in range(30)), stream(FIRST, LAST))
+    with script.client() as client:
+        assert [each.id for each in client.events("j1")] == [1, 3]
+
+
+def test_a_packed_stream_and_a_page_in_its_place() -> None:
+    packed = httpx.Response(
+        200,
+        content=gzip.compress(FIRST + LAST),
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Content-Encoding": "gzip"},
+    )
+    script = Script(packed)
+    with script.client() as client:
+        assert [each.id for each in client.events("j1")] == [1, 3]
+    assert script.requests[0].headers["accept-encoding"] == "identity"
+    script = Script(httpx.Response(200, html="<p>Who are you?</p>"))
+    with script.client() as client, pytest.raises(owl_sap_client.UnexpectedAnswer, match="no events"):
+        list(client.events("j1"))

@@ -1,23 +1,69 @@
-"""The verbs `changes ...`: the log and the triggers that the change method `log` needs at the source."""
+"""The verbs that print SQL for an administrator: grants and changes."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.src.cli import output
-from app.src.cli.application import JsonFlag, Name, changes_app, loaded_for, opened, verb
+from app.src.cli.application import JsonFlag, Name, app, changes_app, loaded_for, opened, verb
 from app.src.cli.exits import FAILED, OK, UsageFault
 
 if TYPE_CHECKING:
+    from app.src.service.grants import Statement
     from connector.hana.change_setup import Setup
 
-_COLUMNS = ("name", "present")
+
+_HEAD = (
+    "The rights that the technical user needs, and nothing more; made by owl-sap grants. To be run by the owner of the "
+    "tables, or an administrator, from the first line to the last. The user himself is made apart, for his password "
+    "stands in no file: CREATE USER ... PASSWORD ... NO FORCE_FIRST_PASSWORD_CHANGE; then ALTER USER ... DISABLE "
+    "PASSWORD LIFETIME. A grant on a change log can be run once the log is there."
+)
+
+
+@verb(app, "grants")
+def grants(
+    ctx: typer.Context,
+    user: Annotated[str | None, typer.Option(help="Who gets them; default: the user of the settings.")] = None,
+    role: Annotated[str | None, typer.Option(help="Through this role, which the user is given.")] = None,
+    search_only: Annotated[
+        bool, typer.Option("--search-only", help="For a process that searches and never syncs.")
+    ] = False,
+    setup: Annotated[
+        bool, typer.Option("--setup", help="To put change logs in (changes install --apply); to be taken back after.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Print the least HANA rights these settings need, as SQL. An administrator runs it once (grants.sql)."""
+    from app.src.service.grants import Grantee, statements
+
+    grantee = Grantee(user=user, role=role, search_only=search_only, setup=setup)
+    found = statements(loaded_for(ctx).settings, grantee)
+    if json:
+        output.write_json([statement.as_dict() for statement in found])
+    else:
+        typer.echo("\n".join(_grants_script(found)))
+
+
+def _grants_script(found: Sequence[Statement]) -> Iterator[str]:
+    yield from (f"-- {line}" for line in textwrap.wrap(_HEAD, 110, break_on_hyphens=False))
+    for system, statements in groupby(found, lambda statement: statement.system):
+        yield f"\n-- in the HANA of [{system}]"
+        for statement in statements:
+            yield f"-- {' '.join(statement.why.split())}"  # a name with a line break would end the comment
+            yield f"{statement.sql};"
+
+
+_PIECE_COLUMNS = ("name", "present")
 
 
 @verb(changes_app, "install")
-def install(
+def changes_install(
     ctx: typer.Context,
     name: Name,
     apply: Annotated[bool, typer.Option("--apply", help="Run the statements instead of printing them.")] = False,
@@ -35,17 +81,19 @@ def install(
     if json:
         output.write_json(setup.as_dict())
     elif apply:
-        _report(setup, drop=drop)
+        _report_setup(setup, drop=drop)
     else:
-        typer.echo(_script(setup, drop=drop), nl=False)
-        output.say(f"run it as the owner of the table, or here: owl-sap changes install {name} --apply{_flag(drop)}")
+        typer.echo(_changes_script(setup, drop=drop), nl=False)
+        output.say(
+            f"run it as the owner of the table, or here: owl-sap changes install {name} --apply{_drop_flag(drop)}"
+        )
     if apply and setup.complete == drop:
         raise UsageFault(f"{name}: not everything is {'gone' if drop else 'there'}; see owl-sap changes status {name}")
     return OK
 
 
 @verb(changes_app, "status")
-def status(ctx: typer.Context, name: Name, json: JsonFlag = False) -> int:
+def changes_status(ctx: typer.Context, name: Name, json: JsonFlag = False) -> int:
     """Check that the change log and its triggers exist. Exit 1 when one is missing."""
     with opened(loaded_for(ctx)) as service:
         setup = service.changes.look(service.spec(name))
@@ -59,14 +107,14 @@ def status(ctx: typer.Context, name: Name, json: JsonFlag = False) -> int:
 
 
 def _row(name: str, present: bool) -> dict[str, object]:
-    return dict(zip(_COLUMNS, (name, present), strict=True))
+    return dict(zip(_PIECE_COLUMNS, (name, present), strict=True))
 
 
-def _flag(drop: bool) -> str:
+def _drop_flag(drop: bool) -> str:
     return " --drop" if drop else ""
 
 
-def _report(setup: Setup, *, drop: bool) -> None:
+def _report_setup(setup: Setup, *, drop: bool) -> None:
     done = [piece.name for piece in setup.pieces if piece.done]
     what = "dropped" if drop else "created"
     output.say(f"{setup.collection}: {what} {', '.join(done)}" if done else f"{setup.collection}: nothing to do")
@@ -75,7 +123,7 @@ def _report(setup: Setup, *, drop: bool) -> None:
         output.say(f"the next run compares everything, then the log takes over: owl-sap sync {setup.collection}")
 
 
-def _script(setup: Setup, *, drop: bool) -> str:
+def _changes_script(setup: Setup, *, drop: bool) -> str:
     """SQL to read and run; each statement ends in a line of its own with a semicolon, as hdbsql wants it."""
     pieces = reversed(setup.pieces) if drop else setup.pieces
     lines = [] if drop else [f"-- {line}" for line in _wrapped(setup.warning)]

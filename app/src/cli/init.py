@@ -1,4 +1,4 @@
-"""`owl-sap init`: asks the database, and on a terminal the person, and writes owl-sap.toml and .env.example."""
+"""`owl-sap init`: write owl-sap.toml and .env.example from what the database has and the user answers."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from connector.model import TableRef
 if TYPE_CHECKING:
     from app.src.service.service import Service
     from connector.discovery.candidates import Candidate
+
 
 _FILE, _ENVIRONMENT = "owl-sap.toml", ".env.example"
 _VECTORS = "vectors"

@@ -1,18 +1,35 @@
-"""`owl-sap demo` on the screen: runs the demonstration step by step and shows what each step gave."""
+"""The verb `demo`: run the demonstration step by step and show the result of each step."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.markup import escape
 
 from app.src.cli import output
+from app.src.cli.application import JsonFlag, app, loaded_for, verb
 from app.src.cli.exits import FAILED, OK
 from app.src.cli.interrupts import Interrupted, interruptible, orderly
-from app.src.cli.progress import watched
-from app.src.demo import TOP, Answer, Demo
+from app.src.cli.output import watched
 from app.src.settings import Settings
+
+if TYPE_CHECKING:
+    from app.src.demo import Answer, Demo
+
+
+@verb(app, "demo")
+def demo(
+    ctx: typer.Context,
+    serve_: Annotated[bool, typer.Option("--serve", help="Keep the REST service up afterwards.")] = False,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --serve; 0 picks a free one.")] = None,
+    json: JsonFlag = False,
+) -> int:
+    """Try everything on an emulator with sample data. Sync, search and verify; needs no HANA, GPU or account."""
+    settings = loaded_for(ctx, {("api", "port"): port}).settings
+    return run_demo(settings, serve=serve_, json=json)
+
 
 _SYNC_COLUMNS = ("collection", "read", "upserted", "empty", "quarantined", "tokens", "seconds", "rows_per_second")
 _VERIFY_COLUMNS = ("collection", "rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "ok")
@@ -24,6 +41,8 @@ Next, your own tables:                            . .venv/bin/activate && owl-sa
 
 def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
     """Everything in order; exit code 1 when a search missed or a collection does not verify."""
+    from app.src.demo import Demo
+
     output.choose(output.Layout.TABLE)  # a report for people, in a pipe too
     start = time.perf_counter()
     prepared = Demo(settings)
@@ -31,7 +50,7 @@ def run_demo(settings: Settings, *, serve: bool, json: bool) -> int:
     with orderly(), prepared as demo:
         output.say(f"The emulator listens on {demo.place}; SAP's driver hdbcli connects to it.")
         with interruptible() as interrupted:
-            shown = _Shown(demo, json)
+            shown = DemoReport(demo, json)
             shown.sync(interrupted)
         if interrupted.code is not None:
             return interrupted.code
@@ -66,7 +85,7 @@ def served(url: str, settings: Settings) -> str:
     return f"{console}REST: {url} ({manual}health: {url}/health/ready)."
 
 
-class _Shown:
+class DemoReport:
     """What was shown so far, and whether all of it was as it should be."""
 
     def __init__(self, demo: Demo, json: bool) -> None:
@@ -105,6 +124,8 @@ class _Shown:
         self.good &= all(report["ok"] for report in reports)
 
     def summary(self, seconds: float) -> None:
+        from app.src.demo import TOP
+
         engine = self._demo.service.engine
         found = sum(search["found"] for search in self.document["searches"])
         total = len(self.document["searches"])
