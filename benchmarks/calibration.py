@@ -24,7 +24,6 @@ the feed-forward without 64 channels; 0.82-0.93 and 0.5-0.7 for all layers witho
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import random
 import re
 import sys
@@ -40,13 +39,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from app.src.benchmark.harness import Figure, Report, at_least, at_most, interleaved, main, wall  # noqa: E402  # noqa: E402
-from app.src.benchmark.workloads import sap_like  # noqa: E402
+from app.src.benchmark.workloads import sap_like_texts  # noqa: E402
 from app.src.core.agreement import agreement  # noqa: E402
 from app.src.core.backends.folder import find_folder, read_folder  # noqa: E402
 from app.src.core.backends.tokenizing import RustTokenizer  # noqa: E402
 from app.src.core.onnx_export.calibrators import Algorithm  # noqa: E402
 from app.src.core.onnx_export.graph import build_graph  # noqa: E402
 from app.src.core.onnx_export.quantise import Recipe, quantise, session, vectors  # noqa: E402  # noqa: E402
+from benchmarks.embed import demo_rows  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
 JUDGED, HELD_OUT = 400, 84  # of each of the three kinds
@@ -69,23 +69,6 @@ def descriptions() -> list[str]:
     return texts
 
 
-def demo_rows(count: int) -> list[str]:
-    spec = importlib.util.spec_from_file_location("embed_benchmark", ROOT / "benchmarks/embed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    rows: list[str] = module.demo_rows(count).texts
-    return rows
-
-
-def generated(count: int) -> list[str]:
-    chance = random.Random(3)
-    lengths = (min(60, max(5, int(chance.lognormvariate(2.8, 0.6)))) for _ in range(count))
-    return [sap_like(chance, length) for length in lengths]
-
-
 Tokens = list[Sequence[int]]
 
 
@@ -96,8 +79,8 @@ def material(texts: int) -> tuple[Tokens, Tokens, dict[str, Tokens]]:
     spare = JUDGED + HELD_OUT
     kinds = {
         "descriptions": descriptions(),
-        "demo": demo_rows(wanted["demo"] + spare),
-        "generated": generated(wanted["generated"] + spare),
+        "demo": demo_rows(wanted["demo"] + spare).texts,
+        "generated": sap_like_texts(random.Random(3), wanted["generated"] + spare, 2.8, 0.6, (5, 60)),
     }
     tokenizer = RustTokenizer.load(read_folder(find_folder(MODEL), MODEL))
     learnt, held_out, judged = [], [], {}

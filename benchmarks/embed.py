@@ -26,12 +26,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -40,9 +39,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.benchmark.embed import agreement  # noqa: E402
 from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     Figure,
+    Part,
     Report,
     Rounds,
     Target,
@@ -53,7 +52,9 @@ from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     main,
     wall,
 )
-from app.src.benchmark.workloads import Workload, sap_like, texts  # noqa: E402
+from app.src.benchmark.processes import resident_bytes  # noqa: E402
+from app.src.benchmark.workloads import Workload, sap_like_texts, texts  # noqa: E402
+from app.src.core.agreement import agreement  # noqa: E402
 from app.src.core.backends import DeviceUnavailable  # noqa: E402
 from app.src.core.backends.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.backends.folder import find_folder  # noqa: E402
@@ -191,20 +192,16 @@ def floors(engines: dict[str, EmbeddingEngine], device: str) -> dict[str, Floor]
 # ---------------------------------------------------------------------------------------------------------- the figures
 
 
-def part(load: Callable[[], Workload]) -> Callable[[argparse.Namespace, Report], Iterator[Figure]]:
-    def run(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-        yield from compared(load(), given, report)
-
-    return run
-
-
 def compared(load: Workload, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     import torch
 
     torch.set_num_threads(given.threads)
     found = {name: engine(name, given.device, given.threads) for name in PRECISIONS}
     engines = {name: each for name, each in found.items() if each is not None}
-    told(engines, report)
+    for name, each in engines.items():
+        report.options[name] = f"{each.precision} ({each.precision_reason}), {each.path} ({each.path_reason})"
+    if missing := [name for name in PRECISIONS if name not in engines]:
+        report.note(f"not measured, because the engine does not support it here: {', '.join(missing)}")
     bare = floors(engines, given.device)
     works: dict[str, Callable[[], object]] = {name: partial(each.embed, load.texts) for name, each in engines.items()}
     works |= {f"floor {name}": partial(on_compute_thread, floor) for name, floor in bare.items()}
@@ -217,15 +214,6 @@ def compared(load: Workload, given: argparse.Namespace, report: Report) -> Itera
     comparison = Comparison(load, rounds, reference, size)
     for name, each in engines.items():
         yield from comparison.figures(name, each, bare.get(name))
-
-
-def told(engines: dict[str, EmbeddingEngine], report: Report) -> None:
-    for name, each in engines.items():
-        report.options[name] = f"{each.precision} ({each.precision_reason}), {each.path} ({each.path_reason})"
-    missing = [name for name in PRECISIONS if name not in engines]
-    note = f"not measured, because the engine does not take it here: {', '.join(missing)}"
-    if missing and note not in report.notes:
-        report.notes.append(note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +241,8 @@ class Comparison:
             gflops = round(1e-9 * floor.of_a_call / rounds.median(f"floor {name}"), 1)
             yield Figure(f"{label} of floor", shares, "", more={"gflop_per_second": gflops})
         near = agreement(each.embed(load.texts), self.reference)
-        yield Figure(f"{label} cosine", [near["least_cosine"]], "", COSINE.get(precision), more=near)
-        yield Figure(f"{label} overlap", [near["top_10_overlap"]], "", OVERLAP.get(precision))
+        yield Figure(f"{label} cosine", [near.least_cosine], "", COSINE.get(precision), more=asdict(near))
+        yield Figure(f"{label} overlap", [near.overlap], "", OVERLAP.get(precision))
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -277,25 +265,19 @@ def memory_of(precision: str, threads: int) -> None:
     with load_engine(EngineOptions(MODEL, device="cpu", precision=precision, threads=threads)) as each:
         seen["precision"] = each.precision
         for done in range(CALL, MANY + 1, CALL):
-            rows = [sap_like(rng, min(250, max(5, int(rng.lognormvariate(2.8, 0.7))))) for _ in range(CALL)]
-            each.embed(rows)
+            each.embed(sap_like_texts(rng, CALL, 2.8, 0.7, (5, 250)))
             if done == FEW:
-                seen["few_mb"] = resident_mb()
-        seen["many_mb"] = resident_mb()
+                seen["few_mb"] = round(resident_bytes() / 1e6, 1)
+        seen["many_mb"] = round(resident_bytes() / 1e6, 1)
     print(json.dumps(seen))
-
-
-def resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------- main
 
-PARTS = {
-    "short": part(lambda: texts()[0]),
-    "skewed": part(lambda: texts()[1]),
-    "demo": part(demo_rows),
+PARTS: dict[str, Part] = {
+    "short": lambda given, report: compared(texts()[0], given, report),
+    "skewed": lambda given, report: compared(texts()[1], given, report),
+    "demo": lambda given, report: compared(demo_rows(), given, report),
     "memory": memory,
 }
 

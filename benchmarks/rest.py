@@ -30,7 +30,6 @@ import re
 import selectors
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +49,7 @@ from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     machine,  # noqa: E402
     main,
 )
+from app.src.benchmark.processes import announced  # noqa: E402
 
 PACKAGES = ("fastapi", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "orjson")
 CONNECTIONS = 8
@@ -191,14 +191,9 @@ class Server:
 @contextmanager
 def serving(kind: str) -> Iterator[Server]:
     command = [sys.executable, str(ROOT / "benchmarks" / "rest_server.py"), kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            told = json.loads(process.stdout.readline())
-            host, _, port = told["url"].removeprefix("http://").rpartition(":")
-            yield Server(process.pid, (host, int(port)), told["key"].encode())
-        finally:
-            process.terminate()
+    with announced(command, ROOT) as (process, greeting):
+        host, _, port = greeting["url"].removeprefix("http://").rpartition(":")
+        yield Server(process.pid, (host, int(port)), greeting["key"].encode())
 
 
 def for_seconds(seconds: float) -> Callable[[int], bool]:

@@ -304,7 +304,7 @@ def benchmark_peers(
     json: JsonFlag = False,
 ) -> int:
     """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
-    from app.src.benchmark import peers as others
+    from app.src.benchmark import peers as environments
 
     place = folder or environments.DEFAULT_FOLDER
     chosen = environments.chosen(names or ())

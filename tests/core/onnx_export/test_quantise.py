@@ -174,9 +174,7 @@ def test_a_report_is_json(tiny: Folder) -> None:
     assert set(back["seconds"]) == {"observing", "planning", "calibrating", "judging"}
 
 
-@pytest.mark.parametrize(
-    ("texts", "algorithm", "said"), [(0, "minmax", "needs texts"), (9, "median", "use minmax")]
-)
+@pytest.mark.parametrize(("texts", "algorithm", "said"), [(0, "minmax", "needs texts"), (9, "median", "use minmax")])
 def test_what_cannot_be_calibrated(tiny: Folder, texts: int, algorithm: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         quantise(build_graph(tiny), sequences()[:texts], algorithm)
