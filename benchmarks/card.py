@@ -63,7 +63,7 @@ from app.src.core.device import DeviceError, DeviceProfile, detect  # noqa: E402
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.core.measuring.clocks import clock_of  # noqa: E402
-from app.src.core.measuring.sampling import Sampler, driver_of  # noqa: E402
+from app.src.core.measuring.sustained import Sampler, driver_of  # noqa: E402
 from app.src.core.nvml import snapshot  # noqa: E402
 from app.src.core.t4_gpu_optimizer import Plan, make_report  # noqa: E402
 from benchmarks.card_models import LOADS, SHAPES, TINY, Model, Shape, Words, lengths_of, make  # noqa: E402

@@ -1,5 +1,5 @@
-"""The report of the measuring command: what the device is, what follows from that, what was measured, and the few
-ratios that a person came for. Every figure is measured here and now, or null with the reason among the settings.
+"""The report of the command: the device, the settings that follow, process-wide settings of torch, measurements and
+their ratios. Every figure is measured in this run, or null with the reason among the settings.
 """
 
 from __future__ import annotations
@@ -15,14 +15,101 @@ from ..choices import Setting, settings_of
 from ..device import PRECISIONS, DeviceProfile, Precision, detect
 from ..loading import EngineOptions, load_engine
 from ..nvml import snapshot
-from .applying import MATMUL, TF32_ON, Change, changes
 from .clocks import figure
-from .embedding import Embedding, measure_embedding, usable_precisions, with_shares
-from .products import Matmul, first_line, measure_products, set_tf32
-from .sampling import Conditions, Sampler, driver_of
-from .shapes import MULTIPLES, SQUARE, ModelProducts, groups_of, products_of_model
-from .sustained import Sustained, measure_sustained, sustained_shape
-from .tracing import Trace, write_trace
+from .embedding import Embedding, Trace, measure_embedding, usable_precisions, with_shares, write_trace
+from .products import (
+    MULTIPLES,
+    SQUARE,
+    Matmul,
+    ModelProducts,
+    first_line,
+    groups_of,
+    measure_products,
+    products_of_model,
+    set_tf32,
+)
+from .sustained import Conditions, Sampler, Sustained, driver_of, measure_sustained, sustained_shape
+
+MATMUL = "float32_matmul_precision"
+TF32_ON, TF32_OFF = "high", "highest"
+# Segments that grow instead of being many of fixed size: batches of ever other sizes fragment memory less. Source:
+# PyTorch, CUDA semantics, PYTORCH_ALLOC_CONF.
+EXPANDABLE = "expandable_segments:True"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A process-wide setting. `old` None: unknown. `applied` False: not requested, or impossible, see `reason`."""
+
+    name: str
+    old: str | bool | None
+    new: str | bool | None
+    applied: bool
+    reason: str
+
+
+def changes(profile: DeviceProfile, precision: Precision, *, apply: bool) -> list[Change]:
+    """Return what this process has and should have for an engine of this precision, and set it with `apply`. Call it
+    before TF32 is set and the card is used: torch raises when its old and new TF32 switches are mixed, and the
+    allocator keeps the memory it has."""
+    return [*_tf32(profile, precision, apply), *_cudnn(profile, apply), *_allocator(profile, apply)]
+
+
+def _tf32(profile: DeviceProfile, precision: Precision, apply: bool) -> Iterator[Change]:
+    import torch
+
+    old = _asked(torch.get_float32_matmul_precision)
+    if not profile.tf32:
+        yield Change(MATMUL, old, old, False, "this device has no TF32: the switch would change nothing")
+        return
+    wanted = precision == "tf32"
+    if apply:
+        set_tf32(profile, wanted)
+    reason = "products of fp32 numbers round them to 10 bits, as was asked for" if wanted else "fp32 is what it says"
+    yield Change(MATMUL, old, TF32_ON if wanted else TF32_OFF, apply, reason)
+
+
+def _cudnn(profile: DeviceProfile, apply: bool) -> Iterator[Change]:
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    applied = apply and profile.kind == "cuda"
+    old = bool(cudnn.benchmark)
+    if applied:
+        cudnn.benchmark = False
+    reason = "it tries convolutions for each new shape, and text encoders have none"
+    yield Change("cudnn.benchmark", old, False, applied, reason)
+
+
+def _allocator(profile: DeviceProfile, apply: bool) -> Iterator[Change]:
+    import torch
+
+    name = "allocator"
+    if profile.kind != "cuda":
+        yield Change(name, None, None, False, "a CPU: torch's CUDA allocator is not used")
+        return
+    bindings: Any = torch._C
+    old = _asked(lambda: str(bindings._accelerator_getAllocatorSettings())) or None
+    if old is not None:
+        yield Change(name, old, old, False, "PYTORCH_ALLOC_CONF is set already and stays")
+        return
+    reason = "less fragmentation by batches of changing size; PYTORCH_ALLOC_CONF does the same from outside"
+    if apply:
+        try:
+            bindings._accelerator_setAllocatorSettings(EXPANDABLE)
+        except (RuntimeError, AttributeError) as error:
+            yield Change(name, old, EXPANDABLE, False, f"torch refuses: {str(error).splitlines()[0][:160]}")
+            return
+    yield Change(name, old, EXPANDABLE, apply, reason)
+
+
+def _asked(question: Callable[[], str]) -> str | None:
+    """Return None where torch does not say: older builds, or TF32 set by its newer interface."""
+    try:
+        return question()
+    except (RuntimeError, AttributeError):
+        return None
+
 
 MODEL = "all-MiniLM-L6-v2"  # whose layers and vectors are measured where no other is asked for
 QUICK = {"cpu": 4.0, "cuda": 8.0}  # seconds for the table of products, at most
@@ -43,7 +130,7 @@ class Ratio:
 
 @dataclass(slots=True)
 class Report:
-    """`clocks`: what the driver said while products were measured; `trace`: where a profile was asked for."""
+    """`clocks`: the driver's samples while products were measured. `trace`: with --profile."""
 
     device: dict[str, Any]
     settings: list[Setting] = field(default_factory=list)
@@ -72,7 +159,7 @@ class Plan:
 
 
 def describe(profile: DeviceProfile) -> dict[str, Any]:
-    """The device as JSON; unknown things are null."""
+    """Describe the device as JSON; unknown values are null."""
     return {
         "kind": profile.kind,
         "name": profile.name,
@@ -96,8 +183,7 @@ def _software() -> dict[str, Any]:
 
 
 def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) -> Report:
-    """Measure everything. Raises DeviceError when the device asked for is not there, OSError when the trace cannot be
-    written."""
+    """Measure everything. Raises DeviceError for a missing device, OSError when the trace cannot be written."""
     from ..backends.probe import bf16_gain
 
     profile = detect(plan.device)
@@ -126,18 +212,18 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
 
 
 def _chosen(report: Report) -> Precision:
-    """What the engine computes in by itself."""
+    """Return the precision that the engine chooses."""
     value = next(each.value for each in report.settings if each.name == "precision")
     return next(each for each in PRECISIONS if each == value)
 
 
 def _tf32_wanted(applied: Sequence[Change]) -> bool:
-    """As it was before, or as it was applied."""
+    """Return TF32 as it was before, or as it was applied."""
     return any(each.name == MATMUL and (each.new if each.applied else each.old) == TF32_ON for each in applied)
 
 
 def _give_back(profile: DeviceProfile) -> None:
-    """What torch keeps of the card's memory after products: an engine plans its batches for what the driver has."""
+    """Free the memory that torch caches: an engine plans its batches by the driver's free memory."""
     if profile.kind == "cuda":
         import torch
 
@@ -180,7 +266,7 @@ def _disturbed(rows: Sequence[Matmul]) -> list[Setting]:
 
 
 def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell: Callable[[str], None]) -> None:
-    """In the precision that the engine takes, and in fp32, so that both ends of the ratio were under the same cap."""
+    """Measure the engine's precision and fp32, so that both ends of the ratio are under the same power cap."""
     seconds = plan.seconds or SUSTAINED[profile.kind]
     chosen = _chosen(report)
     wanted: list[Precision] = ["fp32"]
@@ -195,7 +281,7 @@ def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell:
 
 
 def why_not_embedded(report: Report) -> str:
-    """What kept the model from computing, where no text was embedded."""
+    """Return why the model could not compute, where no text was embedded."""
     reasons = (each.reason for each in report.settings if each.value is None and each.name.startswith("embedding "))
     chosen = (each.reason for each in report.settings if each.name == f"embedding {_chosen(report)}")
     return next(iter([*chosen, *reasons]), "no precision could be measured here")
@@ -220,7 +306,7 @@ def ratios_of(profile: DeviceProfile, report: Report) -> Iterator[Ratio]:
 
 
 def _by_precision(profile: DeviceProfile, rows: Sequence[Matmul]) -> Iterator[Ratio]:
-    """Over the largest aligned square, where all precisions were measured in turns."""
+    """Compare the largest aligned square, where all precisions were measured in turns."""
     squares = [row for row in rows if row.role == SQUARE and row.aligned and row.tflops]
     largest = max((row.m for row in squares), default=0)
     rates = {row.dtype: row.tflops for row in squares if row.m == largest and row.tflops}
@@ -234,7 +320,7 @@ def _by_precision(profile: DeviceProfile, rows: Sequence[Matmul]) -> Iterator[Ra
 
 
 def _by_alignment(rows: Sequence[Matmul]) -> Iterator[Ratio]:
-    """By operations, so that the one token or edge that is missing does not count."""
+    """Compare by operations, so that the missing token or edge does not count."""
     for row in rows:
         other = next((each for each in rows if _one_less(each, row)), None)
         if row.tflops is None or other is None or other.tflops is None:
