@@ -16,9 +16,6 @@ kinds: 252 held out that decide which layers stay in float, and 1,200 that decid
       speed                           ONNX Runtime's seconds in fp32 over those in INT8, in turns: indicative only, for
                                       ONNX Runtime fuses other operators than TensorRT, and a GPU is not a CPU
       calibration                     seconds, with what was measured to choose (told for two cores)
-
-Expected from what was simulated for torch's INT8 (docs/gpu.md): cosine 0.997 and overlap 0.95 with the second layers of
-the feed-forward without 64 channels; 0.82-0.93 and 0.5-0.7 for all layers without any of it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/card.py [PART ...] [--rounds 3] [--minutes 9] --out benchmarks/results/card-NAME.json
 
 One command on a machine with a card, in less than ten minutes; what the time does not reach is named in the notes, and
-every figure is written as soon as it is there. Nothing is downloaded: torch, transformers, sentence-transformers, rich
-and NumPy are enough, with a checkout of this repository (`bash -c "python3 benchmarks/card.py --out card.json"`).
+every figure is written as soon as it is measured. Nothing is downloaded: torch, transformers, sentence-transformers,
+rich and NumPy are enough, with a checkout of this repository (`bash -c "python3 benchmarks/card.py --out card.json"`).
 `--device cpu --quick` runs the same code over tiny models anywhere; such figures are judged against no bar.
 
     products    matrix products by precision over those in fp32, as `python -m app.src.core.t4_gpu_optimizer` has them

@@ -1,7 +1,7 @@
 """Folders of models and texts for `benchmarks/card.py`, made without a network: MiniLM with its own weights, where the
 package is installed, and BERT's shapes with random ones. How fast a model is depends on its shape, not on its weights.
 
-    python benchmarks/card_models.py FOLDER minilm|bert-base|bert-large      makes one, for whatever else wants it
+    python benchmarks/card_models.py FOLDER minilm|bert-base|bert-large      makes one
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _write_modules(place: Path, hidden: int) -> None:
 
 
 def _make_tokenizer(place: Path) -> None:
-    """BERT's kind of tokenizer over words that nobody speaks, where the packaged one is not installed."""
+    """Write a WordPiece tokenizer over made-up words, where the packaged one is not installed."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer

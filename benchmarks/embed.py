@@ -14,12 +14,6 @@ gives ratios that say something while other programs compute.
       of floor                 share of the rate of bare products (oneDNN, prepacked, this precision) just measured
       cosine, overlap          least cosine with sentence-transformers' fp32 vectors; shared part of ten nearest texts
     memory          MB of resident memory after 50,000 embedded rows above those after 1,000
-
-Predicted before it was measured here (2 cores with bf16 instructions; from measurements on another such CPU): fp32
-1.75 x short and 1.85 x skewed, at 88 % of the floor; bf16 3.1 x at 70 %. Residual sums inside oneDNN's product: another
-2 to 4 % in fp32 and up to 6 % in bf16. That was wrong: 1 to 2 % slower (one thread, CPU seconds), and it is not used.
-Packed totals in multiples of 8: no speed, and none was found (1,009 to 1,032 tokens differ by less than the rounds);
-but memory grew by 1 MB a batch of a new total, so totals are filled up to a multiple of 16, of 8 below 256 tokens.
 """
 
 from __future__ import annotations

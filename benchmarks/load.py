@@ -15,12 +15,7 @@ rows come from the HANA emulator, once, into a local store. `api.max_wait` and `
 
 In every part the server may grow by 200 MB at its highest, over what it was with the four clients alone.
 
-Predicted: a connection costs 20 to 40 KB, a waiting request 10 KB, so the crowd less than 100 MB; searches hold a
-thread while they wait for the engine and /embed needs one to tokenise, so that refusals of /embed come only when a
-thread gets free, and the bar of 100 ms is in danger there; readers that never read cost one answer each (250 KB);
-nothing of a huge body is kept, but for what a socket holds.
-
---sync lets a job sync other rows meanwhile; --authenticate asks with a key, which the service wants then.
+--sync syncs other rows at the same time; --authenticate sends a key with each request.
 """
 
 from __future__ import annotations
@@ -194,7 +189,7 @@ class World:
         self.questions += map(known.embed, asked, vectors)
         self.questions += map(known.search, asked, vectors)
         gc.collect()
-        gc.freeze()  # or the clients stand still while torch's objects are looked through
+        gc.freeze()  # else collecting torch's objects would stop the clients
 
     @contextmanager
     def serving(self) -> Iterator[Running]:
@@ -242,7 +237,7 @@ def configuration(emulator: MaterialsInEmulator, folder: Path, given: argparse.N
 
 
 def new_key(config: Path) -> str:
-    """Of one who may ask as often as he likes: here the service's own limits are measured, not those of a key."""
+    """Create a key without limits of its own, because the service's limits are measured here."""
     command = [sys.executable, "-m", "app", "--config", str(config), "keys", "create", "load", "--json"]
     command += ["--scope", "admin", "--every-row", "--rate", "100000000/day", "--concurrency", "100000"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -364,7 +359,9 @@ def crowd(world: World, given: argparse.Namespace, report: Report) -> Iterator[F
         refusals = [1000 * quantile(tally.refused, 0.99) for tally in tallies]
         yield figure("crowd, refused p99", refusals, "ms", at_most(100))
     else:
-        yield Figure("crowd, refused p99", (), "ms", at_most(100), error="nobody was refused: the crowd is too small")
+        yield Figure(
+            "crowd, refused p99", (), "ms", at_most(100), error="no request was refused: the crowd is too small"
+        )
     yield figure(
         "crowd, four clients afterwards, p99 / before", [quantile(again.seconds, 0.99) / calm], "x", at_most(2)
     )
@@ -439,7 +436,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--questions", type=int, default=400, help="different ones, of each of two kinds")
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--sync", action="store_true", help="a job syncs as many other rows meanwhile")
+    parser.add_argument("--sync", action="store_true", help="a job syncs as many other rows at the same time")
     parser.add_argument("--authenticate", action="store_true", help="with a key, made by `owl-sap keys create`")
 
 

@@ -8,7 +8,7 @@
               fifth query
 
 Through the product, over the demo's two collections in the HANA emulator. The emulator reads every row for a
-ranking, so its share of a search is no figure of HANA's.
+ranking, so its share of a search differs from HANA's.
 """
 
 from __future__ import annotations

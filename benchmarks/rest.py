@@ -14,12 +14,6 @@ the rounds scatter because something else was running.
             beside it uvicorn alone on the same bytes (`bare`), hash:384 behind the engine's queue (`hashed`), and a
             search that takes no time
     forms   CPU milliseconds of a request for 256 texts x 384 floats    base64 <= 1.7, JSON floats <= 4.5, raw <= 0.6
-
-Measured elsewhere with FastAPI as it comes (0.165, uvicorn 0.54, orjson): 0.36 ms for one text, and 1.7, 4.1 and
-0.48 ms for 256 as base64, floats and raw bytes. Prediction before the work on it: httptools in place of h11 takes a
-third off a small request; pydantic's parser for the body and no resolving of dependencies by FastAPI another third.
-Where no authentication is configured the requests carry a bearer token all the same, which nobody checks. Metrics are
-on everywhere.
 """
 
 from __future__ import annotations

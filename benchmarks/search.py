@@ -15,11 +15,6 @@ the median row are in the details. OPENBLAS_CORETYPE is removed from the environ
     together    searches a second with 1, 2, 4, 8 threads, over those of one thread
     visible     milliseconds from another process's commit to the end of the search that shows it       <= 100
     keyword     milliseconds of keyword and hybrid searches over 100,000 texts; one common word among three
-
-Predictions, written before the integer scan was measured: a pass over one byte a number instead of four, with the
-kernels of AVX-512 VNNI, takes a quarter to a third of the product; choosing and SQLite add 0.5 ms to a search. So 0.35
-at 100,000 rows and 0.3 at a million. Queries that share a pass cost less than half each (wrong: with SimSIMD's kernels,
-which take one query at a time, they only share what the cache holds).
 """
 
 from __future__ import annotations

@@ -13,12 +13,6 @@ load alone again; every round loads its share of the rows. The p95 is that of al
 
 For `rest` the rows come from the HANA emulator, a child process on the same cores, through the real hdbcli; for the
 others from memory.
-
-Predicted before it was built (two cores, all-MiniLM-L6-v2): an idle search takes 5 ms, of which the engine has 4.
-Behind whole batches of 1,024 tokens it would wait for 60 ms in bf16 and 125 ms in fp32, on average half of that: p95 at
-10 to 20 times idle. Batches small enough for 3 times idle would hold 100 to 200 tokens and cost the load 10 to 20 %.
-Between two layers of a batch the wait is a sixth at most: about 2.5 times idle, and the load loses what the searches
-themselves take, 5 to 10 %.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The demonstration: a HANA emulator as a child process, with sample data, and the product at work on it through
-the real driver. Prints nothing; the command line shows what the methods return.
+"""The demo: a HANA emulator with sample data as a child process, synced and searched through the real driver. The
+command line prints what the methods return.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Answer:
 
 
 class Demo:
-    """A context: the emulator runs and the service is ready inside it; both are gone afterwards."""
+    """A context in which the emulator runs and the service is ready."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.embedding.hashing:
@@ -126,7 +126,7 @@ def _query(block: Mapping[str, Any]) -> DemoQuery:
 def demo_settings(
     wanted: Settings, greeting: Mapping[str, Any], collections: tuple[CollectionSettings, ...]
 ) -> Settings:
-    """The demo's own database and collections; engine, search and REST as the operator configured them."""
+    """Return settings with the demo's database and collections; engine, search and REST stay as configured."""
     hana = HanaSettings(
         host=greeting["host"],
         port=greeting["port"],
@@ -153,7 +153,7 @@ class EmulatorProcess:
         command = [*emulator_command(), "--port", "0", "--data", str(folder / "data")]
         command += ["--sample"] if sample else []
         self._log = (folder / "emulator.log").open("wb")
-        # A session of its own: Ctrl-C in the terminal must end us first, and we end it.
+        # In a session of its own, so that Ctrl-C in the terminal ends this process first, which ends the emulator.
         self._process = subprocess.Popen(
             [*command, "--parent-pid", str(os.getpid())],
             stdin=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..device import DeviceProfile
 
 LEAST_SAMPLES, MOST_SAMPLES = 5, 200
-# Seconds of a sample at least: so many launches stand back to back, that starting the first one and the grain of the
+# Seconds of a sample at least: so many launches run back to back, that starting the first one and the grain of the
 # clock (half a microsecond of events) do not count.
 LEAST_SAMPLE = {"cuda": 2e-3, "cpu": 2e-4}
 # Seconds beyond its time that sampling may take where others have the device; then two samples must do.

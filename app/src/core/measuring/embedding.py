@@ -115,7 +115,7 @@ def model_rate(products: Sequence[Matmul], model: ModelProducts, precision: Prec
     """Return the TFLOP/s of a layer's products in sequence, by their aligned measurements; None if one is missing."""
     seconds = {
         row.role: row.shape.operations / row.tflops / row.m
-        for row in reversed(products)  # the aligned one of a group stands before the other
+        for row in reversed(products)  # the aligned one of a group comes first
         if row.dtype == precision and row.role != SQUARE and row.tflops is not None
     }
     roles = [role for role, _, _ in model.products]

@@ -173,7 +173,7 @@ class Matmul:
     """One measured product (m, k) x (k, n). `spread` is (p90 - p10) / median of the times. `relative_error` is that of
     the result in this precision, inputs rounded to it, against fp64 (Frobenius norm). `tensor_cores`: whether the
     device has them for this precision; `kernel_on_tensor_cores`: whether the kernel that ran is one of theirs by its
-    name, null where that cannot be told (no card, an unknown name)."""
+    name, null where unknown (no card, an unknown name)."""
 
     dtype: Precision
     m: int
