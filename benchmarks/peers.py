@@ -32,7 +32,7 @@ from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     Target,
     at_least,
     at_most,
-    cores,  # noqa: E402
+    cores,
     main,
 )
 from app.src.benchmark.peers import DEFAULT_FOLDER, PeerUnavailable, peer, python_of  # noqa: E402

@@ -40,7 +40,7 @@ from app.src.benchmark.harness import (  # noqa: E402  # noqa: E402
     Report,
     at_least,
     at_most,
-    machine,  # noqa: E402
+    machine,
     main,
 )
 from app.src.benchmark.processes import announced  # noqa: E402

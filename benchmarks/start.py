@@ -56,9 +56,9 @@ def serve(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 
 def until_ready(folder: Path, busy: list[float]) -> float:
     """Start the service, return the seconds until it is ready, and end it. `busy` gets its CPU seconds until then."""
-    settings = {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": str(folder)}
+    settings = {"OWL_SAP_STORE__KIND": "local", "OWL_SAP_STORE__PATH": str(folder), "PYTHONPATH": str(ROOT)}
     start = time.perf_counter()
-    with announced(serve_command(), folder, settings) as (process, greeting):
+    with announced(serve_command(), folder, os.environ | settings) as (process, greeting):
         while not answers(f"{greeting['url']}/health/ready"):
             time.sleep(0.01)
         took = time.perf_counter() - start

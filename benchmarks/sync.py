@@ -255,7 +255,7 @@ def methods(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
     ways = {"full": FULL, "server hash": ChangeSpec(hash="server"), "rowid": ChangeSpec(method="rowid")}
     with scene(HASHING) as stage:
         again = {name: stage.synced("local", given.rows, changes) for name, changes in ways.items()}
-        works = {name: (lambda run=run: run().seconds) for name, run in again.items()}  # type: ignore[misc]
+        works = {name: (lambda run=run: run().seconds) for name, run in again.items()}
         rounds = interleaved(works, given.rounds, warm=0)
     for name in list(ways)[1:]:
         yield rounds.ratio(f"methods, {name}", name, "full", rows=given.rows)
@@ -275,7 +275,7 @@ def readers(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
             return sync(stage.spec(rows // 2), stage.ends("local"), replace(OPTIONS, readers=count)).seconds
 
         kinds = {"unchanged": again, "first": first}
-        works = {f"{name} {count}": lambda w=work, c=count: w(c) for name, work in kinds.items() for count in (1, 2)}  # type: ignore[misc]
+        works = {f"{name} {count}": lambda w=work, c=count: w(c) for name, work in kinds.items() for count in (1, 2)}
         rounds = interleaved(works, given.rounds)
     for name in kinds:
         yield rounds.ratio(f"readers, {name}", f"{name} 2", f"{name} 1", rows=rows)

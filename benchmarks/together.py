@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -315,7 +316,8 @@ def configuration(folder: Path, emulator: MaterialsInEmulator, table: str, given
 @contextmanager
 def serving(config: Path) -> Iterator[str]:
     """Start a service, and yield its address as host:port."""
-    with announced(serve_command(config), config.parent) as (_, greeting):
+    inside = os.environ | {"PYTHONPATH": str(ROOT)}
+    with announced(serve_command(config), config.parent, inside) as (_, greeting):
         yield greeting["url"].removeprefix("http://")
 
 

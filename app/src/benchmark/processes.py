@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from app.src.benchmark.harness import ROOT
 from app.src.benchmark.workloads import material
 from app.src.demo import EmulatorProcess
 from connector.errors import Unavailable
@@ -69,13 +68,12 @@ class MaterialsInEmulator:
 def announced(
     command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, log: IO[Any] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Start a child and yield it with the JSON of its first line; it is ended afterwards. Raises Unavailable with its
-    last words when it does not announce itself."""
-    inside = os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment or {})
+    """Start a child and yield it with the JSON of its first line; it is ended afterwards. `environment` None: as here.
+    Raises Unavailable with its last words when it does not announce itself."""
     with ExitStack() as held:
         log = log or held.enter_context(tempfile.TemporaryFile())
         process = held.enter_context(
-            subprocess.Popen(command, cwd=folder, env=inside, stdout=subprocess.PIPE, stderr=log, text=True)
+            subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
         )
         try:
             assert process.stdout is not None

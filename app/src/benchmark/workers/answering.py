@@ -1,5 +1,5 @@
-"""The protocol between a worker and the measuring process: one JSON object per line, each answered by one. Workers run in
-another environment, so these files import nothing of ours.
+"""The protocol between a worker and the measuring process: one JSON object per line, each answered by one. Workers run
+in another environment, so these files import nothing of ours.
 """
 
 from __future__ import annotations
