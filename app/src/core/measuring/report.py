@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..backends import EngineError
 from ..choices import Setting, settings_of
@@ -111,6 +111,7 @@ def _asked(question: Callable[[], str]) -> str | None:
         return None
 
 
+T = TypeVar("T")
 MODEL = "all-MiniLM-L6-v2"  # whose layers and vectors are measured where no other is asked for
 QUICK = {"cpu": 4.0, "cuda": 8.0}  # seconds for the table of products, at most
 LEAST_SHARE = 0.25  # of the tokens that are embedded, where less than a second is given
@@ -143,12 +144,19 @@ class Report:
     ratios: list[Ratio] = field(default_factory=list)
     trace: Trace | None = None
 
+    def add(self, found: T | Setting, rows: list[T]) -> None:
+        """Add a measurement to its rows, or a setting that says why it is missing."""
+        if isinstance(found, Setting):
+            self.settings.append(found)
+        else:
+            rows.append(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to measure: edges of square products (None: by kind of device), `seconds` of each sustained run, which the
     table of products does not exceed either (None: by kind of device), the model whose layers are multiplied and whose
-    vectors are computed. `apply` sets what `applying` says; `trace` is a file for a profile."""
+    vectors are computed. `apply` sets what `changes` proposes; `trace` is a file for a profile."""
 
     sizes: tuple[int, ...] | None = None
     seconds: float | None = None
@@ -160,6 +168,8 @@ class Plan:
 
 def describe(profile: DeviceProfile) -> dict[str, Any]:
     """Describe the device as JSON; unknown values are null."""
+    import torch
+
     return {
         "kind": profile.kind,
         "name": profile.name,
@@ -171,15 +181,11 @@ def describe(profile: DeviceProfile) -> dict[str, Any]:
         "tensor_cores": sorted(profile.tensor_cores),
         "attention": profile.attention,
         "peak_tflops": dict(profile.peaks) or None,
-        **_software(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
         "driver": snapshot(throughput=False).driver_version,
     }
-
-
-def _software() -> dict[str, Any]:
-    import torch
-
-    return {"torch": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
 
 
 def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) -> Report:
@@ -189,24 +195,25 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
     profile = detect(plan.device)
     report = Report(describe(profile), settings_of(profile, bf16_gain), model=plan.model)
     report.applied = changes(profile, _chosen(report), apply=plan.apply)
+    tf32 = any(each.name == MATMUL and (each.new if each.applied else each.old) == TF32_ON for each in report.applied)
+    model = None
     try:
-        model = _model_products(plan, report)
+        try:
+            model = products_of_model(plan.model)
+        except EngineError as error:
+            report.settings.append(Setting("matmul of the model", None, first_line(error)))
         _measure_products(profile, plan, model, report, tell)
         _measure_sustained(profile, plan, report, tell)
-        _give_back(profile)
-        precisions = usable_precisions(profile, report.matmul)
-        share = max(LEAST_SHARE, min(1.0, plan.seconds or 1.0))
-        tell(f"measuring the embedding model in {', '.join(precisions)}")
-        for measured in measure_embedding(profile, plan.model, precisions, share):
-            if isinstance(measured, Setting):
-                report.settings.append(measured)
-            else:
-                report.embedding.append(with_shares(measured, report.matmul, model) if model else measured)
+        _measure_embedding(profile, plan, model, report, tell)
         if plan.trace is not None:
             tell("tracing one call of the engine")
-            _trace(plan, plan.trace, report)
+            try:
+                with load_engine(EngineOptions(model=plan.model, device=plan.device)) as engine:
+                    report.trace = write_trace(engine, plan.trace)
+            except EngineError as error:
+                report.settings.append(Setting("trace", None, first_line(error)))
     finally:
-        set_tf32(profile, _tf32_wanted(report.applied))
+        set_tf32(profile, tf32)
     report.ratios = list(ratios_of(profile, report))
     return report
 
@@ -217,52 +224,21 @@ def _chosen(report: Report) -> Precision:
     return next(each for each in PRECISIONS if each == value)
 
 
-def _tf32_wanted(applied: Sequence[Change]) -> bool:
-    """Return TF32 as it was before, or as it was applied."""
-    return any(each.name == MATMUL and (each.new if each.applied else each.old) == TF32_ON for each in applied)
-
-
-def _give_back(profile: DeviceProfile) -> None:
-    """Free the memory that torch caches: an engine plans its batches by the driver's free memory."""
-    if profile.kind == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
-
-
-def _model_products(plan: Plan, report: Report) -> ModelProducts | None:
-    try:
-        return products_of_model(plan.model)
-    except EngineError as error:
-        report.settings.append(Setting("matmul of the model", None, first_line(error)))
-        return None
-
-
 def _measure_products(
     profile: DeviceProfile, plan: Plan, model: ModelProducts | None, report: Report, tell: Callable[[str], None]
 ) -> None:
     seconds = min(plan.seconds or QUICK[profile.kind], QUICK[profile.kind])
     tell(f"measuring matrix products on {profile.name} ({profile.kind}), about {seconds:g} s")
-    groups = groups_of(profile, plan.sizes, model)
     with Sampler(*driver_of(profile)) as sampler:
-        for found in measure_products(profile, groups, seconds):
-            if isinstance(found, Setting):
-                report.settings.append(found)
-            else:
-                report.matmul.append(found)
+        for found in measure_products(profile, groups_of(profile, plan.sizes, model), seconds):
+            report.add(found, report.matmul)
     report.clocks = sampler.conditions
-    report.settings += _disturbed(report.matmul)
+    spreads = [row.spread for row in report.matmul if row.spread is not None]
+    if spreads and (middle := statistics.median(spreads)) > UNDISTURBED:
+        why = "half of the products scattered more than this: other programs used the device, so ignore the ratios"
+        report.settings.append(Setting("disturbed", round(middle, 2), why))
     if profile.kind == "cpu":
         report.settings.append(Setting("kernel", None, "a CPU: torch's profiler names kernels of cards only"))
-
-
-def _disturbed(rows: Sequence[Matmul]) -> list[Setting]:
-    spreads = [row.spread for row in rows if row.spread is not None]
-    middle = statistics.median(spreads) if spreads else 0.0
-    if middle <= UNDISTURBED:
-        return []
-    why = "half of the products scattered more than this: other programs took the device's time, so believe no ratio"
-    return [Setting("disturbed", round(middle, 2), why)]
 
 
 def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell: Callable[[str], None]) -> None:
@@ -274,10 +250,23 @@ def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell:
         wanted.append(chosen)
     tell(f"measuring {' and '.join(wanted)} sustained, {seconds:g} s each")
     for found in measure_sustained(profile, sustained_shape(profile, plan.sizes), wanted, seconds):
-        if isinstance(found, Setting):
-            report.settings.append(found)
-        else:
-            report.sustained.append(found)
+        report.add(found, report.sustained)
+
+
+def _measure_embedding(
+    profile: DeviceProfile, plan: Plan, model: ModelProducts | None, report: Report, tell: Callable[[str], None]
+) -> None:
+    if profile.kind == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()  # an engine plans its batches by the driver's free memory
+    precisions = usable_precisions(profile, report.matmul)
+    share = max(LEAST_SHARE, min(1.0, plan.seconds or 1.0))
+    tell(f"measuring the embedding model in {', '.join(precisions)}")
+    for found in measure_embedding(profile, plan.model, precisions, share):
+        if model and not isinstance(found, Setting):
+            found = with_shares(found, report.matmul, model)
+        report.add(found, report.embedding)
 
 
 def why_not_embedded(report: Report) -> str:
@@ -287,25 +276,17 @@ def why_not_embedded(report: Report) -> str:
     return next(iter([*chosen, *reasons]), "no precision could be measured here")
 
 
-def _trace(plan: Plan, file: Path, report: Report) -> None:
-    try:
-        with load_engine(EngineOptions(model=plan.model, device=plan.device)) as engine:
-            report.trace = write_trace(engine, file)
-    except EngineError as error:
-        report.settings.append(Setting("trace", None, first_line(error)))
-
-
 # ------------------------------------------------------------------------------------------------------------- ratios
 
 
 def ratios_of(profile: DeviceProfile, report: Report) -> Iterator[Ratio]:
-    yield from _by_precision(profile, report.matmul)
-    yield from _by_alignment(report.matmul)
-    yield from _by_endurance(report.sustained)
-    yield from _by_embedding(report.embedding)
+    """Yield the ratios by precision, alignment and endurance of products, and by precision of embedding."""
+    yield from _of_products(profile, report.matmul)
+    yield from _of_sustained(report.sustained)
+    yield from _of_embedding(report.embedding)
 
 
-def _by_precision(profile: DeviceProfile, rows: Sequence[Matmul]) -> Iterator[Ratio]:
+def _of_products(profile: DeviceProfile, rows: Sequence[Matmul]) -> Iterator[Ratio]:
     """Compare the largest aligned square, where all precisions were measured in turns."""
     squares = [row for row in rows if row.role == SQUARE and row.aligned and row.tflops]
     largest = max((row.m for row in squares), default=0)
@@ -317,12 +298,10 @@ def _by_precision(profile: DeviceProfile, rows: Sequence[Matmul]) -> Iterator[Ra
         by = "tensor cores" if precision in profile.tensor_cores else f"no tensor cores ({profile.kind})"
         text = f"{by}: {precision} is {value:.2f} times fp32 here ({largest} x {largest})"
         yield Ratio(f"{precision} over fp32", value, text)
-
-
-def _by_alignment(rows: Sequence[Matmul]) -> Iterator[Ratio]:
-    """Compare by operations, so that the missing token or edge does not count."""
     for row in rows:
-        other = next((each for each in rows if _one_less(each, row)), None)
+        one_less = (row.dtype, row.role, row.m - 1)
+        pair = (each for each in rows if (each.dtype, each.role, each.m) == one_less)
+        other = next((each for each in pair if row.aligned and not each.aligned), None)
         if row.tflops is None or other is None or other.tflops is None:
             continue
         value = figure(row.tflops / other.tflops)
@@ -331,11 +310,7 @@ def _by_alignment(rows: Sequence[Matmul]) -> Iterator[Ratio]:
         yield Ratio(f"{row.dtype} {row.role} {row.m} over {other.m}", value, text)
 
 
-def _one_less(row: Matmul, than: Matmul) -> bool:
-    return (row.dtype, row.role, row.m) == (than.dtype, than.role, than.m - 1) and than.aligned and not row.aligned
-
-
-def _by_endurance(rows: Sequence[Sustained]) -> Iterator[Ratio]:
+def _of_sustained(rows: Sequence[Sustained]) -> Iterator[Ratio]:
     for row in rows:
         text = f"sustained: {row.dtype} keeps {row.kept:.0%} of its burst over {row.seconds:.0f} s"
         yield Ratio(f"{row.dtype} sustained over burst", row.kept, text)
@@ -347,7 +322,7 @@ def _by_endurance(rows: Sequence[Sustained]) -> Iterator[Ratio]:
             yield Ratio(f"{precision} over fp32 sustained", value, text)
 
 
-def _by_embedding(rows: Sequence[Embedding]) -> Iterator[Ratio]:
+def _of_embedding(rows: Sequence[Embedding]) -> Iterator[Ratio]:
     exact = {(row.lengths, row.tokens): row.texts_per_second for row in rows if row.precision == "fp32"}
     for row in rows:
         fp32 = exact.get((row.lengths, row.tokens))
