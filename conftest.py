@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -20,8 +21,17 @@ CALM = settings(settings.default, deadline=None, suppress_health_check=[HealthCh
 """How long an example took says what else the machine does; Hypothesis' own profile for CI sees it so too."""
 settings.register_profile("calm", CALM)
 settings.load_profile("calm")
+settings.register_profile("small", CALM, max_examples=10, stateful_step_count=15)
 settings.register_profile("hurry", CALM, phases=(Phase.explicit, Phase.generate))
 """For scripts/mutations: a failing example is not made smaller."""
+
+gc.disable()  # while tests are collected: a third less time
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 UNTIL = float(os.environ.get("OWL_TESTS_UNTIL", "inf"))
 """Seconds since the epoch after which no further test begins: .ci/run ends slow tests between two of them."""

@@ -143,7 +143,7 @@ def test_what_was_never_sent_is_tried_again_whatever_it_is() -> None:
 
 def test_a_service_that_is_slow_is_not_asked_twice() -> None:
     script = Script(httpx.ReadTimeout("30 s"))
-    with script.client() as client, pytest.raises(owl_sap_client.NotReached, match=r"service\.test gave no answer"):
+    with script.client() as client, pytest.raises(owl_sap_client.NotReached, match=r"service\.test did not answer"):
         client.search("c", "q")
     assert len(script.requests) == 1
 

@@ -306,6 +306,7 @@ def machine(examples: int, steps: int) -> None:
 
 
 @pytest.mark.proves(1, 9, 10, 11, 12, 22, 26)
+@pytest.mark.not_fast
 def test_whatever_happens_the_invariants_hold() -> None:
     machine(examples=40, steps=20)
 
