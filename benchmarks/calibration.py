@@ -52,7 +52,7 @@ COSINE, OVERLAP, SHARE, SECONDS = at_least(0.99), at_least(0.90), at_least(0.5),
 
 
 def descriptions() -> list[str]:
-    """Paragraphs of prose, in an order of chance that is always the same for the same packages."""
+    """Return paragraphs of installed packages' descriptions, shuffled with a fixed seed."""
     found: dict[str, None] = {}
     for package in sorted(distributions(), key=lambda each: str(each.metadata["Name"])):
         about: Any = package.metadata  # an email.message.Message, which its type does not tell
@@ -71,7 +71,7 @@ Tokens = list[Sequence[int]]
 
 @cache
 def material(texts: int) -> tuple[Tokens, Tokens, dict[str, Tokens]]:
-    """To calibrate on, held out, and to judge by, kind by kind."""
+    """Return texts to calibrate on, held-out texts, and texts to judge by, of each kind."""
     wanted = {"descriptions": texts // 2, "demo": texts // 4, "generated": texts // 4}
     spare = JUDGED + HELD_OUT
     kinds = {

@@ -106,14 +106,14 @@ QUICK = Scale(0.02, 4, 4, 3, (4, 8), 256, TINY)
 
 @dataclass
 class Bench:
-    """What parts share: the device, folders of models, and how long there is."""
+    """The device, the model folders and the time limit that all parts share."""
 
     folder: Path
     begun: float = field(default_factory=time.monotonic)
     _models: dict[str, Model] = field(default_factory=dict)
 
     def start(self, given: argparse.Namespace, report: Report) -> DeviceProfile:
-        """The device; what is known of it goes into the report."""
+        """Return the device, and describe it in the report."""
         profile = detect(given.device)
         report.options["device"] = profile.torch_name
         if profile.kind == "cpu":
@@ -134,7 +134,7 @@ class Bench:
         return self._models[name]
 
     def late(self, what: str, given: argparse.Namespace, report: Report) -> bool:
-        """Is there no time left? Then the report says what is missing."""
+        """Return whether the time is up, and note what is not measured."""
         if time.monotonic() - self.begun < 60 * given.minutes:
             return False
         report.note(f"not measured, the time was up: {what}")
@@ -156,7 +156,7 @@ def _card(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def _target(profile: DeviceProfile, target: Target | None) -> Target | None:
-    """Bars are for cards."""
+    """Judge cards only."""
     return target if profile.kind == "cuda" else None
 
 
@@ -164,7 +164,7 @@ def _target(profile: DeviceProfile, target: Target | None) -> Target | None:
 
 
 def switched_off() -> dict[str, Any]:
-    """The engine's switches that there are, and what turns each off."""
+    """Return the engine's switches, and the value that turns each off."""
     defaults = {field.name: field.default for field in fields(EngineOptions)}
     return {name: False if isinstance(defaults[name], bool) else "off" for name in SWITCHES if name in defaults}
 
@@ -189,7 +189,7 @@ class Peer:
         self._models: dict[str, Any] = {}
 
     def encode(self, texts: Sequence[str], setting: Setting) -> Any:
-        """Unit vectors in order, as a NumPy array."""
+        """Return unit vectors in order."""
         model = self._model(setting.precision)
 
         def run() -> Any:
@@ -200,15 +200,15 @@ class Peer:
         return on_compute_thread(run) if self._profile.kind == "cpu" else run()
 
     def exact(self, texts: Sequence[str]) -> Any:
-        """In fp32, on the same device."""
+        """Return unit vectors computed in fp32 on the same device."""
         vectors = self.encode(texts, Setting("fp32", BATCH_SIZES[0]))
         if "fp32" not in self.precisions:
             del self._models["fp32"]  # a large one takes the room of batches
         return vectors
 
     def best(self, texts: Sequence[str], sizes: Sequence[int] = BATCH_SIZES) -> tuple[Setting, dict[str, float]]:
-        """The fastest setting for them, and the seconds of each that the memory held: all sizes in the first precision,
-        the best of them in the others."""
+        """Return the fastest setting, and the seconds of each that fitted into memory: all sizes in the first
+        precision, the best of them in the others."""
         took: dict[Setting, float] = {}
         wanted = list(sizes)
         for precision in self.precisions:
@@ -278,7 +278,7 @@ class Products:
         return 2 * self.edge**3 * self._times
 
     def __call__(self) -> float:
-        """Seconds of one call, by the clock of the very card that works."""
+        """Return the seconds of one call, by the clock of this card."""
         return on_compute_thread(self._run) if self._profile.kind == "cpu" else self._run()
 
     def _run(self) -> float:
@@ -306,7 +306,7 @@ def products(bench: Bench, given: argparse.Namespace, report: Report) -> Iterato
 
 
 def product_figures(found: Mapping[str, Any]) -> Iterator[Figure]:
-    """Every precision over fp32 at the same shape, and the rates that were kept up."""
+    """Compare every precision with fp32 at the same shape, and give the sustained rates."""
     measured = [row for row in found["matmul"] if row["tflops"]]
     plain = {_shape(row): row["tflops"] for row in measured if row["dtype"] == "fp32"}
     seen = set()
@@ -375,7 +375,7 @@ def reference(peer: Peer, words: Words, given: argparse.Namespace) -> Reference:
 
 
 def sized(engine: EmbeddingEngine, words: Words, kind: str, size: Scale, seconds: float) -> Workload:
-    """As many texts as our engine computes in so many seconds."""
+    """Return as many texts as our engine embeds in `seconds`."""
     tried, count, took = 1, size.probe, 0.0
     while took < seconds / 4 and count < MOST_TEXTS:
         probe = words.texts(lengths_of(kind, count), seed=1)
@@ -429,7 +429,7 @@ class Comparison:
         return Figure(f"{label}: {side}", rates, "texts/s", more=about)
 
     def _share(self, label: str, rounds: Rounds, busy: float) -> Figure:
-        """Of the rate of the products just before or after."""
+        """Give the share of the rate of the products of the same round."""
         needed = self.model.shape.operations(self.load.lengths)
         full = [self.bare.operations / seconds for seconds in rounds.took[PRODUCTS]]
         shares = [needed / seconds / one for seconds, one in zip(rounds.took[OURS], full, strict=True)]
@@ -454,7 +454,7 @@ class Comparison:
 
 
 def switches(bench: Bench, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """All engines at once, each with something switched off."""
+    """Compare engines that each have one switch turned off."""
     profile = bench.start(given, report)
     off = _switches_there(report)
     for name in SWITCHED:
@@ -517,7 +517,7 @@ def latency(bench: Bench, given: argparse.Namespace, report: Report) -> Iterator
 
 
 def calls_of(embed: Callable[[Sequence[str]], object], calls: Sequence[Sequence[str]], count: int) -> Work:
-    """The median of so many calls, one after the other, each with other texts than the one before."""
+    """Measure the median of `count` calls, each with other texts than the one before."""
     texts = cycle(calls)
 
     def run() -> float:
@@ -546,7 +546,7 @@ def parts_of(bench: Bench) -> dict[str, Part]:
 
 
 def going_on(name: str, part: Part, given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """What one part cannot do, a minute on a lent card later, must not cost the others."""
+    """Turn an error into a failed figure, so that the other parts still run."""
     try:
         yield from part(given, report)
     except Exception as error:

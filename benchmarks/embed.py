@@ -81,7 +81,7 @@ MEMORY = at_most(100)
 
 @cache
 def engine(precision: str, device: str, threads: int) -> EmbeddingEngine | None:
-    """None where it cannot be had."""
+    """Return the engine, None for a precision that this machine lacks."""
     try:
         return load_engine(EngineOptions(MODEL, device=device, precision=precision, threads=threads))
     except DeviceUnavailable:
@@ -98,7 +98,7 @@ def peer(device: str) -> Any:
 
 
 def best_batch_size(encode: Callable[..., Any], load: Workload, sizes: Sequence[int]) -> int:
-    """The fastest for them, best of two each."""
+    """Return the fastest size, by the better of two runs each."""
 
     def took(size: int) -> float:
         return min(wall(lambda: on_compute_thread(lambda: encode(load.texts, batch_size=size)))() for _ in range(2))
@@ -107,7 +107,7 @@ def best_batch_size(encode: Callable[..., Any], load: Workload, sizes: Sequence[
 
 
 def demo_rows(count: int = DEMO_ROWS) -> Workload:
-    """Materials and notifications of the emulator's sample tables, as the demo renders them; numbered to be enough."""
+    """Return rows of the emulator's sample tables as the demo renders them, numbered to reach `count`."""
     from hana_emulator.sample import all_rows
     from hana_emulator.sample.tables import TABLES
 
@@ -166,13 +166,13 @@ class Floor:
         return 2 * (4 * self._hidden**2 + 2 * self._hidden * self._wide)
 
     def operations(self, lengths: Sequence[int]) -> int:
-        """Of the whole model for texts of so many tokens, attention included, special tokens too."""
+        """Count the whole model's operations for texts of so many tokens, special ones included."""
         attention = 4 * self._hidden * sum(length * length for length in lengths)
         return self._layers * (self._of_a_token * sum(lengths) + attention)
 
 
 def floors(engines: dict[str, EmbeddingEngine], device: str) -> dict[str, Floor]:
-    """By name of the engine; none on a GPU, and none for a precision without prepacked products."""
+    """Return the products by name of the engine; none on a GPU or without prepacked products."""
     import torch
 
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -243,7 +243,7 @@ class Comparison:
 
 
 def memory(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
-    """In a process of its own for each precision: what others left behind would hide it."""
+    """Measure each precision in its own process, because memory of others would hide the growth."""
     for precision in ("fp32", "auto"):
         command = [sys.executable, __file__, "--memory-of", precision, "--threads", str(given.threads)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
