@@ -116,8 +116,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test: Any = getattr(item, "obj", None)
         if chosen := getattr(test, "_hypothesis_internal_use_settings", None):
             test._hypothesis_internal_use_settings = with_few_examples(chosen)
-        if isinstance(chosen := getattr(getattr(item, "cls", None), "settings", None), settings):
-            item.cls.settings = with_few_examples(chosen)
+        case: Any = getattr(item, "cls", None)
+        if isinstance(chosen := getattr(case, "settings", None), settings):
+            case.settings = with_few_examples(chosen)
     items[:] = fast
     config.hook.pytest_deselected(items=left_out)
 
