@@ -195,7 +195,6 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
     profile = detect(plan.device)
     report = Report(describe(profile), settings_of(profile, bf16_gain), model=plan.model)
     report.applied = changes(profile, _chosen(report), apply=plan.apply)
-    tf32 = any(each.name == MATMUL and (each.new if each.applied else each.old) == TF32_ON for each in report.applied)
     model = None
     try:
         try:
@@ -213,7 +212,7 @@ def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) ->
             except EngineError as error:
                 report.settings.append(Setting("trace", None, first_line(error)))
     finally:
-        set_tf32(profile, tf32)
+        set_tf32(profile, _tf32_wanted(report.applied))
     report.ratios = list(ratios_of(profile, report))
     return report
 
@@ -222,6 +221,11 @@ def _chosen(report: Report) -> Precision:
     """Return the precision that the engine chooses."""
     value = next(each.value for each in report.settings if each.name == "precision")
     return next(each for each in PRECISIONS if each == value)
+
+
+def _tf32_wanted(applied: Sequence[Change]) -> bool:
+    """Return TF32 as it was before, or as it was applied."""
+    return any(each.name == MATMUL and (each.new if each.applied else each.old) == TF32_ON for each in applied)
 
 
 def _measure_products(
@@ -233,12 +237,16 @@ def _measure_products(
         for found in measure_products(profile, groups_of(profile, plan.sizes, model), seconds):
             report.add(found, report.matmul)
     report.clocks = sampler.conditions
-    spreads = [row.spread for row in report.matmul if row.spread is not None]
-    if spreads and (middle := statistics.median(spreads)) > UNDISTURBED:
-        why = "half of the products scattered more than this: other programs used the device, so ignore the ratios"
-        report.settings.append(Setting("disturbed", round(middle, 2), why))
+    report.settings += _disturbed(report.matmul)
     if profile.kind == "cpu":
         report.settings.append(Setting("kernel", None, "a CPU: torch's profiler names kernels of cards only"))
+
+
+def _disturbed(rows: Sequence[Matmul]) -> list[Setting]:
+    spreads = [row.spread for row in rows if row.spread is not None]
+    middle = statistics.median(spreads) if spreads else 0.0
+    why = "half of the products scattered more than this: other programs used the device, so ignore the ratios"
+    return [Setting("disturbed", round(middle, 2), why)] if middle > UNDISTURBED else []
 
 
 def _measure_sustained(profile: DeviceProfile, plan: Plan, report: Report, tell: Callable[[str], None]) -> None:
