@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core.backends import OutOfMemory
+from app.src.core.backends import OutOfMemory, TokenBatch
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
@@ -111,15 +111,15 @@ class SickBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def forward(self, batch: Sequence[Any], *, exact: bool = False) -> Vectors:
-        size = sum(map(len, batch))
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Any = None) -> Vectors:
+        size = batch.tokens
         if self._fault == "memory" and len(batch) > 1 and size > 100:
             self.failures += 1
             raise OutOfMemory("planted")
         self.batches.append(size)
         vectors: Vectors = np.array(self._backend.forward(batch, exact=exact))
         for row, tokens in enumerate(batch):
-            if sum(tokens) % self._every == 0 and self._fault in ("nan", "inf"):
+            if int(tokens.sum()) % self._every == 0 and self._fault in ("nan", "inf"):
                 vectors[row, 0] = float(self._fault)
         return vectors
 

@@ -16,7 +16,7 @@ from httpx import Client, Response
 
 from app.src.api.errors import MOST_FAULTS, Crowded, retry_after
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
-from app.src.core.batcher import EngineOverloaded, WorkerDied
+from app.src.core.queue import EngineOverloaded, WorkerDied
 from app.src.service.explaining import by_code
 from app.src.service.service import Service
 from connector import errors
@@ -395,7 +395,7 @@ def test_who_would_wait_too_long_for_the_engine_hears_it_while_every_thread_is_t
             words = {"query": "steel", "mode": "keyword"}
             waiting = [others.submit(client.post, SEARCH, json=words) for _ in range(threads)]
             assert all(taken.acquire(timeout=30) for _ in range(threads))
-            monkeypatch.setattr(service.embedder.batcher._pace, "wait", lambda _: 17.0)
+            monkeypatch.setattr(service.embedder.engine._queue._speed, "wait", lambda _: 17.0)
             refusals = [client.post(SEARCH, json={"query": f"unheard of {mode}", "mode": mode}) for mode in MEANING]
             refusals.append(client.post("/embed", json={"inputs": "unheard of"}))
             for refused in refusals:

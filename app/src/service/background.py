@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from app.src.core.backends.compute_thread import give_back
+from app.src.core.backends.torch.compute_thread import give_back
 from app.src.jobs import Job, JobOptions, Jobs, Kind, Limits, Patience, Run, StateUnusable, Unaccountable
 from app.src.service.schedule import Scheduler
 from app.src.settings import Settings

@@ -23,10 +23,10 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import DefaultFlowCallback
 
 from ..backends import DeviceUnavailable, OutOfMemory
-from ..backends.compute_thread import on_compute_thread
 from ..backends.folder import Folder
-from ..backends.pytorch import memory_errors_mapped
-from ..backends.rectangular import quiet_transformers
+from ..backends.torch.backend import memory_errors_mapped
+from ..backends.torch.compute_thread import on_compute_thread
+from ..backends.torch.padded import quiet_transformers
 from .recipe import (
     CHECKPOINTS,
     LONGEST_BETWEEN,

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from .. import ranges
 from ..backends import EngineError
-from ..backends.compute_thread import on_compute_thread
 from ..choices import Setting
 from ..device import PRECISIONS, DeviceError, DeviceProfile, Precision, choose_precision
 from ..engine import EmbeddingEngine
@@ -85,9 +84,9 @@ def mixed_lengths(shortest: int, longest: int, tokens: int) -> list[int]:
 
 def _embed(engine: EmbeddingEngine, precision: Precision, lengths: Sequence[int]) -> Embedding:
     texts = texts_of(lengths)
-    engine.embed(texts[:8])
+    engine.embed(texts[:8], "bulk")
     before = engine.stats().tokens
-    seconds = min(host_clock(lambda: engine.embed(texts)) for _ in range(2))
+    seconds = min(host_clock(lambda: engine.embed(texts, "bulk")) for _ in range(2))
     computed = (engine.stats().tokens - before) / 2
     shortest, longest = min(lengths), max(lengths)
     return Embedding(
@@ -176,8 +175,7 @@ def write_trace(engine: EmbeddingEngine, file: Path) -> Trace:
     on_card = engine.profile.kind == "cuda"
     longest = engine.max_tokens
     texts = texts_of(mixed_lengths(min(16, longest), min(512, longest), TOKENS[engine.profile.kind]))
-    # A profiler sees the thread that it was started on. On a CPU all computing has one of its own.
-    recorded: Any = _record(engine, texts) if on_card else on_compute_thread(lambda: _record(engine, texts))
+    recorded = _record(engine, texts)
     if file.is_file():
         file.write_bytes(b"")  # the profiler only prints that it failed, and an older trace would pass for this one
     recorded.export_chrome_trace(str(file))
@@ -188,6 +186,7 @@ def write_trace(engine: EmbeddingEngine, file: Path) -> Trace:
 
 def _record(engine: EmbeddingEngine, texts: list[str]) -> Any:
     import torch
+    from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile, record_function
 
     on_card = engine.profile.kind == "cuda"
@@ -197,7 +196,9 @@ def _record(engine: EmbeddingEngine, texts: list[str]) -> Any:
         looking.enter_context(ranges.shown_to(record_function))
         if on_card:
             looking.enter_context(ranges.shown_to(torch.cuda.nvtx.range))
-        with profile(activities=activities, record_shapes=True) as recorded:
+        # The engine tokenises in this thread, and computes in others.
+        every_thread = _ExperimentalConfig(profile_all_threads=True)
+        with profile(activities=activities, record_shapes=True, experimental_config=every_thread) as recorded:
             with record_function("embed"):
                 engine.embed(texts)
             if on_card:

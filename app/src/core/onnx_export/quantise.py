@@ -190,7 +190,7 @@ class Search:
 
 
 ALPHAS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of SmoothQuant; and none at all is tried
-# One channel in so many of a feed-forward stays in float: 64 of 1,536 (as `backends/int8.py`; docs/gpu.md).
+# One channel in so many of a feed-forward stays in float: 64 of 1,536 (as `backends/torch/int8.py`; docs/gpu.md).
 FAR = 24
 SAMPLE = 512  # rows of each layer by which plans are compared
 _TARGET = Target()

@@ -15,7 +15,7 @@ from typing import Literal
 from connector.extras import install_command
 
 from ..backends import DeviceUnavailable
-from ..backends.onnx_runtime import MakeSession, Session, make_session
+from ..backends.onnx import MakeSession, Session, make_session
 from ..device import DeviceError, DeviceProfile, Precision, choose_precision, detect
 from ..memory import MOST_TOKENS, MemoryLimits, ModelShape, T4MemoryManager
 from .graph import GraphPrecision

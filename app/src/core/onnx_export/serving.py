@@ -21,10 +21,10 @@ from ..agreement import Verdict
 from ..backends import Backend, DeviceUnavailable, ModelUnsupported, OutOfMemory, Vectors
 from ..backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from ..backends.hashing import PREFIX as HASHING
-from ..backends.onnx_runtime import OUTPUT, Loaded, OnnxRuntimeBackend, Session, Sessions, loading_errors_mapped
+from ..backends.onnx import OUTPUT, Loaded, OnnxRuntimeBackend, Session, Sessions, loading_errors_mapped
 from ..device import Precision
 from ..memory import CPU_TOKENS, MemoryLimits
-from ..planning import plan_batches
+from ..tokens import plan_batches
 from .cache import ENGINES as ENGINES
 from .cache import FLOAT as FLOAT
 from .cache import JUDGED as JUDGED
@@ -91,7 +91,7 @@ def embedded(backend: Backend, texts: Sequence[str]) -> Vectors:
     vectors = np.empty((len(texts), backend.info.dimension), dtype=np.float32)
     multiple = backend.profile.padding_multiple(backend.info.precision)
     for batch in plan_batches([len(ids) for ids in tokens], CPU_TOKENS, multiple, packed=False):
-        vectors[batch] = backend.forward([tokens[place] for place in batch])
+        vectors[batch] = backend.forward(tokens.select(batch))
     return vectors
 
 

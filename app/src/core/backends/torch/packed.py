@@ -1,55 +1,56 @@
 """Encoders without padding: linear layers over all tokens of a batch at once, attention sequence by sequence
-(`attention.py`). The gain is measured by benchmarks/embed.py; the vectors are transformers' own to 1e-6.
-
-Knows an encoder's layers (`architectures.py`), not which model they come from; nothing of texts or tokenizers.
+(`attention.py`). benchmarks/embed.py measures the gain; the vectors are transformers' own to 1e-6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, cycle, islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from ..device import DeviceProfile
-from ..ranges import ranged
-from . import ModelUnsupported, TokenIds
+from ...device import DeviceProfile
+from ...ranges import ranged
+from .. import ModelUnsupported, Pause, TokenBatch
+from ..folder import Folder
 from .architectures import Attention as Extras
 from .architectures import EncoderWeights, LayerWeights, read, turned
 from .attention import Choice, Inputs, Layout, Run, choose, runs_of
-from .folder import Folder
 from .linears import AddingLinear, Affine, Linear, Linears, PlainLinears, PrepackedLinears
 from .staging import Uploads, uploads_for
 
-FEW_TOKENS = 256
-"""Below that a batch is filled up to a multiple of 8, above it of 16."""
+FEW_TOKENS = 256  # smaller batches are filled up to a multiple of 8, larger ones of 16
+# Queries, keys and values (tokens, 3 x hidden) of one batch -> attention's output (tokens, hidden).
 Attend = Callable[[torch.Tensor], torch.Tensor]
-"""Queries, keys and values (tokens, 3 x hidden) of one batch -> what they attend to (tokens, hidden)."""
 
 
-def filling(tokens: int) -> int:
-    """Tokens added to a batch, as a text of their own. oneDNN prepares code for each number of rows that it multiplies,
-    and keeps it: with few such numbers 60 batches cost 9 MB of memory where they cost 64 MB (measured, bf16). A card's
-    tensor cores are full with a multiple of 8."""
-    return -tokens % (8 if tokens < FEW_TOKENS else 16)
+def filled(batch: TokenBatch) -> TokenBatch:
+    """Add a text so that the tokens are a multiple of 8, which fills a card's tensor cores, or of 16.
+
+    oneDNN keeps code for each number of rows that it multiplies: with few such numbers 60 batches take 9 MB of memory,
+    else 64 MB (measured, bf16).
+    """
+    tokens = len(batch.ids)
+    more = -tokens % (8 if tokens < FEW_TOKENS else 16)
+    if not more:
+        return batch
+    ids = np.concatenate([batch.ids, np.resize(batch.ids, more)])
+    return TokenBatch(ids, np.append(batch.offsets, tokens + more))
 
 
-def places_of(lengths: Sequence[int]) -> NDArray[np.int32]:
-    """Of each token its place in its sequence, from 0."""
-    ends = np.cumsum(lengths)
-    return (np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)).astype(np.int32)
+def places_of(batch: TokenBatch) -> NDArray[np.int32]:
+    """Return for each token its place in its sequence, from 0."""
+    return (np.arange(len(batch.ids)) - np.repeat(batch.offsets[:-1], batch.lengths)).astype(np.int32)
 
 
-def counted_positions(ids: NDArray[np.int32], lengths: Sequence[int], padding_id: int) -> NDArray[np.int32]:
-    """As RoBERTa counts: from `padding_id` + 1 on, passing over tokens that are it (a text may spell it out)."""
-    real = ids != padding_id
+def counted_positions(batch: TokenBatch, padding_id: int) -> NDArray[np.int32]:
+    """Return positions as RoBERTa counts them: from `padding_id` + 1 on, without tokens with this id."""
+    real = batch.ids != padding_id
     counted = np.cumsum(real)
-    starts = np.cumsum(lengths) - lengths
-    before = np.repeat((counted - real)[starts], lengths)
+    before = np.repeat((counted - real)[batch.offsets[:-1]], batch.lengths)
     return (np.where(real, counted - before, 0) + padding_id).astype(np.int32)
 
 
@@ -65,7 +66,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class NormBehind:
-    """A layer of BERT and its kin: the norm stands behind each sum."""
+    """A layer of BERT and its kin: a norm follows each sum."""
 
     query_key_value: Linear
     attention_out: AddingLinear
@@ -80,14 +81,13 @@ class NormBehind:
 
 @dataclass(frozen=True, slots=True)
 class NormFirst:
-    """A layer of ModernBERT: the norm stands before attention and before a gated feed-forward."""
+    """A layer of ModernBERT: a norm precedes attention and a gated feed-forward."""
 
     attention_norm: Norm | None
     query_key_value: Linear
     attention_out: AddingLinear
     out_norm: Norm
-    wide: Linear
-    """Twice as wide: what goes through GELU, and what multiplies it."""
+    wide: Linear  # twice as wide: the input of GELU, and its factor
     narrow: AddingLinear
 
     def __call__(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
@@ -99,7 +99,7 @@ class NormFirst:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an encoder computes, and in which type; `pinned`: whether a card's numbers come out of pinned memory."""
+    """Device and type of an encoder; `pinned`: copy to a card by way of pinned memory."""
 
     profile: DeviceProfile
     dtype: torch.dtype
@@ -119,11 +119,9 @@ class Place:
 
 
 class PackedEncoder:
-    """Token ids in, pooled float32 vectors out; sequences of equal length should be neighbours."""
+    """An `Encoder` that pauses between layers. Sequences of equal length should be neighbours."""
 
     path = "packed"
-    pause: Callable[[], None] | None = None
-    """Called between the layers: another batch may go before this one there."""
 
     def __init__(self, weights: EncoderWeights, folder: Folder, place: Place, linears: Linears) -> None:
         self.longest = folder.max_length
@@ -141,8 +139,7 @@ class PackedEncoder:
 
     @classmethod
     def load(cls, folder: Folder, place: Place, linears: Linears | None = None) -> PackedEncoder:
-        """For a model without `architectures.refusal`. Raises ModelUnsupported when the weights are not those that
-        config.json speaks of, or are damaged."""
+        """Load a model without `architectures.refusal`. Raises ModelUnsupported for missing or damaged weights."""
         try:
             weights = read(folder, load_tensors(folder, place))
         except KeyError as error:
@@ -153,34 +150,19 @@ class PackedEncoder:
     def pauses(self) -> int:
         return len(self._layers)
 
-    def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
-        return self.compute(self._sent(batch))[: len(batch)]
+    def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
+        whole = filled(batch)
+        return self.compute(sent(self._uploads, self.staged(whole), whole), pause)[: len(batch)]
 
-    def tokens(self, batch: Sequence[TokenIds]) -> list[torch.Tensor]:
-        hidden = self._hidden(self._sent(batch))
-        lengths = [len(tokens) for tokens in batch]
-        return list(torch.split(hidden[: sum(lengths)], lengths))
-
-    def _sent(self, batch: Sequence[TokenIds]) -> Inputs:
-        filler = filling(sum(map(len, batch)))
-        filled = [*batch, list(islice(cycle(chain.from_iterable(batch)), filler))] if filler else batch
-        return sent(self._uploads, self.staged(filled), [len(tokens) for tokens in filled])
-
-    def staged(self, batch: Sequence[TokenIds]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """ids, positions and places of a batch, sequence after sequence."""
-        lengths = [len(tokens) for tokens in batch]
-        ids = np.fromiter(chain.from_iterable(batch), np.int32, sum(lengths))
-        places = places_of(lengths)
-        counted = places if self._padding_id is None else counted_positions(ids, lengths, self._padding_id)
-        return ids, counted, places
+    def staged(self, batch: TokenBatch) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Return ids, positions and places of a batch, sequence after sequence."""
+        places = places_of(batch)
+        counted = places if self._padding_id is None else counted_positions(batch, self._padding_id)
+        return batch.ids, counted, places
 
     @ranged("forward")
-    def compute(self, inputs: Inputs) -> torch.Tensor:
-        """(sequences, dimension), pooled, float32."""
-        return self._pool(self._hidden(inputs), inputs.layout)
-
-    def _hidden(self, inputs: Inputs) -> torch.Tensor:
-        """(tokens, hidden), float32."""
+    def compute(self, inputs: Inputs, pause: Pause | None = None) -> torch.Tensor:
+        """Return (sequences, dimension), pooled, float32."""
         x = F.embedding(inputs.ids, self._words)
         if self._positions is not None:
             x = x + F.embedding(inputs.positions, self._positions)
@@ -188,14 +170,14 @@ class PackedEncoder:
         ways = [self._way(attention, inputs, x.dtype) for attention in self._attentions]
         for layer, way in self._layers:
             x = layer(x, ways[way])
-            if self.pause is not None:
-                self.pause()
+            if pause is not None:
+                pause()
         if self._final_norm is not None:
             x = self._final_norm(x)
-        return x.float()
+        return self._pool(x.float(), inputs.layout)
 
     def _way(self, attention: Extras, inputs: Inputs, dtype: torch.dtype) -> Attend:
-        """How this batch attends: what does not depend on the layer is computed once."""
+        """Return this batch's attention; what does not depend on the layer is computed once."""
         apply, layout, bias = self.attention.attention, inputs.layout, attention.bias
         if attention.rotary is None:
             return lambda qkv: apply(qkv, layout, bias)
@@ -221,17 +203,17 @@ class PackedEncoder:
 
 
 @ranged("copy")
-def sent(uploads: Uploads, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int]) -> Inputs:
-    """A batch's numbers on the device, in one copy."""
-    cumulative = np.cumsum([0, *lengths], dtype=np.int32)
-    tokens = sum(lengths)
+def sent(uploads: Uploads, staged: Sequence[NDArray[np.int32]], batch: TokenBatch) -> Inputs:
+    """Copy a batch's numbers to the device at once."""
+    tokens, lengths = len(batch.ids), batch.lengths.tolist()
+    cumulative = batch.offsets.astype(np.int32)
     np.concatenate([*staged, cumulative], out=uploads.room(3 * tokens + len(cumulative)))
     ids, positions, places, borders = torch.split(uploads.send(), [tokens, tokens, tokens, len(cumulative)])
     return Inputs(ids, positions, places, Layout(runs_of(lengths), max(lengths), borders))
 
 
 def load_tensors(folder: Folder, place: Place) -> Mapping[str, torch.Tensor]:
-    """All tensors of the model's files on the device. Raises ModelUnsupported for damaged files."""
+    """Load all tensors of the model's files to the device. Raises ModelUnsupported for damaged files."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.core.lanes import RUN_SECONDS, WINDOW, LaneQueue, Pace, Piece, Request, Turns
-from app.src.core.planning import plan_batches
+from app.src.core.queue import RUN_SECONDS, WINDOW, LaneQueue, LaneTurns, Piece, Request, Speed
+from app.src.core.tokens import TokenBatch, plan_batches
 
 BUDGET = 32
 
@@ -21,7 +21,7 @@ def plan(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def request(*lengths: int) -> Request:
-    tokens = [list(range(length)) for length in lengths]
+    tokens = TokenBatch.of(range(length) for length in lengths)
     return Request(tokens, "bulk", np.zeros((len(tokens), 2), np.float32), arrived=0.0)
 
 
@@ -124,11 +124,11 @@ def test_drained_is_whoever_waits() -> None:
     [(False, False, None), (True, False, "interactive"), (False, True, "bulk"), (True, True, "interactive")],
 )
 def test_interactive_first(interactive: bool, bulk: bool, lane: str | None) -> None:
-    assert Turns().choose(interactive=interactive, bulk=bulk) == lane
+    assert LaneTurns().choose(interactive=interactive, bulk=bulk) == lane
 
 
 def test_bulk_has_its_turn_under_endless_interactive_work() -> None:
-    turns, order = Turns(), ""
+    turns, order = LaneTurns(), ""
     for _ in range(40):
         lane = turns.choose(interactive=True, bulk=True)
         assert lane is not None
@@ -140,14 +140,14 @@ def test_bulk_has_its_turn_under_endless_interactive_work() -> None:
 
 
 def test_interactive_work_while_nobody_waits_costs_no_turn() -> None:
-    turns = Turns()
+    turns = LaneTurns()
     for _ in range(100):
         turns.ran("interactive", 1.0, bulk=False)
     assert turns.choose(interactive=True, bulk=True) == "interactive"
 
 
 def test_pace_follows_the_last_batches() -> None:
-    pace = Pace()
+    pace = Speed()
     assert pace.seconds_for("bulk", 1000) == 0
     assert pace.tokens_in("bulk", 1) == math.inf
     pace.ran("interactive", 100, 1.0)

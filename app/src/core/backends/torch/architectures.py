@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .folder import Folder
+from ..folder import Folder
 from .linears import Affine
 
 Tensors = Mapping[str, torch.Tensor]

@@ -1,17 +1,17 @@
-"""Encoders that want every text of a batch at one length: transformers' own model with mean or CLS pooling, and
+"""Encoders that pad the texts of a batch to one length: transformers' own model with mean or CLS pooling, and
 sentence-transformers' modules for every other stack.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..ranges import ranged
-from . import ModelUnsupported, TokenIds
-from .folder import Folder
-from .rectangles import rectangle, width_of
+from ...ranges import ranged
+from ...tokens import rectangle, width_of
+from .. import ModelUnsupported, Pause, TokenBatch
+from ..folder import Folder
 from .target import Encoder, Target
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .staging import Uploads
 
 
-def load_rectangular(folder: Folder, target: Target) -> Encoder:
+def load_padded(folder: Folder, target: Target) -> Encoder:
     return PaddedEncoder(folder, target) if folder.pooling else StackEncoder(folder, target)
 
 
@@ -32,8 +32,10 @@ def _uploads(target: Target) -> Uploads | None:
     return uploads_for(target.place.device, pinned=target.pinned)
 
 
-class _Rectangular:
-    """Common to encoders that want every text of a batch at one length."""
+class _Padding:
+    """What both encoders do before they compute."""
+
+    pauses = 0
 
     def __init__(self, folder: Folder, target: Target) -> None:
         self._multiple = target.profile.padding_multiple(target.precision)
@@ -42,7 +44,7 @@ class _Rectangular:
         self._uploads = _uploads(target)
 
     @ranged("copy")
-    def _inputs(self, batch: Sequence[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _inputs(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
         width = width_of(batch, self._multiple, self._longest)
@@ -50,14 +52,14 @@ class _Rectangular:
         return (ids, mask) if self._uploads is None else self._sent(self._uploads, ids, mask)
 
     def _sent(self, uploads: Uploads, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """In one copy of half the size; int64 on the card."""
+        """Copy int32 to the card at once, and widen it there."""
         room = uploads.room(2 * ids.numel()).reshape(2, *ids.shape)
         room[0], room[1] = ids.numpy(), mask.numpy()
         there = uploads.send().view(2, *ids.shape).long()
         return there[0], there[1]
 
 
-class PaddedEncoder(_Rectangular):
+class PaddedEncoder(_Padding):
     """transformers' own model; pooling in fp32."""
 
     path = "padded"
@@ -67,21 +69,13 @@ class PaddedEncoder(_Rectangular):
         self._mean = folder.pooling == "mean"
         self._model = _load_transformer(folder, target)
 
-    def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+    def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         return self._computed(*self._inputs(batch))
-
-    def tokens(self, batch: Sequence[TokenIds]) -> list[torch.Tensor]:
-        hidden = self._hidden(*self._inputs(batch))
-        return [row[: len(tokens)] for row, tokens in zip(hidden, batch, strict=True)]
 
     @ranged("forward")
     def _computed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return self._pooled(self._hidden(ids, mask), mask)
-
-    def _hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(texts, width, hidden), float32."""
         hidden: torch.Tensor = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return hidden.float()
+        return self._pooled(hidden.float(), mask)
 
     @ranged("pool")
     def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -113,7 +107,7 @@ def _load_transformer(folder: Folder, target: Target) -> Any:
     return model.to(target.profile.torch_name).eval()
 
 
-class StackEncoder(_Rectangular):
+class StackEncoder(_Padding):
     """sentence-transformers' modules, one after the other, for stacks with more than mean or CLS pooling."""
 
     path = "sentence-transformers"
@@ -131,7 +125,7 @@ class StackEncoder(_Rectangular):
                 model_kwargs={"use_safetensors": True, "dtype": target.dtype},
             ).eval()
 
-    def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+    def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
         return self._computed(*self._inputs(batch))
 
     @ranged("forward")
@@ -142,7 +136,7 @@ class StackEncoder(_Rectangular):
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bar of theirs in the middle of ours."""
+    """Switch off transformers' progress bars."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,38 +1,37 @@
-"""Which way to compute a model is taken on a device: the best one that is known, or seen, to give the right vectors."""
+"""Choose how a model is computed on a device: the fastest way that gives the right vectors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from . import ModelUnsupported
-from .folder import PACKAGED, Folder
-from .rectangular import load_rectangular
-from .target import Encoder, Target
-from .trial_tokens import trial_tokens, words_of
+from .. import ModelUnsupported, TokenBatch
+from ..folder import PACKAGED, Folder
+from .padded import load_padded
+from .target import Encoder, Target, trial_tokens, words_of
 
 if TYPE_CHECKING:
     from .packed import PackedEncoder
 
+# Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged.
 AGREEMENT = 0.99999
-"""Least cosine between the packed and the padded path, both in fp32, for a model that is not packaged."""
+# Least cosine between the packed path in a shorter precision and the padded one in fp32; rounding gives more.
 ROUGH_AGREEMENT = 0.99
-"""Least cosine between the packed path in a shorter precision and the padded one in fp32: less is no rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """An encoder, and why it is computed this way."""
+    """An encoder, and the reason for it."""
 
     encoder: Encoder
     reason: str
 
 
 def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chosen:
-    """The best way to compute this model on this device that is known to give the right vectors."""
+    """Return the fastest encoder of this model that gives the right vectors on this device."""
     from .architectures import refusal
+    from .int8 import load_int8
     from .packed import PackedEncoder
-    from .quantising import load_int8
 
     if target.precision == "int8":
         found = Chosen(*load_int8(folder, target.profile, target.dtype))
@@ -41,7 +40,7 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chos
         return found
     why_not = refusal(folder) if packed else "padding was asked for"
     if why_not is not None:
-        return Chosen(load_rectangular(folder, target), why_not)
+        return Chosen(load_padded(folder, target), why_not)
     encoder = PackedEncoder.load(folder, target.place)
     if target.profile.kind == "cpu" and folder.name in PACKAGED:
         return Chosen(encoder, "verified to match Transformers")
@@ -52,8 +51,10 @@ def load_encoder(folder: Folder, target: Target, *, packed: bool = True) -> Chos
 
 
 def _on_card(target: Target, encoder: PackedEncoder, reason: str, words: int) -> Chosen:
-    """With CUDA graphs where they pay: they need an attention that is recorded once for every length. `words`: of the
-    vocabulary."""
+    """Add CUDA graphs if they measure faster. They need an attention that is recorded once for all lengths.
+
+    `words`: size of the vocabulary.
+    """
     import torch
 
     from .graphs import CudaRecorder, Trials, with_graphs
@@ -76,22 +77,21 @@ def _on_card(target: Target, encoder: PackedEncoder, reason: str, words: int) ->
 
 
 def _compared(folder: Folder, target: Target, encoder: Encoder) -> Chosen:
-    """Whether the architecture was understood is seen in fp32, where rounding hides nothing; whether a shorter
-    precision works, by how near its vectors are to those."""
+    """Compare with transformers: in fp32, where no rounding hides a wrong architecture, and in a shorter precision."""
     exact = replace(target, precision="fp32")
-    reference = load_rectangular(folder, exact)
+    reference = load_padded(folder, exact)
     structure = encoder if target.precision == "fp32" else _plain_packed(folder, exact)
     least, rough = least_cosine(folder, structure, reference), least_cosine(folder, encoder, reference)
     if least >= AGREEMENT and rough >= ROUGH_AGREEMENT:
         return Chosen(encoder, f"self-test: matches Transformers (least cosine {least:.7f})")
     worst = min(least, rough)
     reason = f"self-test: packed vectors differ from those of Transformers (least cosine {worst:.5f})"
-    return Chosen(reference if target.precision == "fp32" else load_rectangular(folder, target), reason)
+    return Chosen(reference if target.precision == "fp32" else load_padded(folder, target), reason)
 
 
 def _check_reader(folder: Folder, exact: Target) -> None:
-    """INT8 is compared with the packed path in fp32; is that one right? Raises ModelUnsupported."""
-    least = least_cosine(folder, _plain_packed(folder, exact), load_rectangular(folder, exact))
+    """Check the packed path in fp32, with which INT8 is compared. Raises ModelUnsupported."""
+    least = least_cosine(folder, _plain_packed(folder, exact), load_padded(folder, exact))
     if not least >= AGREEMENT:
         raise ModelUnsupported(
             f"model {folder.name!r} cannot be computed in int8: in a self-test its packed vectors differ"
@@ -107,13 +107,15 @@ def _plain_packed(folder: Folder, target: Target) -> Encoder:
 
 
 def least_cosine(folder: Folder, encoder: Encoder, reference: Encoder) -> float:
-    """Between the vectors of both for sequences of equal and of different lengths, as long as the model takes them up
-    to 300: beyond the window of every layer that has one."""
+    """Return the least cosine between both encoders' vectors of sequences of equal and different lengths.
+
+    They have up to 300 tokens if the model takes so many, which exceeds the window of layers that have one.
+    """
     import torch
 
     words = words_of(folder)
     lengths = [min(length, folder.max_length) for length in (300, 150, 60, 33, 33, 16, 7, 7, 3)]
-    batch = [trial_tokens(length, words, start=17 * row) for row, length in enumerate(lengths)]
+    batch = TokenBatch.of(trial_tokens(length, words, start=17 * row) for row, length in enumerate(lengths))
     with torch.inference_mode():
         cosines = torch.nn.functional.cosine_similarity(encoder(batch).double(), reference(batch).double())
     return float(cosines.nan_to_num(nan=-1.0).min())

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from . import Vectors
-from .overlapping import Pending
+from .. import Pending, Vectors
 
 SLOTS = 3
 """Buffers for each direction: one that the card reads or writes, one that waits for its turn, one for the host."""

@@ -1,5 +1,6 @@
-"""The ONNX Runtime backend: runs the graph of a sentence encoder over padded rectangles, on whatever its sessions were
-made for. Knows sessions and token ids; not how graphs are made, calibrated or built into engines.
+"""The ONNX Runtime backend: runs the graph of a sentence encoder over padded rectangles.
+
+`onnx_export` makes, calibrates and builds graphs.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..device import DeviceProfile, Precision
-from . import DeviceUnavailable, ModelInfo, OutOfMemory, TokenIds, Vectors
+from ..tokens import rectangle, width_of
+from . import DeviceUnavailable, ModelInfo, OutOfMemory, Pause, TokenBatch, Vectors
 from .folder import Folder, sha256_of
-from .rectangles import rectangle, width_of
-from .tokenizing import RustTokenizer, Tokenizing
+from .tokenizing import RustTokenizer, TokenizingBackend
 
 PATH = "onnx-runtime"
 OUTPUT = "sentence_embedding"
@@ -27,7 +28,7 @@ Feeds = Mapping[str, NDArray[np.int64]]
 
 
 class Session(Protocol):
-    """Of `onnxruntime.InferenceSession`, what is used here."""
+    """The methods of `onnxruntime.InferenceSession` that are used here."""
 
     def run(self, outputs: Sequence[str], feeds: Feeds) -> Sequence[Any]: ...
 
@@ -36,8 +37,10 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """`usual` computes batches; `exact` makes a session of the fp32 graph when it is first needed, or gives `usual`
-    again. `most_texts`: of one batch, where a session was built for so many; `note` says what they run on."""
+    """`usual` computes batches; `exact` makes a session of the fp32 graph, or returns `usual`.
+
+    `most_texts`: of one batch, if a session was built for a maximum; `note`: what they run on.
+    """
 
     usual: Session
     exact: Callable[[], Session]
@@ -47,8 +50,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What runs: a model whose files are checked (`weights`: their SHA-256), where, and as which numbers. `variant`:
-    see ModelInfo."""
+    """A model with checked files (`weights`: their SHA-256), its device and precision. `variant`: see ModelInfo."""
 
     folder: Folder
     weights: str
@@ -58,7 +60,7 @@ class Loaded:
     variant: str = ""
 
 
-class OnnxRuntimeBackend(Tokenizing):
+class OnnxRuntimeBackend(TokenizingBackend):
     """One graph on one device."""
 
     def __init__(self, loaded: Loaded, sessions: Sessions) -> None:
@@ -71,7 +73,7 @@ class OnnxRuntimeBackend(Tokenizing):
         self._exact: Session | None = None
         special = self._tokenizer.special_tokens
         with loading_errors_mapped():
-            dimension = self.forward([self._tokenizer.ids([""])[0]]).shape[1]
+            dimension = self.forward(self._tokenizer.ids([""])).shape[1]
         self.info = ModelInfo(
             name=loaded.folder.name,
             dimension=dimension,
@@ -89,8 +91,8 @@ class OnnxRuntimeBackend(Tokenizing):
             variant=loaded.variant,
         )
 
-    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
-        """A batch of more texts than the session was built for is computed in parts."""
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
+        """Compute in parts if the batch has more texts than the session was built for."""
         sessions = self._open()
         session = self._in_fp32(sessions) if exact else sessions.usual
         most = sessions.most_texts or len(batch)
@@ -118,34 +120,33 @@ class OnnxRuntimeBackend(Tokenizing):
             self._exact = sessions.exact()
         return self._exact
 
-    def _computed(self, session: Session, batch: Sequence[TokenIds]) -> Vectors:
+    def _computed(self, session: Session, batch: TokenBatch) -> Vectors:
         try:
             (vectors,) = session.run([OUTPUT], self._rectangle(batch))
-        except Exception as error:  # ONNX Runtime's own have no other class in common
+        except Exception as error:  # ONNX Runtime's errors have no other common class
             if _no_memory(error):
                 raise OutOfMemory("the device's memory does not hold this batch") from error
             raise
         return np.asarray(vectors, dtype=np.float32)
 
-    def _rectangle(self, batch: Sequence[TokenIds]) -> Feeds:
+    def _rectangle(self, batch: TokenBatch) -> Feeds:
         width = width_of(batch, self._multiple, self._longest)
         ids, mask = rectangle(batch, width=width, pad_id=self._pad_id)
         return {"input_ids": ids, "attention_mask": mask}
 
 
+# Graph, providers, CPU threads -> a session that runs on all of the providers.
 MakeSession = Callable[[bytes | Path, Sequence[tuple[str, Mapping[str, Any]]], int | None], Session]
-"""Graph, providers, CPU threads -> a session that runs on all of the providers."""
 
 
 def make_session(
     graph: bytes | Path, providers: Sequence[tuple[str, Mapping[str, Any]]], threads: int | None = None
 ) -> Session:
-    """Raises DeviceUnavailable where ONNX Runtime would go on without a provider that was asked for, which it only
-    logs; OutOfMemory where the graph does not fit."""
+    """Return a session. Raises DeviceUnavailable for a missing provider, which ONNX Runtime only logs; OutOfMemory."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what is an error is raised, and what is missing is told below
+    options.log_severity_level = 4  # errors are raised, and missing providers are reported below
     if threads is not None:
         options.intra_op_num_threads = threads
     with loading_errors_mapped():
@@ -163,8 +164,7 @@ def make_session(
 
 @contextlib.contextmanager
 def loading_errors_mapped() -> Iterator[None]:
-    """ONNX Runtime's errors as ours, where a session is made and first tried: much of what a card lacks shows only when
-    it computes."""
+    """Raise ONNX Runtime's errors as ours while a session is made and first run, which shows what a card lacks."""
     try:
         yield
     except Exception as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from .device import DeviceProfile, Precision
+from ...device import DeviceProfile, Precision
 
 
 class Tf32Switch:

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core import batcher as batcher_module
-from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, TokenIds, Vectors
-from app.src.core.backends.hashing import HashingBackend
-from app.src.core.batcher import Batcher, EngineOverloaded, WorkerDied
+from app.src.core import engine as engine_module
+from app.src.core import queue as queue_module
+from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, Pause, TokenBatch, Vectors
+from app.src.core.backends.hashing import words_of
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.lanes import LANES, Lane
+from app.src.core.queue import LANES, EmbeddingQueue, EngineOverloaded, Lane, SilentWatcher, WorkerDied
 from tests.core.conftest import ScriptedBackend
 
 PATIENCE = 20.0
@@ -34,8 +34,7 @@ class Gated(ScriptedBackend):
         super().__init__(**more)
         self.open = gate_open
         self.pauses = pauses
-        self.pause: Callable[[], None] | None = None
-        self.fail: Callable[[Sequence[TokenIds]], BaseException | None] = lambda _batch: None
+        self.fail: Callable[[list[list[str]]], BaseException | None] = lambda _batch: None
         self.seconds_per_batch = 0.0
         self.now = 1000.0
         self._reached: queue.Queue[int] = queue.Queue()
@@ -43,20 +42,20 @@ class Gated(ScriptedBackend):
         self.order: list[int] = []
         """Texts of each batch, in the order in which they ended."""
 
-    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         for _ in range(self.pauses):
             self._wait(batch)
-            if self.pause is not None:
-                self.pause()
+            if pause is not None:
+                pause()
         self._wait(batch)
         self.now += self.seconds_per_batch
-        if error := self.fail(batch):
+        if error := self.fail(words_of(batch)):
             raise error
         found = super().forward(batch, exact=exact)
         self.order.append(len(batch))
         return found
 
-    def _wait(self, batch: Sequence[TokenIds]) -> None:
+    def _wait(self, batch: TokenBatch) -> None:
         if not self.open:
             self._reached.put(len(batch))
             assert self._permits.acquire(timeout=PATIENCE), "nobody opened the gate"
@@ -106,12 +105,11 @@ class Scene:
     def __init__(self, backend: Gated, max_wait: float | None = None) -> None:
         self.backend = backend
         self.told = Told()
-        self.engine = EmbeddingEngine(backend)
-        self.batcher = Batcher(self.engine, max_wait=max_wait, watcher=self.told, clock=backend.clock)
+        self.engine = EmbeddingEngine(backend, clock=backend.clock)
+        self.engine.configure_queue(max_wait=max_wait, watcher=self.told)
 
     def close(self) -> None:
         self.backend.let_all()
-        self.batcher.close()
         self.engine.close()
 
 
@@ -160,9 +158,9 @@ CALLS = st.lists(
 def test_every_caller_gets_his_own_vectors_in_order(calls: list[tuple[Lane | None, list[str]]]) -> None:
     scene = Scene(Gated())
     try:
-        first = scene.batcher.submit(["first"])
+        first = scene.engine.submit(["first"])
         scene.backend.reached()
-        futures = [scene.batcher.submit(texts, lane) for lane, texts in calls]
+        futures = [scene.engine.submit(texts, lane) for lane, texts in calls]
         scene.backend.let_all()
         np.testing.assert_array_equal(first.result(PATIENCE), expected(["first"]))
         for (_, texts), future in zip(calls, futures, strict=True):
@@ -170,7 +168,7 @@ def test_every_caller_gets_his_own_vectors_in_order(calls: list[tuple[Lane | Non
     finally:
         scene.close()
     assert scene.told.waiting == dict.fromkeys(LANES, 0)
-    assert [scene.batcher.queued(lane) for lane in LANES] == [(0, 0), (0, 0)]
+    assert [scene.engine.queued(lane) for lane in LANES] == [(0, 0), (0, 0)]
 
 
 def test_callers_in_threads_at_once(scenes: Callable[..., Scene]) -> None:
@@ -179,7 +177,7 @@ def test_callers_in_threads_at_once(scenes: Callable[..., Scene]) -> None:
 
     def call(number: int) -> None:
         lane: Lane = LANES[number % 2]
-        found[number] = scene.batcher.embed(many(5 + 40 * (number % 3), 2 + number), lane)
+        found[number] = scene.engine.embed(many(5 + 40 * (number % 3), 2 + number), lane)
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(16)]
     for thread in threads:
@@ -195,30 +193,28 @@ def test_it_gives_what_the_engine_gives(scenes: Callable[..., Scene], normalize:
     scene = scenes(gate_open=True)
     texts = ["oil", "", "pump seal", "oil", "🦉 " * 300]
     for lane in (None, *LANES):
-        found = scene.batcher.embed(texts, lane, normalize=normalize)
+        found = scene.engine.embed(texts, lane, normalize=normalize)
         np.testing.assert_allclose(found, expected(texts, normalize=normalize), rtol=1e-6)
         assert found.dtype == np.float32
-    assert scene.batcher.embed([]).shape == (0, 32)
-    assert scene.batcher.submit([]).result(PATIENCE).shape == (0, 32)
+    assert scene.engine.embed([]).shape == (0, 32)
+    assert scene.engine.submit([]).result(PATIENCE).shape == (0, 32)
     with pytest.raises(TypeError, match="not one string"):
-        scene.batcher.embed("oil")
+        scene.engine.embed("oil")
     stats = scene.engine.stats()
     assert (stats.texts, stats.computed_texts) == (15, 12)
 
 
 def test_a_large_call_goes_in_parts(scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher_module, "REQUEST_TEXTS", 7)
-    monkeypatch.setattr(batcher_module, "REQUEST_CHARACTERS", 150)
+    monkeypatch.setattr(engine_module, "REQUEST_TEXTS", 7)
+    monkeypatch.setattr(engine_module, "REQUEST_CHARACTERS", 150)
     scene = scenes(gate_open=True)
-    scene.backend.spoil = lambda tokens, _exact: (
-        np.nan if tokens[:1] == HashingBackend("hash:8").tokenize(["5"])[0] else None
-    )
+    scene.backend.spoil = lambda tokens, _exact: np.nan if tokens[:1] == ["5"] else None
     texts = many(40)
     with pytest.raises(NonFinite) as caught:
-        scene.batcher.embed([*texts, texts[5]], "bulk")
+        scene.engine.embed([*texts, texts[5]], "bulk")
     assert caught.value.indices == (5, 40)
     good = [text for text in texts if not text.startswith("5 ")]
-    np.testing.assert_allclose(scene.batcher.embed(good, "bulk"), expected(good), atol=1e-6)
+    np.testing.assert_allclose(scene.engine.embed(good, "bulk"), expected(good), atol=1e-6)
     assert scene.told.waiting == dict.fromkeys(LANES, 0)
 
 
@@ -226,9 +222,9 @@ def test_a_large_call_goes_in_parts(scenes: Callable[..., Scene], monkeypatch: p
 
 
 def test_small_requests_that_wait_go_together(scene: Scene) -> None:
-    futures = [scene.batcher.submit(["alone"])]
+    futures = [scene.engine.submit(["alone"])]
     assert scene.backend.reached() == 1
-    futures += [scene.batcher.submit(words(name)) for name in "abcdefg"]
+    futures += [scene.engine.submit(words(name)) for name in "abcdefg"]
     scene.backend.let_all()
     for future in futures:
         future.result(PATIENCE)
@@ -236,7 +232,7 @@ def test_small_requests_that_wait_go_together(scene: Scene) -> None:
 
 
 def test_a_request_meets_no_wait_when_nobody_is_there(scene: Scene) -> None:
-    future = scene.batcher.submit(["alone"])
+    future = scene.engine.submit(["alone"])
     assert scene.backend.reached() == 1
     scene.backend.let()
     future.result(PATIENCE)
@@ -244,9 +240,9 @@ def test_a_request_meets_no_wait_when_nobody_is_there(scene: Scene) -> None:
 
 
 def test_interactive_goes_before_bulk_at_every_border_of_batches(scene: Scene) -> None:
-    bulk = scene.batcher.submit(many(600), "bulk")
+    bulk = scene.engine.submit(many(600), "bulk")
     assert scene.backend.reached() == 128  # 1024 tokens
-    query = scene.batcher.submit(["who waits"], "interactive")
+    query = scene.engine.submit(["who waits"], "interactive")
     scene.backend.let()
     assert scene.backend.reached() == 1
     assert not bulk.done()
@@ -260,17 +256,17 @@ def test_bulk_batches_are_small_while_somebody_interactive_is_there(scene: Scene
     """At 200 tokens a second a step of 5 ms would hold one text: it holds a quarter of a batch."""
     backend = scene.backend
     backend.seconds_per_batch = 5.12
-    bulk = scene.batcher.submit(many(600), "bulk")
+    bulk = scene.engine.submit(many(600), "bulk")
     backend.reached()
     backend.let()
     assert backend.reached() == 128  # nobody interactive yet
-    query = scene.batcher.submit(["who waits"], "interactive")
+    query = scene.engine.submit(["who waits"], "interactive")
     backend.let()
     assert backend.reached() == 1
     backend.seconds_per_batch = 0.01
     backend.let()
     assert backend.reached() == 32
-    backend.now += batcher_module.LATELY_SECONDS
+    backend.now += queue_module.RECENT_SECONDS
     backend.let()
     assert backend.reached() == 96  # the rest of the batch that was planned
     backend.let_all()
@@ -282,12 +278,12 @@ def test_bulk_is_not_starved(scene: Scene) -> None:
     """Somebody interactive is always there; each batch takes 0.06 s."""
     backend = scene.backend
     backend.seconds_per_batch = 0.06
-    bulk = scene.batcher.submit(many(20, 250), "bulk")
-    queries = [scene.batcher.submit(["query 0"], "interactive")]
+    bulk = scene.engine.submit(many(20, 250), "bulk")
+    queries = [scene.engine.submit(["query 0"], "interactive")]
     lanes = ""
     for number in range(1, 40):
         backend.reached()
-        queries.append(scene.batcher.submit([f"query {number}"], "interactive"))
+        queries.append(scene.engine.submit([f"query {number}"], "interactive"))
         backend.let()
     backend.let_all()
     bulk.result(PATIENCE)
@@ -301,11 +297,11 @@ def test_bulk_is_not_starved(scene: Scene) -> None:
 def test_a_query_passes_in_the_midst_of_a_batch(scenes: Callable[..., Scene]) -> None:
     scene = scenes(pauses=3)
     backend = scene.backend
-    bulk = scene.batcher.submit(many(100), "bulk")
+    bulk = scene.engine.submit(many(100), "bulk")
     assert backend.reached() == 100
     backend.let()
     assert backend.reached() == 100  # one layer is done
-    query = scene.batcher.submit(["who waits"], "interactive")
+    query = scene.engine.submit(["who waits"], "interactive")
     backend.let()
     assert backend.reached() == 1
     assert not bulk.done()
@@ -325,27 +321,28 @@ def test_a_query_passes_between_the_layers_of_a_real_model(
 ) -> None:
     """It asks when the first layer of the bulk batch is done, so nothing depends on speed."""
     told, ended, texts = Told(), [], many(40)
-    batcher = Batcher(minilm, watcher=told)
-    let_pass = batcher._let_pass
+    minilm.configure_queue(watcher=told)
+    queue = minilm._queue
+    pass_interactive = queue._pass_interactive
     queries: list[Any] = []
 
     def ask_once() -> None:
         if not queries:
-            queries.append(batcher.submit(["who waits"], "interactive"))
+            queries.append(minilm.submit(["who waits"], "interactive"))
             queries[0].add_done_callback(lambda _: ended.append("query"))
-        let_pass()
+        pass_interactive()
 
-    monkeypatch.setattr(batcher, "_let_pass", ask_once)
-    bulk = batcher.submit(texts, "bulk")
+    monkeypatch.setattr(queue, "_pass_interactive", ask_once)
+    bulk = minilm.submit(texts, "bulk")
     bulk.add_done_callback(lambda _: ended.append("bulk"))
     found = bulk.result(PATIENCE)
-    batcher.close()
     assert ended == ["query", "bulk"]
     assert told.batches.index(("interactive", 1)) == 1, "it went while the first bulk batch was computed"
     assert sum(texts for lane, texts in told.batches if lane == "bulk") == 40, (
         "in as many batches as the machine's speed asks"
     )
-    assert minilm.steps == 7
+    assert minilm._runner.steps == 7
+    minilm.configure_queue(watcher=SilentWatcher())
     np.testing.assert_allclose(found, minilm.embed(texts), atol=1e-5)
     np.testing.assert_allclose(queries[0].result(PATIENCE), minilm.embed(["who waits"]), atol=1e-5)
 
@@ -354,11 +351,11 @@ def test_a_batch_that_lets_pass_comes_to_its_end_all_the_same(scenes: Callable[.
     scene = scenes(pauses=3)
     backend = scene.backend
     backend.seconds_per_batch = 0.06
-    bulk = scene.batcher.submit(many(100), "bulk")
+    bulk = scene.engine.submit(many(100), "bulk")
     futures = [bulk]
     while not backend.order or max(backend.order) < 100:
         backend.reached()
-        futures.append(scene.batcher.submit([f"query {len(futures)}"], "interactive"))
+        futures.append(scene.engine.submit([f"query {len(futures)}"], "interactive"))
         backend.let()
         assert len(futures) < 40, "bulk work starves"
     backend.let_all()
@@ -370,9 +367,9 @@ def test_what_passes_may_fail_without_harm(scenes: Callable[..., Scene]) -> None
     scene = scenes(pauses=1)
     backend = scene.backend
     backend.fail = lambda batch: RuntimeError("planted") if len(batch) == 1 else None
-    bulk = scene.batcher.submit(many(10), "bulk")
+    bulk = scene.engine.submit(many(10), "bulk")
     backend.reached()
-    query = scene.batcher.submit(["who waits"], "interactive")
+    query = scene.engine.submit(["who waits"], "interactive")
     backend.let_all()
     with pytest.raises(RuntimeError, match="planted"):
         query.result(PATIENCE)
@@ -380,9 +377,9 @@ def test_what_passes_may_fail_without_harm(scenes: Callable[..., Scene]) -> None
 
 
 def test_a_small_bulk_request_does_not_wait_for_a_large_one(scene: Scene) -> None:
-    large = scene.batcher.submit(many(2000), "bulk")
+    large = scene.engine.submit(many(2000), "bulk")
     scene.backend.reached()
-    small = scene.batcher.submit(words("a", "b"), "bulk")
+    small = scene.engine.submit(words("a", "b"), "bulk")
     for _ in range(10):
         scene.backend.let()
         scene.backend.reached()
@@ -392,11 +389,11 @@ def test_a_small_bulk_request_does_not_wait_for_a_large_one(scene: Scene) -> Non
 
 def test_a_request_chooses_its_lane_by_its_size(scene: Scene) -> None:
     texts = many(600)
-    scene.batcher.submit(["at the gate"])
+    scene.engine.submit(["at the gate"])
     scene.backend.reached()
     for count, lane in ((32, "interactive"), (33, "bulk")):  # a quarter of 1024 tokens
         before = scene.told.waiting[lane]  # type: ignore[index]
-        scene.batcher.submit(texts[:count])
+        scene.engine.submit(texts[:count])
         assert scene.told.waiting[lane] - before == count  # type: ignore[index]
 
 
@@ -405,13 +402,13 @@ def test_a_request_chooses_its_lane_by_its_size(scene: Scene) -> None:
 
 @pytest.mark.proves(28)
 def test_what_is_cancelled_is_never_computed(scene: Scene) -> None:
-    scene.batcher.submit(["at the gate"])
+    scene.engine.submit(["at the gate"])
     scene.backend.reached()
-    gone = [scene.batcher.submit(many(50), lane) for lane in LANES]
-    kept = scene.batcher.submit(["stays"])
-    assert [scene.batcher.queued(lane)[0] for lane in LANES] == [51, 50]
+    gone = [scene.engine.submit(many(50), lane) for lane in LANES]
+    kept = scene.engine.submit(["stays"])
+    assert [scene.engine.queued(lane)[0] for lane in LANES] == [51, 50]
     assert all(future.cancel() for future in gone)
-    assert [scene.batcher.queued(lane)[0] for lane in LANES] == [1, 0]
+    assert [scene.engine.queued(lane)[0] for lane in LANES] == [1, 0]
     scene.backend.let_all()
     kept.result(PATIENCE)
     assert scene.backend.order == [1, 1]
@@ -420,29 +417,29 @@ def test_what_is_cancelled_is_never_computed(scene: Scene) -> None:
 
 @pytest.mark.proves(28)
 def test_of_a_request_cancelled_half_way_the_rest_is_dropped(scene: Scene) -> None:
-    bulk = scene.batcher.submit(many(600), "bulk")
+    bulk = scene.engine.submit(many(600), "bulk")
     scene.backend.reached()
     assert bulk.cancel()
     scene.backend.let_all()
-    scene.batcher.embed(["next"])
+    scene.engine.embed(["next"])
     assert scene.backend.order == [128, 1]
 
 
 @pytest.mark.proves(28)
 def test_an_interrupted_caller_leaves_nothing_in_the_queue(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.batcher.submit(["at the gate"])
+    scene.engine.submit(["at the gate"])
     scene.backend.reached()
 
     def interrupted(*_: object, **__: object) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(batcher_module, "wait", interrupted)
+        patch.setattr(queue_module, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            scene.batcher.embed(many(50), "bulk")
-    assert scene.batcher.queued("bulk") == (0, 0)
+            scene.engine.embed(many(50), "bulk")
+    assert scene.engine.queued("bulk") == (0, 0)
     scene.backend.let_all()
-    assert scene.batcher.embed(["next"]).shape == (1, 32)
+    assert scene.engine.embed(["next"]).shape == (1, 32)
     assert 50 not in scene.backend.order
 
 
@@ -451,43 +448,43 @@ def test_who_would_wait_too_long_is_refused(scenes: Callable[..., Scene]) -> Non
     scene = scenes(max_wait=2.0)
     backend = scene.backend
     backend.seconds_per_batch = 1.0
-    first = scene.batcher.submit(many(10, 10))  # 100 tokens in one second
+    first = scene.engine.submit(many(10, 10))  # 100 tokens in one second
     backend.reached()
     backend.let()
     first.result(PATIENCE)
-    waiting = [scene.batcher.submit(["at the gate"])]
+    waiting = [scene.engine.submit(["at the gate"])]
     backend.reached()
-    waiting += [scene.batcher.submit(many(10, 10)) for _ in range(3)]  # before the third there are 2 seconds' worth
+    waiting += [scene.engine.submit(many(10, 10)) for _ in range(3)]  # before the third there are 2 seconds' worth
     with pytest.raises(EngineOverloaded, match=r"busy for another 3 s.*2 s is the longest wait") as caught:
-        scene.batcher.submit(["one more"])
+        scene.engine.submit(["one more"])
     assert caught.value.retryable
     assert caught.value.seconds == pytest.approx(3.0, abs=0.6), "what is said is what was measured"
     with pytest.raises(EngineOverloaded):
-        scene.batcher.embed(["one more"], "interactive")
+        scene.engine.embed(["one more"], "interactive")
     assert scene.told.refusals == 2
-    waiting.append(scene.batcher.submit(many(1000), "bulk"))  # who has time is not refused
+    waiting.append(scene.engine.submit(many(1000), "bulk"))  # who has time is not refused
     backend.let_all()
     for future in waiting:
         future.result(PATIENCE)
-    assert scene.batcher.embed(["again"], "interactive").shape == (1, 32)
+    assert scene.engine.embed(["again"], "interactive").shape == (1, 32)
 
 
 def test_large_requests_that_somebody_waits_for_are_refused_too(scenes: Callable[..., Scene]) -> None:
     scene = scenes(max_wait=2.0)
     backend = scene.backend
     backend.seconds_per_batch = 1.0
-    first = scene.batcher.submit(many(10, 10))
+    first = scene.engine.submit(many(10, 10))
     backend.reached()
     backend.let()
     first.result(PATIENCE)
     large = many(60, 10)  # above a quarter of a batch, so it takes its turn with the bulk work
-    scene.batcher.submit(["at the gate"])
+    scene.engine.submit(["at the gate"])
     backend.reached()
-    sync = scene.batcher.submit(large, "bulk")  # does not count against those who wait
-    waiting = scene.batcher.submit(large)
-    assert scene.batcher.queued("bulk")[0] == 120
+    sync = scene.engine.submit(large, "bulk")  # does not count against those who wait
+    waiting = scene.engine.submit(large)
+    assert scene.engine.queued("bulk")[0] == 120
     with pytest.raises(EngineOverloaded):
-        scene.batcher.submit(large)
+        scene.engine.submit(large)
     backend.let_all()
     for future in (sync, waiting):
         future.result(PATIENCE)
@@ -497,8 +494,8 @@ def test_few_tokens_say_nothing_about_speed(scenes: Callable[..., Scene]) -> Non
     scene = scenes(max_wait=0.001, gate_open=True)
     scene.backend.seconds_per_batch = 1.0
     for number in range(20):
-        scene.batcher.submit([f"query {number}"]).result(PATIENCE)
-    assert scene.batcher.submit(many(5)).result(PATIENCE).shape == (5, 32)
+        scene.engine.submit([f"query {number}"]).result(PATIENCE)
+    assert scene.engine.submit(many(5)).result(PATIENCE).shape == (5, 32)
 
 
 # ----------------------------------------------------------------------------------------------------------- failures
@@ -508,7 +505,7 @@ def test_who_cannot_be_planned_for_is_told_and_the_others_are_served(
     scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = scenes()
-    plan, failing = scene.engine.plan, [True]
+    plan, failing = scene.engine._runner.plan, [True]
 
     def fail_once(lengths: Sequence[int]) -> list[list[int]]:
         if failing:
@@ -516,26 +513,26 @@ def test_who_cannot_be_planned_for_is_told_and_the_others_are_served(
             raise MemoryError
         return plan(lengths)
 
-    scene.batcher.submit(["at the gate"])
+    scene.engine.submit(["at the gate"])
     scene.backend.reached()
-    monkeypatch.setattr(scene.engine, "plan", fail_once)
-    query, bulk = scene.batcher.submit(["query"], "interactive"), scene.batcher.submit(many(20), "bulk")
+    monkeypatch.setattr(scene.engine._runner, "plan", fail_once)
+    query, bulk = scene.engine.submit(["query"], "interactive"), scene.engine.submit(many(20), "bulk")
     scene.backend.let_all()
     with pytest.raises(MemoryError):
         query.result(PATIENCE)
     assert bulk.result(PATIENCE).shape == (20, 32)
-    assert scene.batcher.submit(["next"]).result(PATIENCE).shape == (1, 32)
+    assert scene.engine.submit(["next"]).result(PATIENCE).shape == (1, 32)
 
 
-def is_poison(tokens: TokenIds) -> bool:
-    return bool(tokens) and tokens[0] == HashingBackend("hash:8").tokenize([POISON])[0][0]
+def is_poison(tokens: list[str]) -> bool:
+    return tokens[:1] == [POISON]
 
 
 def together(scene: Scene, *calls: list[str]) -> list[Any]:
     """The futures of requests that are computed in one batch."""
-    scene.batcher.submit(["at the gate"])
+    scene.engine.submit(["at the gate"])
     scene.backend.reached()
-    futures = [scene.batcher.submit(texts, "interactive") for texts in calls]
+    futures = [scene.engine.submit(texts, "interactive") for texts in calls]
     scene.backend.let_all()
     return futures
 
@@ -558,13 +555,13 @@ def test_a_failing_batch_fails_the_request_to_blame_only(scene: Scene) -> None:
     np.testing.assert_allclose(other.result(PATIENCE), expected(["e"]), atol=1e-6)
     with pytest.raises(RuntimeError, match="planted"):
         bad.result(PATIENCE)
-    np.testing.assert_allclose(scene.batcher.embed(["next"]), expected(["next"]), atol=1e-6)
+    np.testing.assert_allclose(scene.engine.embed(["next"]), expected(["next"]), atol=1e-6)
 
 
 def test_memory_that_runs_out_means_smaller_batches(scenes: Callable[..., Scene]) -> None:
     scene = scenes(most_tokens=100)
     scene.backend.let_all()
-    np.testing.assert_allclose(scene.batcher.embed(many(100), "bulk"), expected(many(100)), atol=1e-6)
+    np.testing.assert_allclose(scene.engine.embed(many(100), "bulk"), expected(many(100)), atol=1e-6)
     assert max(scene.backend.order) * 8 <= 100
     assert scene.engine.stats().out_of_memory > 0
 
@@ -575,15 +572,15 @@ def test_a_text_too_large_for_memory_fails_its_own_request_only(scenes: Callable
     np.testing.assert_allclose(good.result(PATIENCE), expected(words("a", "b")), atol=1e-6)
     with pytest.raises(OutOfMemory):
         bad.result(PATIENCE)
-    assert scene.batcher.embed(["next"]).shape == (1, 32)
+    assert scene.engine.embed(["next"]).shape == (1, 32)
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.proves(29)
 def test_a_dying_thread_takes_its_batch_with_it_and_nothing_else(scene: Scene, kind: type[BaseException]) -> None:
-    dying = scene.batcher.submit(many(50), "bulk")
+    dying = scene.engine.submit(many(50), "bulk")
     scene.backend.reached()
-    queued = [scene.batcher.submit(many(3), lane) for lane in LANES]
+    queued = [scene.engine.submit(many(3), lane) for lane in LANES]
     scene.backend.fail = lambda batch: kind() if len(batch) == 50 else None
     scene.backend.let_all()
     with pytest.raises(WorkerDied) as caught:
@@ -598,28 +595,28 @@ def test_a_thread_that_vanished_is_noticed_and_replaced(
     scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a word, as after a fork: those who wait look after it."""
-    monkeypatch.setattr(batcher_module, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(queue_module, "_WATCH_SECONDS", 0.01)
     scene = scenes(gate_open=True)
-    work = Batcher._work
+    work = EmbeddingQueue._work
 
-    def vanish(batcher: Batcher) -> None:
-        monkeypatch.setattr(Batcher, "_work", work)
-        batcher._next()
+    def vanish(queue: EmbeddingQueue) -> None:
+        monkeypatch.setattr(EmbeddingQueue, "_work", work)
+        queue._next()
 
-    monkeypatch.setattr(Batcher, "_work", vanish)
+    monkeypatch.setattr(EmbeddingQueue, "_work", vanish)
     with pytest.raises(WorkerDied, match="ended unexpectedly"):
-        scene.batcher.embed(many(50), "bulk")
-    assert scene.batcher.embed(["next"]).shape == (1, 32)
+        scene.engine.embed(many(50), "bulk")
+    assert scene.engine.embed(["next"]).shape == (1, 32)
 
 
 # ---------------------------------------------------------------------------------------------------------------- end
 
 
 def test_closing_ends_everybodys_waiting(scene: Scene) -> None:
-    in_hand = scene.batcher.submit(["in hand"])
+    in_hand = scene.engine.submit(["in hand"])
     scene.backend.reached()
-    half, queued = scene.batcher.submit(many(600), "bulk"), scene.batcher.submit(["queued"])
-    closing = threading.Thread(target=scene.batcher.close)
+    half, queued = scene.engine.submit(many(600), "bulk"), scene.engine.submit(["queued"])
+    closing = threading.Thread(target=scene.engine.close)
     closing.start()
     for future in (half, queued):
         with pytest.raises(EngineClosed, match="is closed"):
@@ -629,17 +626,17 @@ def test_closing_ends_everybodys_waiting(scene: Scene) -> None:
     closing.join(PATIENCE)
     np.testing.assert_array_equal(in_hand.result(PATIENCE), expected(["in hand"]))
     assert scene.told.waiting == dict.fromkeys(LANES, 0)
-    for call in (scene.batcher.embed, scene.batcher.submit):
+    for call in (scene.engine.embed, scene.engine.submit):
         with pytest.raises(EngineClosed):
             call(["too late"])
-    scene.batcher.close()
+    scene.engine.close()
 
 
 def test_closing_while_a_batch_dies_leaves_nobody_waiting(scene: Scene) -> None:
-    dying = scene.batcher.submit(["in hand"])
+    dying = scene.engine.submit(["in hand"])
     scene.backend.reached()
     scene.backend.fail = lambda _batch: SystemExit()
-    closing = threading.Thread(target=scene.batcher.close)
+    closing = threading.Thread(target=scene.engine.close)
     closing.start()
     scene.backend.let_all()
     with pytest.raises(WorkerDied):
@@ -651,17 +648,17 @@ def test_closing_while_a_batch_dies_leaves_nobody_waiting(scene: Scene) -> None:
 def test_an_engine_that_was_closed_says_so(scene: Scene) -> None:
     scene.engine.close()
     with pytest.raises(EngineClosed):
-        scene.batcher.embed(["too late"])
+        scene.engine.embed(["too late"])
 
 
 def test_an_idle_thread_ends_and_another_one_starts(
     scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batcher_module, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(queue_module, "IDLE_SECONDS", 0.01)
     scene = scenes(gate_open=True)
-    scene.batcher.embed(["first"])
-    thread = scene.batcher._thread
+    scene.engine.embed(["first"])
+    thread = scene.engine._queue._thread
     if thread is not None:
         thread.join(PATIENCE)
-    assert scene.batcher._thread is None
-    assert scene.batcher.embed(["second"]).shape == (1, 32)
+    assert scene.engine._queue._thread is None
+    assert scene.engine.embed(["second"]).shape == (1, 32)

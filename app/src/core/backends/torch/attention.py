@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
-from ..device import DeviceProfile
+from ...device import DeviceProfile
 
 Bias = Callable[[int], torch.Tensor | None]
 """What is added to the score of each pair of tokens, by the length of a sequence: (heads or 1, length, length)."""

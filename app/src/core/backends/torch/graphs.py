@@ -1,8 +1,7 @@
-"""CUDA graphs for small batches: the kernels of a forward pass recorded once for so many tokens and played again,
-because launching some eighty kernels takes longer than computing thirty tokens. Larger batches are computed as ever.
+"""CUDA graphs for small batches: the kernels of a forward pass are recorded once for so many tokens and replayed,
+because launching some eighty kernels takes longer than computing thirty tokens.
 
-Knows an encoder that computes on staged inputs; nothing of models. What records is given, so that choosing, filling and
-forgetting can be tried without a card.
+The recorder is a parameter, so that tests need no card.
 """
 
 from __future__ import annotations
@@ -20,41 +19,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..ranges import ranged
-from . import TokenIds
+from ...ranges import ranged
+from .. import Pause, TokenBatch
 from .attention import Inputs, Layout
 from .staging import Uploads
-from .trial_tokens import trial_batch
+from .target import trial_batch
 
+# Tokens of a batch are rounded up to one of these, by at most half, for launches cost more. Launching some eighty
+# kernels takes less time than computing 1,024 tokens of MiniLM on a T4, and more than 4,096 on an H100: the largest
+# recording that pays is measured.
 LADDER = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""Tokens of a batch, rounded up to one of these: at most half again as many tokens, where launches cost more. What some
-eighty kernels cost to launch is less than computing 1,024 tokens of MiniLM on a T4, and more than 4,096 on an H100: how
-far up a recording pays is measured."""
-SEQUENCES = 32
-"""Texts of a batch of up to 512 tokens; of larger ones one for each 16 tokens. A query is one text; micro-batches of
-callers are a few."""
-KEPT = len(LADDER)
-"""Recordings that are kept: all. Making one anew takes four passes and waits for the device, and they share their
-memory."""
-GAIN = 1.1
-"""How many times as fast as launching a recording must measure to be used at all."""
+SEQUENCES = 32  # texts of a batch of up to 512 tokens; larger ones may have one for each 16 tokens
+KEPT = len(LADDER)  # all recordings: making one takes four passes and waits for the device, and they share memory
+GAIN = 1.1  # by which factor replaying must be faster than launching
 
 
 class Computes(Protocol):
     """A packed encoder."""
 
     path: str
-    longest: int
-    """Tokens that a sequence may have."""
+    longest: int  # tokens of a sequence
 
-    def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor: ...
+    def __call__(self, batch: TokenBatch) -> torch.Tensor: ...
 
-    def staged(self, batch: Sequence[TokenIds]) -> Sequence[NDArray[np.int32]]:
-        """ids, positions and places of a batch, one after the other."""
+    def staged(self, batch: TokenBatch) -> Sequence[NDArray[np.int32]]:
+        """Return ids, positions and places of a batch, each sequence after sequence."""
         ...
 
     def compute(self, inputs: Inputs) -> torch.Tensor:
-        """(sequences, dimension), pooled, float32."""
+        """Return (sequences, dimension), pooled, float32."""
         ...
 
 
@@ -62,8 +55,8 @@ class Recording(Protocol):
     def replay(self) -> None: ...
 
 
+# Runs and records a function; returns the recording and the tensor that each replay fills.
 Record = Callable[[Callable[[], torch.Tensor]], tuple[Recording, torch.Tensor]]
-"""Runs what it is given, recording it; gives the recording and the tensor that each replay fills anew."""
 
 
 @dataclass(slots=True)
@@ -77,16 +70,18 @@ class _Rung:
 
 
 class GraphedEncoder:
-    """An encoder whose small batches are replayed. Not thread-safe, like every encoder.
+    """An encoder that replays small batches.
 
-    Recordings share their memory and may be played in any order, one behind the other on one stream: what they read and
-    what they give stays theirs while they are kept, and each result is copied away before the next is played.
+    Recordings share their memory and are replayed one after the other on one stream, in any order. Each keeps its own
+    inputs and outputs, and each result is copied before the next replay.
     """
+
+    pauses = 0
 
     def __init__(
         self, encoder: Computes, record: Record, uploads: Uploads, *, most: int = LADDER[-1], kept: int = KEPT
     ) -> None:
-        """`most`: tokens up to which batches are replayed."""
+        """`most`: tokens of the largest batch that is replayed."""
         self.path = encoder.path
         self._encoder = encoder
         self._record = record
@@ -98,18 +93,18 @@ class GraphedEncoder:
 
     @property
     def recorded(self) -> list[int]:
-        """Tokens of the recordings that are kept, the one used longest ago first."""
+        """Tokens of the recordings, least recently used first."""
         return list(self._rungs)
 
-    def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
-        tokens = rung_for(sum(map(len, batch)), len(batch)) if self._on else None
+    def __call__(self, batch: TokenBatch, pause: Pause | None = None) -> torch.Tensor:
+        tokens = rung_for(batch.tokens, len(batch)) if self._on else None
         if tokens is None or tokens > self._most:
             return self._computed(batch)
         rung = self._rungs.get(tokens) or self._recorded(tokens)
         if rung is None:
             return self._computed(batch)
         self._rungs.move_to_end(tokens)
-        self._fill(rung, self._encoder.staged(batch), [len(ids) for ids in batch])
+        self._fill(rung, self._encoder.staged(batch), batch.lengths.tolist())
         return self._replayed(rung)[: len(batch)].clone()  # the next replay writes over it
 
     @ranged("forward")
@@ -118,16 +113,16 @@ class GraphedEncoder:
         return rung.found
 
     def only_up_to(self, tokens: int) -> None:
-        """Replay no larger batches, and forget their recordings."""
+        """Launch larger batches, and delete their recordings."""
         self._most = tokens
         for rung in [rung for rung in self._rungs if rung > tokens]:
             del self._rungs[rung]
 
     def forget(self) -> None:
-        """Give the memory of all recordings back."""
+        """Free the memory of all recordings."""
         self._rungs.clear()
 
-    def _computed(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+    def _computed(self, batch: TokenBatch) -> torch.Tensor:
         try:
             return self._encoder(batch)
         except torch.OutOfMemoryError:
@@ -135,7 +130,7 @@ class GraphedEncoder:
             raise
 
     def _recorded(self, tokens: int) -> _Rung | None:
-        """None where recording fails: then nothing is recorded any more, and batches are computed as ever."""
+        """Record; None if that fails, and then all batches are launched from now on."""
         while len(self._rungs) >= self._kept:
             self._rungs.popitem(last=False)
         try:
@@ -167,12 +162,12 @@ class GraphedEncoder:
 
 
 def sequences_in(tokens: int) -> int:
-    """How many texts a recording for so many tokens has room for."""
+    """Return for how many texts a recording has room."""
     return max(SEQUENCES, tokens // 16)
 
 
 def rung_for(tokens: int, sequences: int) -> int | None:
-    """The rung of the ladder for a batch; None when it is too large for any, or too many texts for its rung."""
+    """Return the rung of the ladder for a batch; None if it has too many tokens, or texts."""
     rung = next((rung for rung in LADDER if rung >= tokens), None)
     return rung if rung is not None and sequences <= sequences_in(rung) else None
 
@@ -180,8 +175,10 @@ def rung_for(tokens: int, sequences: int) -> int | None:
 def fill(
     host: NDArray[np.int32], tokens: int, staged: Sequence[NDArray[np.int32]], lengths: Sequence[int], longest: int
 ) -> None:
-    """Write a batch into the numbers of a recording for `tokens` tokens. What is left over are sequences of token 0,
-    which no other sequence sees and nobody reads; behind them sequences without tokens."""
+    """Write a batch into the numbers of a recording for `tokens` tokens.
+
+    The rest becomes sequences of token 0, whose vectors are ignored, and sequences without tokens.
+    """
     used = sum(lengths)
     left = tokens - used
     for number, values in enumerate(staged):
@@ -207,8 +204,8 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
-        """Warms up on a stream of its own, as torch's notes on CUDA graphs ask for: what cuBLAS and the kernels
-        allocate on their first call must not fall into the recording."""
+        """Warm up on a separate stream, as torch's notes on CUDA graphs require: the recording must not contain what
+        cuBLAS and the kernels allocate on their first call."""
         beside, computing = self._stream, torch.cuda.current_stream(self._device)
         beside.wait_stream(computing)
         with torch.cuda.stream(beside), torch.inference_mode():
@@ -229,8 +226,8 @@ class CudaRecorder:
         return graph, found
 
     def _give_up(self) -> None:
-        """Up to 2.12 torch's allocator goes on believing in a recording whose end has failed (pytorch #180395), and
-        from then on keeps every tensor that a second stream used."""
+        """End a failed recording for torch's allocator, which up to 2.12 keeps every tensor that a second stream uses
+        as long as it believes in one (pytorch #180395)."""
         with contextlib.suppress(RuntimeError, AttributeError, TypeError):  # told so where it does know
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
 
@@ -243,8 +240,10 @@ QUERY = PROBES[0]
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """By what graphs are tried: token ids below `words`, the size of the vocabulary, in batches of so many tokens.
-    `always`: used wherever they are right, without measuring."""
+    """How graphs are tried: with token ids below `words`, in batches of `probes` tokens.
+
+    `always`: use them if their vectors are right, without measuring.
+    """
 
     words: int
     always: bool = False
@@ -254,8 +253,10 @@ class Trials:
 def with_graphs(
     encoder: Computes, record: Record, uploads: Uploads, finish: Callable[[], None], trials: Trials
 ) -> tuple[Any, str]:
-    """The encoder with recordings for batches up to the size to which they measure faster here, and right; the encoder
-    itself where they do not even for a query. With the reason in words. `finish` waits for the device."""
+    """Return the encoder with recordings up to the size at which they are faster here, or itself; and the reason.
+
+    `finish` waits for the device.
+    """
     graphed = GraphedEncoder(encoder, record, uploads)
     gains: dict[int, float] = {}
     with torch.inference_mode():
@@ -281,8 +282,8 @@ def with_graphs(
     return graphed, f"CUDA graphs for batches up to {most} tokens: measured {measured}"
 
 
-def _why_not(encoder: Computes, graphed: GraphedEncoder, probe: Sequence[TokenIds]) -> str | None:
-    """None where a recording can be made and gives the vectors of computing."""
+def _why_not(encoder: Computes, graphed: GraphedEncoder, probe: TokenBatch) -> str | None:
+    """Return None if recording works and gives the same vectors."""
     wanted, found = encoder(probe), graphed(probe)
     if not graphed.recorded:
         return "CUDA graphs cannot be recorded here"
@@ -290,12 +291,12 @@ def _why_not(encoder: Computes, graphed: GraphedEncoder, probe: Sequence[TokenId
     return None if cosine >= LEAST_COSINE else f"CUDA graphs gave other vectors (cosine {cosine:.5f})"
 
 
+# Not 1: filling up a batch changes the sizes of the products, and so the order in which half precision rounds.
 LEAST_COSINE = 0.9999
-"""Filling up a batch changes the sizes of the products, and with them the order in which half precision rounds."""
 
 
 def _gain(one: Callable[[], object], other: Callable[[], object], finish: Callable[[], None]) -> float:
-    """In turns; the middle of the rounds."""
+    """Return the median gain of interleaved rounds."""
 
     def seconds(work: Callable[[], object]) -> float:
         finish()
