@@ -13,7 +13,7 @@ import pytest
 
 from app.src.benchmark.workloads import sap_like
 from app.src.core.agreement import agreement
-from app.src.core.backends import ModelUnsupported
+from app.src.core.backends import ModelUnsupported, TokenBatch
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
 from app.src.core.backends.torch.int8 import calibration_texts
