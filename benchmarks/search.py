@@ -88,7 +88,7 @@ class Scene:
         return Chunk(f"k{number}", 0, text, metadata | {"MTART": _KIND[number % 4]}, b"h" * 32)
 
     def search(self, query: int, where: Filter | None = None) -> list[str]:
-        return [hit.id for hit in self.store.search(COLLECTION, self.queries[query], TOP, where)]
+        return [hit.id for hit in self.store.view(COLLECTION).search(self.queries[query], TOP, where)]
 
     def product(self, query: int) -> None:
         np.matmul(self.matrix, self.queries[query])
@@ -252,7 +252,7 @@ def visible(scene: Scene, rounds: int) -> Iterator[Figure]:
             process.stdin.write(json.dumps([number, vector.tolist()]) + "\n")
             process.stdin.flush()
             committed = float(process.stdout.readline())
-            hits = scene.store.search(COLLECTION, vector, TOP, None)
+            hits = scene.store.view(COLLECTION).search(vector, TOP)
             took.append((time.monotonic() - committed) * 1000)
             assert hits[0].id == f"new{number % 3}", "not seen"
             alone.append(milliseconds(lambda: scene.search(0)))
@@ -281,10 +281,10 @@ def keyword(scene: Scene, rounds: int) -> Iterator[Figure]:
     exact = [f"M-{rng.integers(0, scene.rows):06}" for _ in range(QUERIES)]
 
     def words(query: int) -> object:
-        return scene.store.keyword(COLLECTION, asked[query], TOP, None)
+        return scene.store.view(COLLECTION).keyword(asked[query], TOP)
 
     def number(query: int) -> object:
-        (hit, *_) = scene.store.keyword(COLLECTION, exact[query], TOP, None)
+        (hit, *_) = scene.store.view(COLLECTION).keyword(exact[query], TOP)
         assert hit.text.endswith(exact[query])
         return hit
 

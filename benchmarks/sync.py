@@ -53,10 +53,10 @@ from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 from app.src.service.wiring import EngineEmbedder  # noqa: E402
 from connector.hana.source import HanaSource  # noqa: E402
 from connector.model import ChangeSpec, CollectionSpec  # noqa: E402
-from connector.protocols import VectorStore  # noqa: E402
 from connector.stores.hana.store import HanaStore  # noqa: E402
 from connector.stores.local.store import LocalStore  # noqa: E402
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync  # noqa: E402
+from connector.stores.store import VectorStore  # noqa: E402
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync  # noqa: E402
 
 # Names in statements are this file's own.
 # ruff: noqa: S608

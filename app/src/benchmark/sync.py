@@ -15,7 +15,7 @@ from app.src.settings import SyncSettings
 from connector.hana.source import HanaSource
 from connector.model import CollectionSpec
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 
 
 @dataclass(frozen=True, slots=True)

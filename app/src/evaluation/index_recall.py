@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from app.src.evaluation.measures import Difference, paired
 from connector.model import IndexUse
-from connector.protocols import VectorStore
+from connector.stores.store import VectorStore
 
 ENOUGH = 0.95  # below this recall a larger efSearch is proposed
 ENOUGH_QUERIES = 30  # with fewer, a perfect recall proves nothing: resamples of equal values do not scatter
@@ -55,9 +55,9 @@ def measure_index_recall(
     recalls, first, usual, exact = [], [], [], []
     for place, vector in enumerate(vectors):
         start = time.perf_counter()
-        found = store.search(collection, vector, k, None)
+        found = store.view(collection).search(vector, k)
         middle = time.perf_counter()
-        best = store.exact(collection, vector, k)
+        best = store.view(collection).search(vector, k, exact=True)
         usual.append(middle - start)
         exact.append(time.perf_counter() - middle)
         least = best[-1].score - 1e-6 if best else math.inf
@@ -66,7 +66,7 @@ def measure_index_recall(
         first.append(not best or (bool(found) and found[0].score >= best[0].score - 1e-6))
         progress(place + 1, len(vectors))
     interval = paired([0.0] * len(recalls), recalls)
-    index = store.index_use(collection, k, None)
+    index = store.view(collection).index_use(k)
     return RecallReport(
         collection,
         k,

@@ -15,7 +15,7 @@ from app.src.evaluation.measures import HIT_RANKS, MEASURES, Figures, figures, m
 from app.src.evaluation.queries import LabelledQuery, read
 from connector.errors import BadFilter, ConfigurationError, UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter
-from connector.protocols import VectorStore
+from connector.stores.store import VectorStore
 
 FORMAT = 1  # of a saved report
 WORST = 10
@@ -145,8 +145,8 @@ class Evaluator:
         UnknownCollection, ValueError for an empty collection."""
         self._spec(name)
         stored, store = self._stored(name), self._store()
-        sample = store.sample(name, queries, stored.generation, texts=False).chosen
-        vectors = [vector for vector in store.vectors(name, sample, stored.generation) if vector.any()]
+        sample = store.view(name, stored.generation).sample(queries, texts=False).chosen
+        vectors = [vector for vector in store.view(name, stored.generation).vectors(sample) if vector.any()]
         return measure_index_recall(store, name, vectors, k, progress)
 
     def _stored(self, name: str) -> CollectionStatus:
@@ -158,7 +158,7 @@ class Evaluator:
     def _missing(self, name: str, queries: Sequence[LabelledQuery]) -> list[frozenset[str]]:
         rows = {names for query in queries for names in query.relevant}
         ids = list(dict.fromkeys(id_ for names in rows for id_ in names))
-        held = {chunk.id for chunk in self._store().stored_of(name, ids)}
+        held = {chunk.id for page in self._store().stored(name, ids) for chunk in page}
         return sorted((names for names in rows if not names & held), key=sorted)
 
 
