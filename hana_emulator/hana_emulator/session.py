@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, authentication_failed, not_supported, syntax_error
@@ -29,6 +29,7 @@ from hana_emulator.protocol.input import ParameterDecoder, ParameterRow
 from hana_emulator.protocol.options import Option, option_part, parse_options
 from hana_emulator.protocol.output import ResultSet
 from hana_emulator.protocol.packet import Part, Reply, Request
+from hana_emulator.registry import Registry
 from hana_emulator.seam import UNKNOWN, FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
 
 VERSION = "4.00.000.00.1700000000 (stand-in)"
@@ -94,8 +95,14 @@ class _OpenLob:
     value: lobs.LobInput
 
 
+_LOGIN = frozenset({MessageType.AUTHENTICATE, MessageType.CONNECT})
+_BEFORE_LOGIN = _LOGIN | {MessageType.DBCONNECTINFO, MessageType.DISCONNECT}
+
+
 class Session:
     """`run` serves the connection to its end. Only `peer_gone`, `cancel`, `disconnect` may come from other threads."""
+
+    _handlers: ClassVar[Registry[int, Callable[[Session, Request], Reply]]] = Registry()
 
     def __init__(self, line: Line, host: Host) -> None:
         self.id = 0
@@ -112,27 +119,6 @@ class Session:
         self._ended = False
         self._pace: Fault | None = None
         """How slowly the next reply is to be sent."""
-        self._before_login = {
-            MessageType.AUTHENTICATE: self._authenticate,
-            MessageType.CONNECT: self._connect,
-            MessageType.DBCONNECTINFO: self._database_info,
-            MessageType.DISCONNECT: self._disconnect,
-        }
-        self._after_login: dict[int, Callable[[Request], Reply]] = {
-            MessageType.EXECUTEDIRECT: self._execute_direct,
-            MessageType.PREPARE: self._prepare,
-            MessageType.EXECUTE: self._execute,
-            MessageType.FETCHNEXT: self._fetch,
-            MessageType.CLOSERESULTSET: self._close_result,
-            MessageType.DROPSTATEMENTID: self._drop_statement,
-            MessageType.READLOB: self._lob,
-            MessageType.WRITELOB: self._lob,
-            MessageType.FINDLOB: self._find_in_lob,
-            MessageType.COMMIT: self._commit,
-            MessageType.ROLLBACK: self._rollback,
-            MessageType.DBCONNECTINFO: self._database_info,
-            MessageType.DISCONNECT: self._disconnect,
-        }
 
     # --- life of the connection
 
@@ -199,9 +185,13 @@ class Session:
 
     def _answer(self, request: Request) -> Reply:
         try:
-            handler = self._handler(request)
+            handler, logged_in = self._handlers.get(request.message_type), self._connection is not None
+            if not logged_in and request.message_type not in _BEFORE_LOGIN:
+                raise ProtocolError(f"message type {request.message_type} before login")
+            if handler is None or (logged_in and request.message_type in _LOGIN):
+                raise not_supported(f"message type {request.message_type}")
             self._note_client_info(request)
-            return handler(request)
+            return handler(self, request)
         except (ProtocolError, _Dropped):
             raise
         except HanaError as error:
@@ -224,15 +214,6 @@ class Session:
         kind = type(error).__name__
         _log.error("session %d: internal error %s at %s", self.id, kind, places)
         return HanaError(2, f"general error: internal error of the stand-in ({kind} at {places})")
-
-    def _handler(self, request: Request) -> Callable[[Request], Reply]:
-        handlers: Any = self._before_login if self._connection is None else self._after_login
-        handler: Callable[[Request], Reply] | None = handlers.get(request.message_type)
-        if handler is None and self._connection is None:
-            raise ProtocolError(f"message type {request.message_type} before login")
-        if handler is None:
-            raise not_supported(f"message type {request.message_type}")
-        return handler
 
     def _struck(self, text: str, work: Callable[[], Reply]) -> Reply:
         """`work`, or what a fault on order for a request of this text makes of it."""
@@ -257,12 +238,14 @@ class Session:
 
     # --- login
 
+    @_handlers(MessageType.AUTHENTICATE)
     def _authenticate(self, request: Request) -> Reply:
         self._challenge = authentication.begin(request.part(PartKind.AUTHENTICATION).data)
         if self._challenge is None:
             raise authentication_failed()
         return Reply(ReplyCode.NIL, (Part(PartKind.AUTHENTICATION, self._challenge.reply()),))
 
+    @_handlers(MessageType.CONNECT)
     def _connect(self, request: Request) -> Reply:
         return self._struck(CONNECT, lambda: self._log_in(request))
 
@@ -295,10 +278,12 @@ class Session:
         }
         return option_part(PartKind.CONNECTOPTIONS, options)
 
+    @_handlers(MessageType.DBCONNECTINFO)
     def _database_info(self, _request: Request) -> Reply:
         already_here = option_part(PartKind.DBCONNECTINFO, {4: True})
         return Reply(ReplyCode.NIL, (already_here,))
 
+    @_handlers(MessageType.DISCONNECT)
     def _disconnect(self, _request: Request) -> Reply:
         self._ended = True
         return Reply(ReplyCode.DISCONNECT)
@@ -315,6 +300,7 @@ class Session:
         self._last_id += 1
         return _ID.pack(self._last_id)
 
+    @_handlers(MessageType.EXECUTEDIRECT)
     def _execute_direct(self, request: Request) -> Reply:
         return self._run(self._statement_of(_command(request)), [()], request.autocommit, describe=True)
 
@@ -352,6 +338,7 @@ class Session:
             raise syntax_error(f"ALTER SYSTEM INJECT FAULT: {error}") from None
         return Reply(FunctionCode.DDL)
 
+    @_handlers(MessageType.PREPARE)
     def _prepare(self, request: Request) -> Reply:
         statement = self._statement_of(_command(request))
         statement_id = self._new_id()
@@ -362,6 +349,7 @@ class Session:
             parts.append(metadata.result_metadata(statement.columns, self._data_format))
         return Reply(statement.function, tuple(parts))
 
+    @_handlers(MessageType.EXECUTE)
     def _execute(self, request: Request) -> Reply:
         prepared = self._statements.get(request.part(PartKind.STATEMENTID).data)
         if prepared is None:
@@ -420,6 +408,7 @@ class Session:
             parts.insert(0, metadata.result_metadata(columns, self._data_format))
         return Reply(statement.function, tuple(parts))
 
+    @_handlers(MessageType.FETCHNEXT)
     def _fetch(self, request: Request) -> Reply:
         return self._struck(FETCH, lambda: self._next_page(request))
 
@@ -435,24 +424,28 @@ class Session:
             del self._results[result_id]
         return Reply(ReplyCode.FETCH, (page,))
 
+    @_handlers(MessageType.CLOSERESULTSET)
     def _close_result(self, request: Request) -> Reply:
         results = self._results.pop(request.part(PartKind.RESULTSETID).data, None)
         if results is not None:
             results.close()
         return Reply(ReplyCode.CLOSECURSOR)
 
+    @_handlers(MessageType.DROPSTATEMENTID)
     def _drop_statement(self, request: Request) -> Reply:
         self._statements.pop(request.part(PartKind.STATEMENTID).data, None)
         return Reply(ReplyCode.NIL)
 
     # --- LOBs
 
+    @_handlers(MessageType.READLOB, MessageType.WRITELOB)
     def _lob(self, request: Request) -> Reply:
         """Dispatched by part: clients disagree on which message type is which."""
         if (part := request.find(PartKind.READLOBREQUEST)) is not None:
             return Reply(ReplyCode.READLOB, (self._lobs.read(part),))
         return self._write_lobs(request.part(PartKind.WRITELOBREQUEST))
 
+    @_handlers(MessageType.FINDLOB)
     def _find_in_lob(self, request: Request) -> Reply:
         return Reply(ReplyCode.READLOB, (self._lobs.find(request.part(PartKind.FINDLOBREQUEST)),))
 
@@ -498,6 +491,7 @@ class Session:
 
     # --- transactions
 
+    @_handlers(MessageType.COMMIT)
     def _commit(self, _request: Request) -> Reply:
         self._open_lobs.clear()
         return self._struck(COMMIT, self._commit_now)
@@ -506,6 +500,7 @@ class Session:
         self._sql.commit()
         return Reply(ReplyCode.COMMIT, (replies.transaction_flags(TransactionFlag.COMMITTED),))
 
+    @_handlers(MessageType.ROLLBACK)
     def _rollback(self, _request: Request) -> Reply:
         self._open_lobs.clear()
         return self._struck(ROLLBACK, self._rollback_now)

@@ -24,13 +24,16 @@ from hana_emulator.sql.definition.tables import attach, begin_identity, sqlite_t
 from hana_emulator.sql.definition.workbench import Definition, Workbench, refuse_taken, refuse_used_by_sessions
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_table, table_key
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.sql.query.scope import Bound
 from hana_emulator.sql.query.writes import default_of, stored
 
 Alteration = Callable[[Workbench, Relation], None]
 
+PARSERS: Parsers[Definition] = Parsers()
 
+
+@PARSERS("ALTER", "TABLE")
 def _alter_table(reader: TokenReader) -> Definition:
     name = reader.name()
     alteration = _alteration(reader)
@@ -266,6 +269,7 @@ def _carried(columns: Sequence[TableColumn], values: Mapping[str, str]) -> tuple
 # --- renaming ---------------------------------------------------------------------------------------------------------
 
 
+@PARSERS("RENAME", "TABLE")
 def _rename_table(reader: TokenReader) -> Definition:
     old = reader.name()
     reader.expect("TO")
@@ -284,6 +288,7 @@ def _rename_table(reader: TokenReader) -> Definition:
     return run
 
 
+@PARSERS("RENAME", "COLUMN")
 def _rename_column(reader: TokenReader) -> Definition:
     parts = [reader.identifier()]
     while reader.take("."):
@@ -334,10 +339,3 @@ def _name_of(token: Token) -> str:
     if token.token_type is TokenType.IDENTIFIER:
         return str(token.text)
     return "" if token.token_type in (TokenType.STRING, TokenType.NUMBER) else str(token.text).upper()
-
-
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
-    ("RENAME", "TABLE"): _rename_table,
-    ("RENAME", "COLUMN"): _rename_column,
-    ("ALTER", "TABLE"): _alter_table,
-}

@@ -12,7 +12,7 @@ from hana_emulator.sql.definition import constraints
 from hana_emulator.sql.definition.hnsw import parse_hnsw
 from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_used_by_sessions
 from hana_emulator.sql.language.names import encode, hana_identifier, quoted, quoted_index
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.types import LOBS, VECTORS
 
 # --- indexes ----------------------------------------------------------------------------------------------------------
@@ -67,6 +67,10 @@ def refuse_taken_index(bench: Workbench, schema: str, name: str) -> None:
         raise HanaError(289, f"cannot use duplicate index name: {hana_identifier(name)}")
 
 
+PARSERS: Parsers[Definition] = Parsers()
+
+
+@PARSERS("CREATE", "HNSW", "VECTOR", "INDEX")
 def _create_hnsw(reader: TokenReader) -> Definition:
     index = parse_hnsw(reader)
 
@@ -88,6 +92,7 @@ def _create_hnsw(reader: TokenReader) -> Definition:
     return run
 
 
+@PARSERS("DROP", "INDEX")
 def _drop_index(reader: TokenReader) -> Definition:
     name = reader.name()
     reader.take("ONLINE")
@@ -107,6 +112,7 @@ def _drop_index(reader: TokenReader) -> Definition:
 # --- comments, schemas ------------------------------------------------------------------------------------------
 
 
+@PARSERS("COMMENT", "ON")
 def _comment_on(reader: TokenReader) -> Definition:
     kind = reader.identifier()
     parts = [reader.identifier()]
@@ -136,6 +142,7 @@ def _comment_column(bench: Workbench, parts: Sequence[str], text: str | None) ->
     bench.connection.execute("UPDATE owl_columns SET comment = ? WHERE relation = ? AND name = ?", values)
 
 
+@PARSERS("CREATE", "SCHEMA")
 def _create_schema(reader: TokenReader) -> Definition:
     name = reader.identifier()
     owner = reader.identifier() if reader.take("OWNED", "BY") else ""
@@ -156,6 +163,7 @@ def add_schema(connection: sqlite3.Connection, name: str, owner: str) -> None:
     )
 
 
+@PARSERS("DROP", "SCHEMA")
 def _drop_schema(reader: TokenReader) -> Definition:
     name = reader.identifier()
     cascade = reader.take("CASCADE")
@@ -193,12 +201,7 @@ def drop_schemas(bench: Workbench, schemas: Collection[str]) -> None:
                 bench.connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (schema,))
 
 
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+PARSERS |= {
     ("CREATE", "INDEX"): _create_index(False),
     ("CREATE", "UNIQUE", "INDEX"): _create_index(True),
-    ("CREATE", "HNSW", "VECTOR", "INDEX"): _create_hnsw,
-    ("DROP", "INDEX"): _drop_index,
-    ("COMMENT", "ON"): _comment_on,
-    ("CREATE", "SCHEMA"): _create_schema,
-    ("DROP", "SCHEMA"): _drop_schema,
 }

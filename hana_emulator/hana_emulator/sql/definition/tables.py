@@ -17,7 +17,7 @@ from hana_emulator.sql.definition.table_drafts import CheckDraft, ReferenceDraft
 from hana_emulator.sql.definition.workbench import Definition, Workbench, drop_table, refuse_taken
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.names import hana_identifier, quoted
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.sql.query import queries
 from hana_emulator.sql.query.writes import default_of
 from hana_emulator.types import TypeCode
@@ -258,7 +258,10 @@ def _as_definition(creation: _Creation, names: Sequence[str], text: str, *, with
 
 # --- DROP, TRUNCATE ---------------------------------------------------------------------------------------------------
 
+PARSERS: Parsers[Definition] = Parsers()
 
+
+@PARSERS("DROP", "TABLE")
 def _drop_table(reader: TokenReader) -> Definition:
     if_there = reader.take("IF", "EXISTS")
     name = reader.name()
@@ -284,6 +287,7 @@ def _drop_table(reader: TokenReader) -> Definition:
     return run
 
 
+@PARSERS("TRUNCATE", "TABLE")
 def _truncate(reader: TokenReader) -> Definition:
     name = reader.name()
 
@@ -301,12 +305,10 @@ def _truncate(reader: TokenReader) -> Definition:
 
 _STORES = {(): "COLUMN", ("COLUMN",): "COLUMN", ("ROW",): "ROW"}
 _SCOPES = {(): "", ("LOCAL", "TEMPORARY"): LOCAL, ("GLOBAL", "TEMPORARY"): GLOBAL}
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+PARSERS |= {
     **{
         ("CREATE", *scope_words, *store_words, "TABLE"): _create_table(_Kind(store, scope))
         for scope_words, scope in _SCOPES.items()
         for store_words, store in _STORES.items()
     },
-    ("DROP", "TABLE"): _drop_table,
-    ("TRUNCATE", "TABLE"): _truncate,
 }

@@ -20,7 +20,7 @@ from hana_emulator.sql.catalog.schema_objects import Trigger
 from hana_emulator.sql.definition import trigger_bodies
 from hana_emulator.sql.definition.workbench import Definition, Workbench
 from hana_emulator.sql.language.names import encode, hana_identifier, literal, quoted
-from hana_emulator.sql.language.reader import Name, TokenReader
+from hana_emulator.sql.language.reader import Name, Parsers, TokenReader
 from hana_emulator.sql.query import queries, writes
 from hana_emulator.sql.query.scope import Binding, Scope, Source, SourceColumn
 from hana_emulator.sql.query.writes import WritePlan
@@ -176,6 +176,10 @@ def _create(bench: Workbench, draft: _Draft, *, replacing: bool) -> None:
     _take_out(bench.connection)
 
 
+PARSERS: Parsers[Definition] = Parsers()
+
+
+@PARSERS("DROP", "TRIGGER")
 def _drop_trigger(reader: TokenReader) -> Definition:
     name = reader.name()
 
@@ -318,8 +322,7 @@ def install(bench: Workbench) -> None:
             _fire(bench.connection, relation, trigger, compiled.statements)
 
 
-PARSERS: dict[tuple[str, ...], Callable[[TokenReader], Definition]] = {
+PARSERS |= {
     ("CREATE", "TRIGGER"): _create_trigger(replacing=False),
     ("CREATE", "OR", "REPLACE", "TRIGGER"): _create_trigger(replacing=True),
-    ("DROP", "TRIGGER"): _drop_trigger,
 }

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from hana_emulator import cesu8
 from hana_emulator.errors import HanaError, invalid_number, value_too_large
+from hana_emulator.registry import Registry
 from hana_emulator.seam import Storage
 from hana_emulator.sql.functions.builtin.numbers import bounded, digits
 from hana_emulator.sql.language.datatypes import FLOATING_SCALE
@@ -47,6 +48,10 @@ def converter(kind: HanaType, column: str) -> Convert:
     return checked
 
 
+_MAKERS: Registry[TypeCode, Callable[[HanaType, str], Convert]] = Registry()
+
+
+@_MAKERS(*INTEGERS)
 def _integer(kind: HanaType, column: str) -> Convert:
     low, high = _RANGES[kind.code]
 
@@ -81,6 +86,7 @@ def to_decimal(value: Storage, where: str) -> Decimal:
     return number
 
 
+@_MAKERS(TypeCode.DECIMAL)
 def _decimal(kind: HanaType, column: str) -> Convert:
     def convert(value: Storage) -> Storage:
         return decimal_text(to_decimal(value, column), kind, column)
@@ -111,6 +117,7 @@ def plain_decimal(number: Decimal, precision: int = 34) -> str:
     return "0" if text == "-0" else text
 
 
+@_MAKERS(*FLOATS)
 def _float(kind: HanaType, column: str) -> Convert:
     def convert(value: Storage) -> Storage:
         if type(value) is not float:
@@ -134,6 +141,7 @@ def _to_float(value: Storage, column: str) -> float:
         raise invalid_number(f"not a valid number string for {column}") from None
 
 
+@_MAKERS(TypeCode.BOOLEAN)
 def _boolean(kind: HanaType, column: str) -> Convert:
     def convert(value: Storage) -> Storage:
         if isinstance(value, str):
@@ -152,6 +160,7 @@ def to_boolean(text: str, where: str) -> int:
     raise HanaError(266, f"inconsistent datatype: not a boolean for {where}")
 
 
+@_MAKERS(*STRINGS)
 def _text(kind: HanaType, column: str) -> Convert:
     limit = kind.length
 
@@ -169,6 +178,7 @@ def utf16_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
+@_MAKERS(*CHARACTER_LOBS)
 def _lob_text(kind: HanaType, column: str) -> Convert:
     return lambda value: value if type(value) is str else as_text(value)
 
@@ -179,6 +189,7 @@ def as_text(value: Storage) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
+@_MAKERS(*BINARIES, TypeCode.BLOB)
 def _binary(kind: HanaType, column: str) -> Convert:
     limit = kind.length
 
@@ -191,6 +202,7 @@ def _binary(kind: HanaType, column: str) -> Convert:
     return convert
 
 
+@_MAKERS(*VECTORS)
 def _vector(kind: HanaType, column: str) -> Convert:
     width = 4 if kind.code is TypeCode.REAL_VECTOR else 2
 
@@ -207,6 +219,7 @@ def _vector(kind: HanaType, column: str) -> Convert:
     return convert
 
 
+@_MAKERS(TypeCode.DATE, TypeCode.TIME, TypeCode.SECONDDATE, TypeCode.TIMESTAMP)
 def _moment(kind: HanaType, column: str) -> Convert:
     parse = {TypeCode.DATE: date_text, TypeCode.TIME: time_text, TypeCode.SECONDDATE: second_text}.get(
         kind.code, timestamp_text
@@ -256,20 +269,3 @@ def timestamp_text(text: str, where: str) -> str:
         rest = [stripped[8:]]
     clock, fraction = _time_parts(rest[0].removesuffix("Z"), where) if rest else ("00:00:00", "0000000")
     return f"{day} {clock}.{fraction}"
-
-
-_MAKERS: dict[TypeCode, Callable[[HanaType, str], Convert]] = {
-    **dict.fromkeys(INTEGERS, _integer),
-    **dict.fromkeys(FLOATS, _float),
-    **dict.fromkeys(STRINGS, _text),
-    **dict.fromkeys(CHARACTER_LOBS, _lob_text),
-    **dict.fromkeys(BINARIES, _binary),
-    **dict.fromkeys(VECTORS, _vector),
-    TypeCode.BLOB: _binary,
-    TypeCode.DECIMAL: _decimal,
-    TypeCode.BOOLEAN: _boolean,
-    TypeCode.DATE: _moment,
-    TypeCode.TIME: _moment,
-    TypeCode.SECONDDATE: _moment,
-    TypeCode.TIMESTAMP: _moment,
-}

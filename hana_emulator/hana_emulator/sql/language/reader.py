@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from sqlglot.tokenizer_core import Token, TokenType
 
@@ -14,6 +16,7 @@ from hana_emulator.types import HanaType
 _LONGEST_QUOTED = 40
 _STRINGS = (TokenType.STRING, TokenType.NATIONAL_STRING)
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,38}")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +165,23 @@ def _may_be_name(token: Token) -> bool:
         token.token_type is TokenType.IDENTIFIER
         or token.text.replace("_", "A").replace("$", "A").replace("#", "A").isalnum()
     )
+
+
+class Parsers(dict[tuple[str, ...], Callable[["TokenReader"], Result]], Generic[Result]):
+    """Parsers by the first words of their statements: `@PARSERS("CREATE", "USER")` above a function enters it."""
+
+    def __call__(self, *words: str) -> Callable[[Callable[[TokenReader], Result]], Callable[[TokenReader], Result]]:
+        def register(parser: Callable[[TokenReader], Result]) -> Callable[[TokenReader], Result]:
+            self[words] = parser
+            return parser
+
+        return register
+
+    def parse(self, reader: TokenReader) -> Result | None:
+        """Return what the parser with the longest matching words makes of the statement, None without a match."""
+        for words in sorted(self, key=len, reverse=True):
+            if reader.take(*words):
+                result = self[words](reader)
+                reader.end()
+                return result
+        return None

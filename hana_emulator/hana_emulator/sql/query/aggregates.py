@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
+from hana_emulator.registry import Registry
 from hana_emulator.sql.functions.signatures import wrong_arguments
 from hana_emulator.sql.language import datatypes
 from hana_emulator.sql.language.names import literal
@@ -75,6 +76,11 @@ def _single(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.E
     return prefix, bound
 
 
+Aggregate = Callable[[Binding, Scope, str, Sequence[exp.Expr]], Bound]
+_AGGREGATES: Registry[str, Aggregate] = Registry()
+
+
+@_AGGREGATES("COUNT")
 def _count(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) == 1 and isinstance(arguments[0], exp.Star):
         return Bound("count(*)", BIGINT, nullable=False)
@@ -92,6 +98,7 @@ def numeric(name: str, bound: Bound) -> Bound:
     return bound
 
 
+@_AGGREGATES("SUM")
 def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     bound = numeric(name, bound)
@@ -109,6 +116,7 @@ def _distinct_sum(bound: Bound, kind: HanaType) -> str:
     return f"owl_decimal(owl_sum(DISTINCT {bound.sql}), {kind.length}, {kind.scale})"
 
 
+@_AGGREGATES("AVG")
 def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     bound = numeric(name, bound)
@@ -117,16 +125,19 @@ def _average(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.
     return Bound(f"owl_avg({prefix}{bound.sql})", datatypes.FLOATING_DECIMAL)
 
 
+@_AGGREGATES("MIN", "MAX")
 def _extreme(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     return Bound(f"{name.lower()}({prefix}{sort_key(bound)})", bound.type)
 
 
+@_AGGREGATES(*_SPREADS)
 def _spread(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     prefix, bound = _single(binding, scope, name, arguments)
     return Bound(f"{_SPREADS[name]}({prefix}{coerce(numeric(name, bound), DOUBLE).sql})", DOUBLE)
 
 
+@_AGGREGATES(*_PAIRS)
 def _pair(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     if len(arguments) != 2:
         raise wrong_arguments(name)
@@ -152,6 +163,7 @@ def _sorted_arguments(
     return nodes, [literal(flags), *keys]
 
 
+@_AGGREGATES("STRING_AGG")
 def _string_agg(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
     """STRING_AGG(text[, separator] [ORDER BY keys])."""
     if not 1 <= len(arguments) <= 2:
@@ -172,7 +184,7 @@ def _placed(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.E
     return Bound(f"owl_nth_value({', '.join([value.sql, number, *sorting])})", value.type)
 
 
-@expressions.binds(exp.WithinGroup)
+@expressions.BINDERS(exp.WithinGroup)
 def within_group(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """PERCENTILE_CONT(share) WITHIN GROUP (ORDER BY number), and PERCENTILE_DISC."""
     name = str(node.this.this).upper() if isinstance(node.this, exp.Anonymous) else ""
@@ -187,23 +199,10 @@ def within_group(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     return Bound(f"owl_{name.lower()}({value.sql}, {share.sql}, {int(bool(keys[0].args.get('desc')))})", DOUBLE)
 
 
-Aggregate = Callable[[Binding, Scope, str, Sequence[exp.Expr]], Bound]
-_AGGREGATES: dict[str, Aggregate] = {
-    "COUNT": _count,
-    "SUM": _sum,
-    "AVG": _average,
-    "MIN": _extreme,
-    "MAX": _extreme,
-    "STRING_AGG": _string_agg,
-    **dict.fromkeys(_SPREADS, _spread),
-    **dict.fromkeys(_PAIRS, _pair),
-}
-
-
 # --- window functions -------------------------------------------------------------------------------------------------
 
 
-@expressions.binds(exp.Window)
+@expressions.BINDERS(exp.Window)
 def window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     """Bind function(...) OVER (PARTITION BY ... ORDER BY ... [ROWS ...])."""
     if not isinstance(node.this, exp.Anonymous | exp.WithinGroup):
