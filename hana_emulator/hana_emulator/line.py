@@ -87,13 +87,10 @@ class Line:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         else:
-            self._hang_up()
+            until = time.monotonic() + _LAST_WORDS_SECONDS
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_WR)
+                self._socket.settimeout(_LAST_WORDS_SECONDS)
+                while socket.socket.recv(self._socket, 1 << 16) and time.monotonic() < until:
+                    pass
         self._socket.close()
-
-    def _hang_up(self) -> None:
-        until = time.monotonic() + _LAST_WORDS_SECONDS
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_WR)
-            self._socket.settimeout(_LAST_WORDS_SECONDS)
-            while socket.socket.recv(self._socket, 1 << 16) and time.monotonic() < until:
-                pass

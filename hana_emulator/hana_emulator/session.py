@@ -174,9 +174,7 @@ class Session:
             refusal = replies.error_reply(HanaError(1033, f"error while parsing protocol: {error}"))
             self._line.send(packet.build_reply(self.id, header.packet_count, refusal))
             raise
-        self._send(packet.build_reply(self.id, header.packet_count, reply))
-
-    def _send(self, data: bytes) -> None:
+        data = packet.build_reply(self.id, header.packet_count, reply)
         pace, self._pace = self._pace, None
         if pace is None:
             self._line.send(data)
@@ -190,7 +188,10 @@ class Session:
                 raise ProtocolError(f"message type {request.message_type} before login")
             if handler is None or (logged_in and request.message_type in _LOGIN):
                 raise not_supported(f"message type {request.message_type}")
-            self._note_client_info(request)
+            part = request.find(PartKind.CLIENTINFO)
+            if part is not None and self._connection is not None:
+                for name, value in clientinfo.parse(part).items():
+                    self._connection.set_variable(name, value)
             return handler(self, request)
         except (ProtocolError, _Dropped):
             raise
@@ -200,12 +201,6 @@ class Session:
             return replies.error_reply(error)
         except Exception as error:  # a fault of the stand-in itself must not look like a lost connection
             return replies.error_reply(self._internal_error(error))
-
-    def _note_client_info(self, request: Request) -> None:
-        part = request.find(PartKind.CLIENTINFO)
-        if part is not None and self._connection is not None:
-            for name, value in clientinfo.parse(part).items():
-                self._connection.set_variable(name, value)
 
     def _internal_error(self, error: Exception) -> HanaError:
         """Names the kind and place of the fault only: its message may quote values."""
@@ -254,7 +249,12 @@ class Session:
         if challenge is None:
             raise ProtocolError("CONNECT without AUTHENTICATE")
         database = self._host.database
-        user = _user_name(challenge.user)
+        # hdbcli sends the name as typed; as any identifier it is upper-cased unless quoted.
+        user = (
+            challenge.user[1:-1].replace('""', '"')
+            if len(challenge.user) > 2 and challenge.user[0] == challenge.user[-1] == '"'
+            else challenge.user.upper()
+        )
         proof = challenge.verify(request.part(PartKind.AUTHENTICATION).data, database.password(user))
         database.admit(user, proven=proof is not None)
         if proof is None:
@@ -312,31 +312,28 @@ class Session:
     def _own_command(self, sql: str) -> Reply | None:
         """Does what the server itself is asked for, about its sessions and faults; None for any other statement."""
         if command := _SESSION_COMMAND.fullmatch(sql):
-            return self._session_command(command[1].upper(), int(command[2]))
-        if command := _FAULT_COMMAND.fullmatch(sql):
-            return self._fault_command(command[1])
-        return None
-
-    def _session_command(self, verb: str, session_id: int) -> Reply:
-        session = self._host.find(session_id)
-        if session is None:
-            raise HanaError(2, f"general error: there is no session {session_id}")
-        self._sql.require_control_of(session_id)
-        if verb == "CANCEL":
-            session.cancel()
-        else:
-            session.disconnect()
-        return Reply(FunctionCode.DDL)
-
-    def _fault_command(self, document: str | None) -> Reply:
-        if document is None:
-            self._host.faults.clear()
+            verb = command[1].upper()
+            session_id = int(command[2])
+            session = self._host.find(session_id)
+            if session is None:
+                raise HanaError(2, f"general error: there is no session {session_id}")
+            self._sql.require_control_of(session_id)
+            if verb == "CANCEL":
+                session.cancel()
+            else:
+                session.disconnect()
             return Reply(FunctionCode.DDL)
-        try:
-            self._host.faults.add(Fault.parse(document.replace("''", "'")))
-        except FaultRefused as error:
-            raise syntax_error(f"ALTER SYSTEM INJECT FAULT: {error}") from None
-        return Reply(FunctionCode.DDL)
+        if command := _FAULT_COMMAND.fullmatch(sql):
+            document = command[1]
+            if document is None:
+                self._host.faults.clear()
+                return Reply(FunctionCode.DDL)
+            try:
+                self._host.faults.add(Fault.parse(document.replace("''", "'")))
+            except FaultRefused as error:
+                raise syntax_error(f"ALTER SYSTEM INJECT FAULT: {error}") from None
+            return Reply(FunctionCode.DDL)
+        return None
 
     @_handlers(MessageType.PREPARE)
     def _prepare(self, request: Request) -> Reply:
@@ -356,10 +353,20 @@ class Session:
             raise HanaError(2, "general error: statement id is unknown")
         parameters = request.find(PartKind.PARAMETERS)
         rows: list[Any] = [()] if parameters is None else prepared.decoder.rows(parameters.data, parameters.count)
-        if not _has_open_lob(rows):
+        if not (bool(rows) and any(isinstance(value, lobs.LobInput) for value in rows[-1])):
             return self._run(prepared.statement, rows, request.autocommit, describe=False, batch=len(rows) > 1)
         batch = parameters is not None and parameters.attributes != PartAttribute.NONE
-        return self._await_lobs(_PendingExecution(prepared, rows, request.autocommit, batch))
+        execution = _PendingExecution(prepared, rows, request.autocommit, batch)
+        locators = []
+        for row_number, row in enumerate(execution.rows):
+            for column, value in enumerate(row):
+                if isinstance(value, lobs.LobInput):
+                    locators.append(self._lobs.new_locator())
+                    self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
+        execution.open_lobs = len(locators)
+        function = execution.prepared.statement.function
+        counts = replies.rows_affected(_expected_counts(execution))
+        return Reply(function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
 
     def _run(
         self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool, batch: bool = False
@@ -368,26 +375,22 @@ class Session:
             return done
 
         def run() -> Reply:
-            return self._run_statement(statement, rows, autocommit, describe=describe, batch=batch)
+            # A batch always keeps its good rows: what hdbcli sends with and without `batcherrors` is
+            # the same bytes.
+            in_transaction = self._sql.in_transaction
+            outcome = self._sql.execute(statement, rows, autocommit=autocommit, batch=batch)
+            if statement.columns:
+                return self._result(statement, outcome, describe=describe or outcome.columns is not None)
+            if outcome.errors:
+                flags = self._flags(statement, in_transaction, autocommit)
+                return replies.batch_error_reply(outcome.errors, outcome.rows_affected, flags)
+            parts = []
+            if statement.function is not FunctionCode.DDL:
+                parts.append(replies.rows_affected(outcome.rows_affected))
+            parts.append(self._flags(statement, in_transaction, autocommit))
+            return Reply(statement.function, tuple(parts))
 
         return self._struck(statement.sql, run)
-
-    def _run_statement(
-        self, statement: Statement, rows: list[Any], autocommit: bool, *, describe: bool, batch: bool
-    ) -> Reply:
-        """A batch always keeps its good rows: what hdbcli sends with and without `batcherrors` is the same bytes."""
-        in_transaction = self._sql.in_transaction
-        outcome = self._sql.execute(statement, rows, autocommit=autocommit, batch=batch)
-        if statement.columns:
-            return self._result(statement, outcome, describe=describe or outcome.columns is not None)
-        if outcome.errors:
-            flags = self._flags(statement, in_transaction, autocommit)
-            return replies.batch_error_reply(outcome.errors, outcome.rows_affected, flags)
-        parts = []
-        if statement.function is not FunctionCode.DDL:
-            parts.append(replies.rows_affected(outcome.rows_affected))
-        parts.append(self._flags(statement, in_transaction, autocommit))
-        return Reply(statement.function, tuple(parts))
 
     def _flags(self, statement: Statement, was_in_transaction: bool, autocommit: bool) -> Part:
         if autocommit or statement.function is FunctionCode.DDL:
@@ -449,18 +452,6 @@ class Session:
     def _find_in_lob(self, request: Request) -> Reply:
         return Reply(ReplyCode.READLOB, (self._lobs.find(request.part(PartKind.FINDLOBREQUEST)),))
 
-    def _await_lobs(self, execution: _PendingExecution) -> Reply:
-        locators = []
-        for row_number, row in enumerate(execution.rows):
-            for column, value in enumerate(row):
-                if isinstance(value, lobs.LobInput):
-                    locators.append(self._lobs.new_locator())
-                    self._open_lobs[locators[-1]] = _OpenLob(execution, row_number, column, value)
-        execution.open_lobs = len(locators)
-        function = execution.prepared.statement.function
-        counts = replies.rows_affected(_expected_counts(execution))
-        return Reply(function, (counts, lobs.write_reply(locators), replies.transaction_flags()))
-
     def _write_lobs(self, part: Part) -> Reply:
         finished = []
         for piece in lobs.parse_write_request(part):
@@ -518,11 +509,6 @@ def _expected_counts(execution: _PendingExecution) -> list[int]:
     return [1] * (rows - 1) or [UNKNOWN]
 
 
-def _user_name(text: str) -> str:
-    """hdbcli sends the name as typed; as any identifier it is upper-cased unless quoted."""
-    return text[1:-1].replace('""', '"') if len(text) > 2 and text[0] == text[-1] == '"' else text.upper()
-
-
 def _data_format(connect_options: Part | None) -> int:
     """Return the client's data format. A client that names none gets the latest."""
     options = {} if connect_options is None else parse_options(connect_options)
@@ -535,8 +521,3 @@ def _command(request: Request) -> str:
         return cesu8.decode(request.part(PartKind.COMMAND).data)
     except UnicodeDecodeError:
         raise ProtocolError("statement text is not CESU-8") from None
-
-
-def _has_open_lob(rows: list[ParameterRow]) -> bool:
-    """Only the last row of a packet can be cut."""
-    return bool(rows) and any(isinstance(value, lobs.LobInput) for value in rows[-1])

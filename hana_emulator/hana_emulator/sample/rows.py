@@ -42,7 +42,15 @@ def generate() -> Rows:
     rows, random = Rows(), Random(_SEED)
     _materials(rows, random)
     _notifications(rows, random)
-    _customers(rows, random)
+    for number in range(_CUSTOMERS):
+        city, postal, country, language = random.choice(_CITIES)
+        name = f"{random.choice(_TRADES)} {random.choice(_OWNERS)}"
+        second = None if number % 3 else "Filiale" if language == "D" else "Branch"
+        street = f"{random.choice(_STREETS)} {random.randrange(1, 180)}"
+        phone = f"+{random.randrange(31, 49)} {random.randrange(10**7, 10**8)}"
+        client = TEST if number % 6 == 5 else PRODUCTIVE
+        address = (street, postal, city, country, phone, language)
+        rows.add("KNA1", (client, f"{100_001 + number:010d}", name, second, *address, dats(_day(random))))
     return rows
 
 
@@ -64,24 +72,29 @@ def _materials(rows: Rows, random: Random) -> None:
         for position, variant in enumerate(family["variants"]):
             material = f"{next(numbers):018d}"
             remark = random.choice(catalogue["remarks"])
-            mara = _mara(family, position, random)
+            growth = Decimal(10 + 4 * position) / 10
+            gross = (Decimal(str(family["kg"])) * growth).quantize(Decimal("0.001"))
+            net = (gross * Decimal("0.95")).quantize(Decimal("0.001"))
+            price = (Decimal(str(family["price"])) * growth).quantize(Decimal("0.01"))
+            created = _day(random)
+            changed = dats(_day(random, created)) if random.random() < 0.6 else INITIAL_DATE
+            head = (
+                family["type"],
+                family["group"],
+                family.get("unit", "ST"),
+                str(gross),
+                str(net),
+                "KG",
+                str(price),
+                "EUR",
+            )
+            mara = (*head, dats(created), changed, random.choice(_USERS), "")
             for client in (PRODUCTIVE, TEST) if position == 0 else (PRODUCTIVE,):
                 rows.add("MARA", (client, material, *mara))
                 for language, name, long_text in _texts(family, variant, remark):
                     rows.add("MAKT", (client, material, language, name))
                     if long_text:
                         rows.add("MATERIAL_TEXT", (client, material, language, long_text))
-
-
-def _mara(family: dict[str, Any], position: int, random: Random) -> Row:
-    growth = Decimal(10 + 4 * position) / 10
-    gross = (Decimal(str(family["kg"])) * growth).quantize(Decimal("0.001"))
-    net = (gross * Decimal("0.95")).quantize(Decimal("0.001"))
-    price = (Decimal(str(family["price"])) * growth).quantize(Decimal("0.01"))
-    created = _day(random)
-    changed = dats(_day(random, created)) if random.random() < 0.6 else INITIAL_DATE
-    head = (family["type"], family["group"], family.get("unit", "ST"), str(gross), str(net), "KG", str(price), "EUR")
-    return (*head, dats(created), changed, random.choice(_USERS), "")
 
 
 def _texts(family: dict[str, Any], variant: str, remark: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
@@ -148,15 +161,3 @@ _CITIES = (
 )
 _STREETS = ("Hauptstraße", "Station Road", "Rue du Port", "Via Roma", "Am Brunnen", "Mill Lane", "Długa")
 _CUSTOMERS = 240
-
-
-def _customers(rows: Rows, random: Random) -> None:
-    for number in range(_CUSTOMERS):
-        city, postal, country, language = random.choice(_CITIES)
-        name = f"{random.choice(_TRADES)} {random.choice(_OWNERS)}"
-        second = None if number % 3 else "Filiale" if language == "D" else "Branch"
-        street = f"{random.choice(_STREETS)} {random.randrange(1, 180)}"
-        phone = f"+{random.randrange(31, 49)} {random.randrange(10**7, 10**8)}"
-        client = TEST if number % 6 == 5 else PRODUCTIVE
-        address = (street, postal, city, country, phone, language)
-        rows.add("KNA1", (client, f"{100_001 + number:010d}", name, second, *address, dats(_day(random))))

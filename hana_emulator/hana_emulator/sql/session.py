@@ -95,7 +95,10 @@ class Session:
         self._autocommit = autocommit
         with self._statement():
             prepared = self._current(statement)
-            self._check_parameters(prepared, rows)
+            if not rows:
+                raise HanaError(2, "general error: a statement runs for at least one row of parameters")
+            if any(len(row) != len(prepared.parameters) for row in rows):
+                raise HanaError(2, f"general error: the statement takes {len(prepared.parameters)} parameters")
             plan = prepared.plan
             self._check_access_mode(plan)
             match plan:
@@ -139,18 +142,16 @@ class Session:
         self._closed = True
         try:
             self.rollback()
-            self._drop_temporary()
+            # What cannot be dropped now, since another transaction holds the lock, goes when the
+            # stand-in starts again.
+            if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
+                with suppress(HanaError, sqlite3.Error):
+                    self._define(DefinitionPlan(temporary.sweep), self.context.schema, patience=NO_PATIENCE)
         finally:
             for connection in (self._connection, *self._spare):
                 connection.close()
             self._spare.clear()
             self._database.forget(self)
-
-    def _drop_temporary(self) -> None:
-        """What cannot be dropped now, since another transaction holds the lock, goes when the stand-in starts again."""
-        if self._filled_temporary or temporary.belongs_to(self._database.catalog, self.connection_id):
-            with suppress(HanaError, sqlite3.Error):
-                self._define(DefinitionPlan(temporary.sweep), self.context.schema, patience=NO_PATIENCE)
 
     # ------------------------------------------------------------------------------------------------ running a plan
 
@@ -191,12 +192,6 @@ class Session:
         version of the catalogue, for which every statement is prepared anew."""
         self._database.catalog.rights.require(self.context.user, prepared.touches)
         return prepared
-
-    def _check_parameters(self, prepared: Prepared, rows: Sequence[StorageRow]) -> None:
-        if not rows:
-            raise HanaError(2, "general error: a statement runs for at least one row of parameters")
-        if any(len(row) != len(prepared.parameters) for row in rows):
-            raise HanaError(2, f"general error: the statement takes {len(prepared.parameters)} parameters")
 
     def _check_access_mode(self, plan: Plan | None) -> None:
         """Raises HanaError 7, a code chosen for want of a source, for a statement that a READ ONLY transaction forbids.

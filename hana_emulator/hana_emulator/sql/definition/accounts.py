@@ -113,20 +113,16 @@ def _drop_user(reader: TokenReader) -> Definition:
         _require_admin(bench, name)
         if name in (bench.user, bench.catalog.rights.administrator):
             raise HanaError(332, f"invalid user name: {hana_identifier(name)} is logged in or the administrator")
-        _drop_belongings(bench, name, cascade)
+        # The user's schemas go with him, and with CASCADE all that is in them.
+        owned = {schema for schema, owner in bench.catalog.rights.schema_owners.items() if owner == name}
+        if not cascade and any(holds_objects(bench.catalog, schema) for schema in owned):
+            raise HanaError(417, f"can't drop without CASCADE specification: {hana_identifier(name)} owns objects")
+        drop_schemas(bench, owned)
         for statement in ("DELETE FROM owl_users WHERE name = ?", "DELETE FROM owl_deactivated WHERE name = ?"):
             bench.connection.execute(statement, (name,))
         bench.connection.execute("DELETE FROM owl_grants WHERE grantee = ?", (name,))
 
     return run
-
-
-def _drop_belongings(bench: Workbench, name: str, cascade: bool) -> None:
-    """The user's schemas go with him, and with CASCADE all that is in them."""
-    owned = {schema for schema, owner in bench.catalog.rights.schema_owners.items() if owner == name}
-    if not cascade and any(holds_objects(bench.catalog, schema) for schema in owned):
-        raise HanaError(417, f"can't drop without CASCADE specification: {hana_identifier(name)} owns objects")
-    drop_schemas(bench, owned)
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------

@@ -198,12 +198,8 @@ def _alter_columns(bench: Workbench, relation: Relation, draft: TableDraft) -> N
         columns[column.name] = new
         values[column.name] = stored(Bound(quoted(column.name), old.type), new)
     changed = replace(relation, columns=tuple(columns.values()))
-    _check_constraints(bench, changed)
-    rebuild(bench, relation, changed, values)
-
-
-def _check_constraints(bench: Workbench, changed: Relation) -> None:
-    """Whether keys and foreign keys, its own and those to it, can be of the columns' new types."""
+    # Whether keys and foreign keys, its own and those to it, can be of the columns' new
+    # types.
     for key in changed.constraints:
         constraints.check_key(changed, key)
     for reference in changed.references:
@@ -212,6 +208,7 @@ def _check_constraints(bench: Workbench, changed: Relation) -> None:
     for child, reference in bench.catalog.children_of(changed):
         if child.id != changed.id:
             constraints.check_reference(child, changed, reference)
+    rebuild(bench, relation, changed, values)
 
 
 def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str, str]) -> None:
@@ -319,19 +316,15 @@ def _rename(bench: Workbench, relation: Relation, old: str, new: str) -> None:
         connection.execute(f"UPDATE {table} SET column_name = ? WHERE relation = ? AND column_name = ?", values)
     connection.execute("UPDATE owl_references SET parent_column = ? WHERE parent = ? AND parent_column = ?", values)
     for check in relation.checks:
-        condition = _with_name(check.condition, old, new)
+        # The condition with the column `old` called `new`.
+        pieces, position = [], 0
+        for token in dialect.tokenize(check.condition):
+            if _name_of(token) == old:
+                pieces += [check.condition[position : token.start], '"' + new.replace('"', '""') + '"']
+                position = token.end + 1
+        condition = "".join([*pieces, check.condition[position:]])
         values = (condition, relation.id, check.name)
         connection.execute("UPDATE owl_checks SET condition = ? WHERE relation = ? AND name = ?", values)
-
-
-def _with_name(condition: str, old: str, new: str) -> str:
-    """The condition with the column `old` called `new`."""
-    pieces, position = [], 0
-    for token in dialect.tokenize(condition):
-        if _name_of(token) == old:
-            pieces += [condition[position : token.start], '"' + new.replace('"', '""') + '"']
-            position = token.end + 1
-    return "".join([*pieces, condition[position:]])
 
 
 def _name_of(token: Token) -> str:

@@ -111,19 +111,15 @@ def lifted(bench: Workbench, *changing: Relation) -> Iterator[None]:
     numbers = {relation.id for relation in changing}
     numbers |= {child.id for relation in changing for child, _ in bench.catalog.children_of(relation)}
     for number in numbers:
-        _lift(bench.connection, number)
+        for kind, prefix in (("trigger", _TRIGGERS), ("index", _HELPING)):
+            text = "SELECT name FROM sqlite_schema WHERE type = ? AND name LIKE ?"
+            for (name,) in bench.connection.execute(text, (kind, f"{prefix}{number} %")).fetchall():
+                bench.connection.execute(f"DROP {kind} " + '"' + name.replace('"', '""') + '"')
     yield
     bench.refresh()
     for relation in bench.catalog.relations.values():
         if relation.id in numbers:
             impose(bench, relation)
-
-
-def _lift(connection: sqlite3.Connection, number: int) -> None:
-    for kind, prefix in (("trigger", _TRIGGERS), ("index", _HELPING)):
-        text = "SELECT name FROM sqlite_schema WHERE type = ? AND name LIKE ?"
-        for (name,) in connection.execute(text, (kind, f"{prefix}{number} %")).fetchall():
-            connection.execute(f"DROP {kind} " + '"' + name.replace('"', '""') + '"')
 
 
 def impose(bench: Workbench, relation: Relation) -> None:

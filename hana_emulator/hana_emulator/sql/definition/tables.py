@@ -67,10 +67,31 @@ def _create_table(kind: _Kind) -> Callable[[TokenReader], Definition]:
         names = reader.identifiers() if _names_come(reader) else []
         if reader.take("AS"):
             text = reader.enclosed()
-            return _as_definition(creation, names, text, with_data=_with_data(reader, otherwise=True))
+            with_data = _with_data(reader, otherwise=True)
+
+            def run(bench: Workbench) -> None:
+                if creation.needless(bench):
+                    return
+                query = queries.bind_query(bench.binding(), dialect.parse(text), None)
+                labels = names or [column.name for column in query.columns]
+                if len(labels) != len(query.columns):
+                    raise HanaError(426, "number of columns mismatch: the list of names and the query")
+                columns = [
+                    TableColumn(label, found.type, found.nullable)
+                    for label, found in zip(labels, query.columns, strict=True)
+                ]
+                created = _create(bench, creation, TableDraft(columns))
+                if with_data:
+                    into = ", ".join(quoted(label) for label in labels)
+                    bench.connection.execute(f"INSERT INTO {created.sqlite_name} ({into}) {query.sql}")
+
+            return run
         draft = table_body(reader)
         creation = replace(creation, comment=reader.string() if reader.take("COMMENT") else None)
-        _commit_option(reader, kind)
+        if reader.take("ON", "COMMIT", "DELETE", "ROWS"):
+            raise not_supported("ON COMMIT DELETE ROWS")
+        if kind.scope:
+            reader.take("ON", "COMMIT", "PRESERVE", "ROWS")
         return _table_definition(creation, draft)
 
     return parser
@@ -94,13 +115,6 @@ def _with_data(reader: TokenReader, *, otherwise: bool) -> bool:
     if reader.take("WITH", "NO", "DATA"):
         return False
     return reader.take("WITH", "DATA") or otherwise
-
-
-def _commit_option(reader: TokenReader, kind: _Kind) -> None:
-    if reader.take("ON", "COMMIT", "DELETE", "ROWS"):
-        raise not_supported("ON COMMIT DELETE ROWS")
-    if kind.scope:
-        reader.take("ON", "COMMIT", "PRESERVE", "ROWS")
 
 
 def _create(bench: Workbench, creation: _Creation, draft: TableDraft) -> Relation:
@@ -233,25 +247,6 @@ def _like_definition(creation: _Creation, model: Name, *, with_data: bool) -> De
             names = ", ".join(quoted(column.name) for column in source.columns)
             text = f"INSERT INTO {created.sqlite_name} ({names}) SELECT {names} FROM {source.sqlite_name}"
             bench.connection.execute(text)
-
-    return run
-
-
-def _as_definition(creation: _Creation, names: Sequence[str], text: str, *, with_data: bool) -> Definition:
-    def run(bench: Workbench) -> None:
-        if creation.needless(bench):
-            return
-        query = queries.bind_query(bench.binding(), dialect.parse(text), None)
-        labels = names or [column.name for column in query.columns]
-        if len(labels) != len(query.columns):
-            raise HanaError(426, "number of columns mismatch: the list of names and the query")
-        columns = [
-            TableColumn(label, found.type, found.nullable) for label, found in zip(labels, query.columns, strict=True)
-        ]
-        created = _create(bench, creation, TableDraft(columns))
-        if with_data:
-            into = ", ".join(quoted(label) for label in labels)
-            bench.connection.execute(f"INSERT INTO {created.sqlite_name} ({into}) {query.sql}")
 
     return run
 

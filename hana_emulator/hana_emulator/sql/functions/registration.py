@@ -109,25 +109,23 @@ def _null_in_null_out(compute: Callable[..., Any]) -> Callable[..., Any]:
 def _guarded(compute: Callable[..., Any], context: Context) -> Callable[..., Storage]:
     def call(*arguments: Storage) -> Storage:
         try:
-            return _storage(compute(*arguments))
+            # A result as a storage value: half of a surrogate pair becomes U+FFFD; 314 for an integer
+            # beyond 64 bits.
+            value = compute(*arguments)
+            if isinstance(value, bool):
+                return int(value)
+            if isinstance(value, str):
+                return texts.whole(value)
+            if isinstance(value, Decimal):
+                return numbers.decimal_text(value)
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise numbers.overflow("BIGINT")
+            return value  # type: ignore[no-any-return]
         except Exception as error:
             context.error = _as_hana_error(error)
             raise
 
     return call
-
-
-def _storage(value: Any) -> Storage:
-    """A result as a storage value: half of a surrogate pair becomes U+FFFD; 314 for an integer beyond 64 bits."""
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, str):
-        return texts.whole(value)
-    if isinstance(value, Decimal):
-        return numbers.decimal_text(value)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise numbers.overflow("BIGINT")
-    return value  # type: ignore[no-any-return]
 
 
 def _as_hana_error(error: Exception) -> HanaError:

@@ -57,17 +57,13 @@ def _integer(kind: HanaType, column: str) -> Convert:
 
     def convert(value: Storage) -> Storage:
         if type(value) is not int:
-            value = _to_int(value, column)
+            # HANA cuts fraction digits off when a decimal goes into an integer column.
+            value = int(to_decimal(value, column))
         if not low <= value <= high:
             raise HanaError(314, f"numeric overflow: {column} takes {kind.name} from {low} to {high}")
         return value
 
     return convert
-
-
-def _to_int(value: Storage, column: str) -> int:
-    """HANA cuts fraction digits off when a decimal goes into an integer column."""
-    return int(to_decimal(value, column))
 
 
 def to_decimal(value: Storage, where: str) -> Decimal:
@@ -145,19 +141,15 @@ def _to_float(value: Storage, column: str) -> float:
 def _boolean(kind: HanaType, column: str) -> Convert:
     def convert(value: Storage) -> Storage:
         if isinstance(value, str):
-            return to_boolean(value, column)
+            lowered = value.strip().lower()
+            if lowered in _TRUE:
+                return 1
+            if lowered in _FALSE:
+                return 0
+            raise HanaError(266, f"inconsistent datatype: not a boolean for {column}")
         return 1 if value else 0
 
     return convert
-
-
-def to_boolean(text: str, where: str) -> int:
-    lowered = text.strip().lower()
-    if lowered in _TRUE:
-        return 1
-    if lowered in _FALSE:
-        return 0
-    raise HanaError(266, f"inconsistent datatype: not a boolean for {where}")
 
 
 @_MAKERS(*STRINGS)

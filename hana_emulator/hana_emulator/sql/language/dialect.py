@@ -149,19 +149,19 @@ def _with_numbered_parameters(found: list[Token]) -> list[Token]:
     tokens: list[Token] = []
     for token in found:
         before = tokens[-1] if tokens else None
-        if before is not None and before.token_type is TokenType.COLON and _is_number_behind(before, token):
+        if (
+            before is not None
+            and before.token_type is TokenType.COLON
+            and (
+                token.token_type is TokenType.NUMBER
+                and token.start == before.end + 1
+                and _PARAMETER_NUMBER.fullmatch(token.text) is not None
+            )
+        ):
             tokens[-1] = Token(TokenType.PLACEHOLDER, f":{token.text}", token.line, token.col, before.start, token.end)
         else:
             tokens.append(token)
     return tokens
-
-
-def _is_number_behind(colon: Token, token: Token) -> bool:
-    return (
-        token.token_type is TokenType.NUMBER
-        and token.start == colon.end + 1
-        and _PARAMETER_NUMBER.fullmatch(token.text) is not None
-    )
 
 
 def is_parameter(token: Token) -> bool:

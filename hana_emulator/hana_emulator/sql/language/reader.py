@@ -71,7 +71,14 @@ class TokenReader:
 
     def identifier(self) -> str:
         token = self.current
-        if token is None or token.token_type in (TokenType.STRING, TokenType.NUMBER) or not _may_be_name(token):
+        if (
+            token is None
+            or token.token_type in (TokenType.STRING, TokenType.NUMBER)
+            or not (
+                token.token_type is TokenType.IDENTIFIER
+                or token.text.replace("_", "A").replace("$", "A").replace("#", "A").isalnum()
+            )
+        ):
             raise self.error("a name")
         self.index += 1
         return str(token.text) if token.token_type is TokenType.IDENTIFIER else str(token.text).upper()
@@ -158,13 +165,6 @@ class TokenReader:
 
 def is_word(token: Token, word: str) -> bool:
     return token.token_type not in (TokenType.IDENTIFIER, TokenType.STRING) and token.text.upper() == word
-
-
-def _may_be_name(token: Token) -> bool:
-    return (
-        token.token_type is TokenType.IDENTIFIER
-        or token.text.replace("_", "A").replace("$", "A").replace("#", "A").isalnum()
-    )
 
 
 class Parsers(dict[tuple[str, ...], Callable[["TokenReader"], Result]], Generic[Result]):

@@ -106,14 +106,14 @@ def _sum(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr
     if bound.type.code is TypeCode.DECIMAL:
         scale = bound.type.scale
         kind = HanaType(TypeCode.DECIMAL, 38 if scale < 38 else datatypes.DECIMAL_PRECISION, scale)
-        summed = f"owl_sum({bound.sql}, {scale})" if not prefix else _distinct_sum(bound, kind)
+        # SQLite takes DISTINCT with one argument only, so the scale is set afterwards.
+        summed = (
+            f"owl_sum({bound.sql}, {scale})"
+            if not prefix
+            else f"owl_decimal(owl_sum(DISTINCT {bound.sql}), {kind.length}, {kind.scale})"
+        )
         return Bound(summed, kind)
     return Bound(f"sum({prefix}{bound.sql})", BIGINT if bound.type.code in INTEGERS else DOUBLE)
-
-
-def _distinct_sum(bound: Bound, kind: HanaType) -> str:
-    """SQLite takes DISTINCT with one argument only, so the scale is set afterwards."""
-    return f"owl_decimal(owl_sum(DISTINCT {bound.sql}), {kind.length}, {kind.scale})"
 
 
 @_AGGREGATES("AVG")

@@ -160,28 +160,20 @@ def comparison_type(left: HanaType, right: HanaType) -> HanaType | None:
         return None
     for one, other in ((left, right), (right, left)):
         if is_text(one) and not is_text(other):
-            return _type_against_text(other)
+            if other.code in FLOATS:
+                return DOUBLE
+            if other.code in NUMBERS:
+                return FLOATING_DECIMAL
+            return BOOLEAN if other.code is TypeCode.BOOLEAN else other
     if codes <= NUMBERS | {TypeCode.BOOLEAN}:
-        return _numeric_comparison(codes)
+        if TypeCode.DECIMAL not in codes:
+            return None
+        return DOUBLE if codes & FLOATS else FLOATING_DECIMAL
     if codes <= DATETIMES:
         return None if len(codes) == 1 else HanaType(TypeCode.TIMESTAMP, 27, 7)
     if codes <= BINARIES or is_text(left):
         return None
     raise HanaError(266, f"inconsistent datatype: {left.name} and {right.name} cannot be compared")
-
-
-def _type_against_text(other: HanaType) -> HanaType:
-    if other.code in FLOATS:
-        return DOUBLE
-    if other.code in NUMBERS:
-        return FLOATING_DECIMAL
-    return BOOLEAN if other.code is TypeCode.BOOLEAN else other
-
-
-def _numeric_comparison(codes: set[TypeCode]) -> HanaType | None:
-    if TypeCode.DECIMAL not in codes:
-        return None
-    return DOUBLE if codes & FLOATS else FLOATING_DECIMAL
 
 
 def sort_key(bound: Bound) -> str:

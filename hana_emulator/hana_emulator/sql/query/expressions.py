@@ -330,7 +330,14 @@ def concatenated(sides: Sequence[Bound]) -> Bound:
 @BINDERS(exp.Case)
 def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
     subject, branches, default = node.this, node.args["ifs"], node.args.get("default")
-    tests = [_case_test(binding, scope, subject, branch.this) for branch in branches]
+    tests = [
+        (
+            condition(binding, scope, branch.this)
+            if subject is None
+            else combine(binding, scope, "=", (subject, branch.this))
+        )
+        for branch in branches
+    ]
     nodes = [branch.args["true"] for branch in branches] + ([default] if default is not None else [])
     kind, values = unified(bind_all(binding, scope, nodes))
     pieces = [f"WHEN {test} THEN {value.sql}" for test, value in zip(tests, values, strict=False)]
@@ -338,10 +345,6 @@ def _case(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
         pieces.append(f"ELSE {values[-1].sql}")
     nullable = default is None or any(value.nullable for value in values)
     return Bound(f"CASE {' '.join(pieces)} END", kind, nullable)
-
-
-def _case_test(binding: Binding, scope: Scope, subject: exp.Expr | None, test: exp.Expr) -> str:
-    return condition(binding, scope, test) if subject is None else combine(binding, scope, "=", (subject, test))
 
 
 def unified(values: Sequence[Bound]) -> tuple[HanaType | None, list[Bound]]:
@@ -384,11 +387,11 @@ def cast(value: Bound, kind: HanaType) -> Bound:
 
 @BINDERS(exp.Literal, exp.National)
 def _literal(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
-    return text_literal(node.this) if node.args.get("is_string", True) else number_literal(node.this)
-
-
-def text_literal(text: str) -> Bound:
-    return Bound(literal(text), datatypes.nvarchar(utf16_length(text)), nullable=False, constant=True)
+    return (
+        Bound(literal(node.this), datatypes.nvarchar(utf16_length(node.this)), nullable=False, constant=True)
+        if node.args.get("is_string", True)
+        else number_literal(node.this)
+    )
 
 
 def number_literal(text: str) -> Bound:

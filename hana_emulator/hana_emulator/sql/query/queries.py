@@ -102,7 +102,27 @@ def bind_select(binding: Binding, node: exp.Select, parent: Scope | None) -> Sel
         parts.having = expressions.condition(binding, scope, node.args["having"].this)
     _bind_order(binding, node, parts)
     if scope.aggregates or parts.groups:
-        _check_grouping(node, parts)
+        # HANA refuses a column that is neither grouped by nor aggregated; SQLite would pick any
+        # row's value.
+        pending: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
+        if node.args.get("having") is not None:
+            pending.append(node.args["having"].this)
+        own = {entry.read(source.alias) for source in parts.scope.sources for entry in source.readable}
+        while pending:
+            current = pending.pop()
+            text = parts.scope.trace.get(id(current))
+            if (
+                text in parts.groups
+                or aggregates.is_aggregate(current)
+                or isinstance(current, (exp.Window, exp.Subquery))
+            ):
+                continue
+            star = isinstance(current, exp.Star) or (
+                isinstance(current, exp.Column) and isinstance(current.this, exp.Star)
+            )
+            if star or (isinstance(current, exp.Column) and text in own):
+                raise HanaError(276, f"not a GROUP BY expression: '{current.name}' column must be in group by clause")
+            pending.extend(current.iter_expressions())
     parts.limit, parts.offset = _bind_limits(binding, scope, node)
     return parts
 
@@ -164,26 +184,6 @@ def _expression_name(node: exp.Expr) -> str:
     except ValueError:
         text = type(node).__name__.upper()
     return text.replace(f":{dialect.PARAMETER_PREFIX}", "?")[:MAX_IDENTIFIER]
-
-
-# --- grouping ---------------------------------------------------------------------------------------------------------
-
-
-def _check_grouping(node: exp.Select, parts: SelectParts) -> None:
-    """HANA refuses a column that is neither grouped by nor aggregated; SQLite would pick any row's value."""
-    pending: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
-    if node.args.get("having") is not None:
-        pending.append(node.args["having"].this)
-    own = {entry.read(source.alias) for source in parts.scope.sources for entry in source.readable}
-    while pending:
-        current = pending.pop()
-        text = parts.scope.trace.get(id(current))
-        if text in parts.groups or aggregates.is_aggregate(current) or isinstance(current, (exp.Window, exp.Subquery)):
-            continue
-        star = isinstance(current, exp.Star) or (isinstance(current, exp.Column) and isinstance(current.this, exp.Star))
-        if star or (isinstance(current, exp.Column) and text in own):
-            raise HanaError(276, f"not a GROUP BY expression: '{current.name}' column must be in group by clause")
-        pending.extend(current.iter_expressions())
 
 
 # --- ORDER BY, LIMIT --------------------------------------------------------------------------------------------------
@@ -262,18 +262,15 @@ def bind_source(binding: Binding, scope: Scope, node: exp.Expr) -> str:
     alias_node = node.args.get("alias")
     name = identifier(alias_node.this) if alias_node is not None and alias_node.this is not None else ""
     if isinstance(node, exp.Subquery):
-        query = binding.bind_query(binding, node.this, _with_only(scope))
+        # What a derived table sees: the WITH entries and the outer query, not its neighbours in
+        # FROM.
+        query = binding.bind_query(binding, node.this, Scope(scope.parent, common=scope.common))
         return _add_derived(binding, scope, name, query)
     if not isinstance(node, exp.Table):
         raise not_supported("this kind of table expression")
     if not isinstance(node.this, exp.Identifier):
         return bind_table_function(binding, scope, node.this, name)
     return bind_table(binding, scope, node, name)
-
-
-def _with_only(scope: Scope) -> Scope:
-    """What a derived table sees: the WITH entries and the outer query, not its neighbours in FROM."""
-    return Scope(scope.parent, common=scope.common)
 
 
 def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "") -> str:

@@ -137,7 +137,11 @@ class Writer:
             elif self.transaction.is_parked:
                 if not ending:
                     self._check_snapshot()
-                self._resume(self.transaction)
+                try:
+                    self.transaction.resume()
+                except (sqlite3.Error, MemoryError) as error:
+                    raise _lost(error) from None
+                self._database.locks.withdraw(self.transaction)
             self._database.active = self
             yield self.transaction
 
@@ -159,13 +163,6 @@ class Writer:
             transaction.rollback()
             transaction.lost = _lost(error)
             self._database.locks.end(transaction)
-
-    def _resume(self, transaction: Transaction) -> None:
-        try:
-            transaction.resume()
-        except (sqlite3.Error, MemoryError) as error:
-            raise _lost(error) from None
-        self._database.locks.withdraw(transaction)
 
     # ------------------------------------------------------------------------------------------------------- statements
 

@@ -34,10 +34,6 @@ def _elements(model: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _fraction_digits(element: str) -> int:
-    return int(element[2:] or 7)
-
-
 _WRITE: dict[str, Callable[[Moment], str]] = {
     "YYYY": lambda m: f"{m.whole.year:04d}",
     "YY": lambda m: f"{m.whole.year % 100:02d}",
@@ -71,7 +67,7 @@ def write_moment(value: Any, model: Any) -> str:
 def _written(element: str, value: Moment) -> str:
     name = element.upper()
     if name.startswith("FF"):
-        return f"{value.fraction:07d}"[: _fraction_digits(name)]
+        return f"{value.fraction:07d}"[: int(name[2:] or 7)]
     writer = _WRITE.get(name)
     return writer(value) if writer else element.strip('"')
 

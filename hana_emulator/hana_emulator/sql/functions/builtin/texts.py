@@ -22,11 +22,11 @@ def plain(value: Any) -> str:
         return value
     if isinstance(value, bytes):
         return value.hex().upper()
-    return float_text(value) if isinstance(value, float) else str(value)
-
-
-def float_text(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return (
+        (str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value))
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _units(text: str) -> bytes:
