@@ -200,15 +200,14 @@ class Session:
                 self._connection.rollback()
             return replies.error_reply(error)
         except Exception as error:  # a fault of the stand-in itself must not look like a lost connection
-            return replies.error_reply(self._internal_error(error))
-
-    def _internal_error(self, error: Exception) -> HanaError:
-        """Names the kind and place of the fault only: its message may quote values."""
-        frames = traceback.extract_tb(error.__traceback__)
-        places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-4:]))
-        kind = type(error).__name__
-        _log.error("session %d: internal error %s at %s", self.id, kind, places)
-        return HanaError(2, f"general error: internal error of the stand-in ({kind} at {places})")
+            # Names the kind and place of the fault only: its message may quote values.
+            frames = traceback.extract_tb(error.__traceback__)
+            places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-4:]))
+            kind = type(error).__name__
+            _log.error("session %d: internal error %s at %s", self.id, kind, places)
+            return replies.error_reply(
+                HanaError(2, f"general error: internal error of the stand-in ({kind} at {places})")
+            )
 
     def _struck(self, text: str, work: Callable[[], Reply]) -> Reply:
         """`work`, or what a fault on order for a request of this text makes of it."""
@@ -262,11 +261,9 @@ class Session:
         self._data_format = _data_format(request.find(PartKind.CONNECTOPTIONS))
         self._connection = database.connect(user)
         self.id = self._connection.connection_id
-        return Reply(ReplyCode.CONNECT, (Part(PartKind.AUTHENTICATION, proof), self._connect_options()))
-
-    def _connect_options(self) -> Part:
-        """Few on purpose: the client's own must not be echoed. 49 (compression) and 53 (features) without flags refuse
-        both: node-hdb takes its own flags for agreed when the options are missing."""
+        # Few on purpose: the client's own must not be echoed. 49 (compression) and 53 (features)
+        # without flags refuse both: node-hdb takes its own flags for agreed when the options are
+        # missing.
         options: dict[int, Option] = {
             1: self.id,
             11: self._host.name,
@@ -276,7 +273,9 @@ class Session:
             49: 0,
             53: 0,
         }
-        return option_part(PartKind.CONNECTOPTIONS, options)
+        return Reply(
+            ReplyCode.CONNECT, (Part(PartKind.AUTHENTICATION, proof), option_part(PartKind.CONNECTOPTIONS, options))
+        )
 
     @_handlers(MessageType.DBCONNECTINFO)
     def _database_info(self, _request: Request) -> Reply:

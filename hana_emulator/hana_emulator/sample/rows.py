@@ -115,24 +115,27 @@ def _notifications(rows: Rows, random: Random) -> None:
         day = _FIRST_DAY
         for number, story in enumerate(told, first):
             day += timedelta(days=random.randrange(3))
-            rows.add("QMEL", (client, f"{number:012d}", *_notification(story, day, pools, random)))
-
-
-def _notification(story: dict[str, Any], day: date, pools: dict[str, Any], random: Random) -> Row:
-    machine = random.choice(pools["machines"])
-    long_text = story["text"].format(
-        machine=machine,
-        place=random.choice(pools["places"]),
-        when=random.choice(pools["times"]),
-        action=random.choice(pools["actions"]),
-    )
-    equipment = f"{10_000_100 + pools['machines'].index(machine):018d}"
-    clock = f"{random.randrange(24):02d}{random.randrange(60):02d}{random.randrange(1, 60):02d}"
-    due = dats(day + timedelta(days=14)) if story["prio"] in "12" else INITIAL_DATE
-    kind = "M1" if story["prio"] == "1" else "M2"
-    place = f"PL01-{machine.upper().replace(' ', '-')}"
-    last = (dats(day), clock, due, random.choice(_USERS))
-    return (kind, story["short"], long_text.strip(), story["prio"], equipment, place, *last)
+            machine = random.choice(pools["machines"])
+            long_text = story["text"].format(
+                machine=machine,
+                place=random.choice(pools["places"]),
+                when=random.choice(pools["times"]),
+                action=random.choice(pools["actions"]),
+            )
+            equipment = f"{10_000_100 + pools['machines'].index(machine):018d}"
+            clock = f"{random.randrange(24):02d}{random.randrange(60):02d}{random.randrange(1, 60):02d}"
+            due = dats(day + timedelta(days=14)) if story["prio"] in "12" else INITIAL_DATE
+            kind = "M1" if story["prio"] == "1" else "M2"
+            place = f"PL01-{machine.upper().replace(' ', '-')}"
+            last = (dats(day), clock, due, random.choice(_USERS))
+            rows.add(
+                "QMEL",
+                (
+                    client,
+                    f"{number:012d}",
+                    *(kind, story["short"], long_text.strip(), story["prio"], equipment, place, *last),
+                ),
+            )
 
 
 # --------------------------------------------------------------------------------------------------------- customers

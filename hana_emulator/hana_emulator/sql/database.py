@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql import explain
@@ -94,7 +93,17 @@ class Database:
         self._temporary = Path(tempfile.mkdtemp(prefix="hana-stand-in-")) if path is None else None
         self.folder = path or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._guard = _only_process(self.folder)
+        # A lock on the folder that ends with this process, however it ends: catalogue and vectors
+        # are cached in memory.
+        guard = (self.folder / ".lock").open("w")
+        try:
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            guard.close()
+            raise RuntimeError(
+                f"another stand-in is using the folder {self.folder}; stop it or choose another --data"
+            ) from None
+        self._guard = guard
         self.numbers = sequence_numbers.Numbers(self.folder)
         self.row_ids = RowIds(self.folder)
         self._user, self._schema = user.upper(), schema
@@ -241,14 +250,3 @@ class Database:
 
     def forget(self, session: Session) -> None:
         self._sessions.pop(session.connection_id, None)
-
-
-def _only_process(folder: Path) -> IO[str]:
-    """A lock on the folder that ends with this process, however it ends: catalogue and vectors are cached in memory."""
-    guard = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        guard.close()
-        raise RuntimeError(f"another stand-in is using the folder {folder}; stop it or choose another --data") from None
-    return guard

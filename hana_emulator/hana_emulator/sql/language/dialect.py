@@ -215,7 +215,14 @@ def parse(sql: str) -> exp.Expr:
     try:
         trees = Hana.get_or_raise(Hana).parse(sql)
     except (ParseError, TokenError) as error:
-        raise _syntax_error(error, sql) from None
+        details = getattr(error, "errors", None) or [{}]
+        line, column = details[0].get("line") or 1, details[0].get("col") or 0
+        position = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + column
+        near = details[0].get("highlight") or ""
+        near = "'...'" if "'" in near else near[:_LONGEST_QUOTED]
+        raise syntax_error(
+            f'incorrect syntax near "{near}": line {line} col {column} (at pos {position})', position
+        ) from None
     except RecursionError:
         raise HanaError(257, "sql syntax error: nested too deeply") from None
     except _STUMBLES:
@@ -233,15 +240,6 @@ def parse_condition(sql: str) -> exp.Expr:
     assert isinstance(where, exp.Where)
     condition: exp.Expr = where.this.pop()
     return condition
-
-
-def _syntax_error(error: Exception, sql: str) -> HanaError:
-    details = getattr(error, "errors", None) or [{}]
-    line, column = details[0].get("line") or 1, details[0].get("col") or 0
-    position = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + column
-    near = details[0].get("highlight") or ""
-    near = "'...'" if "'" in near else near[:_LONGEST_QUOTED]
-    return syntax_error(f'incorrect syntax near "{near}": line {line} col {column} (at pos {position})', position)
 
 
 def parameter_number(node: exp.Expr) -> int | None:

@@ -224,7 +224,18 @@ def window(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
         ]
         parts.append(f"ORDER BY {', '.join(keys)}")
     if node.args.get("spec") is not None:
-        parts.append(_frame(node.args["spec"]))
+        spec = node.args["spec"]
+
+        def bound(value: object, side: str | None) -> str:
+            text = value.sql() if isinstance(value, exp.Expr) else str(value)
+            return f"{text} {side}" if side else text
+
+        start = bound(spec.args.get("start") or "CURRENT ROW", spec.args.get("start_side"))
+        end = spec.args.get("end")
+        kind = str(spec.args.get("kind") or "ROWS")
+        parts.append(
+            f"{kind} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}" if end else f"{kind} {start}"
+        )
     return Bound(f"{function.sql} OVER ({' '.join(parts)})", function.type, function.nullable)
 
 
@@ -248,14 +259,3 @@ def ordering(key: str, node: exp.Expr) -> str:
     first = bool(node.args.get("nulls_first"))
     placed = "" if first is not descending else (" NULLS FIRST" if first else " NULLS LAST")
     return f"{key} DESC{placed}" if descending else f"{key}{placed}"
-
-
-def _frame(spec: exp.Expr) -> str:
-    def bound(value: object, side: str | None) -> str:
-        text = value.sql() if isinstance(value, exp.Expr) else str(value)
-        return f"{text} {side}" if side else text
-
-    start = bound(spec.args.get("start") or "CURRENT ROW", spec.args.get("start_side"))
-    end = spec.args.get("end")
-    kind = str(spec.args.get("kind") or "ROWS")
-    return f"{kind} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}" if end else f"{kind} {start}"
