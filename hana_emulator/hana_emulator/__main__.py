@@ -1,4 +1,4 @@
-"""`python -m hana_emulator`: runs the stand-in for HANA in the foreground until SIGTERM, SIGINT or its parent's end."""
+"""`python -m hana_emulator`: runs the HANA emulator in the foreground until SIGTERM, SIGINT or its parent's end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _fault(document: str) -> Fault:
 
 
 class _FolderRefused(Exception):
-    """The data folder belongs to another stand-in that runs."""
+    """The data folder belongs to another emulator that runs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +99,7 @@ def _data_folder(chosen: Path | None) -> Iterator[Path]:
         chosen.mkdir(parents=True, exist_ok=True)
         yield chosen
     else:
-        with tempfile.TemporaryDirectory(prefix="hana-stand-in-") as temporary:
+        with tempfile.TemporaryDirectory(prefix="hana-emulator-") as temporary:
             yield Path(temporary)
 
 

@@ -32,7 +32,7 @@ from hana_emulator.protocol.packet import Part, Reply, Request
 from hana_emulator.registry import Registry
 from hana_emulator.seam import UNKNOWN, FunctionCode, Outcome, SqlConnection, SqlDatabase, Statement
 
-VERSION = "4.00.000.00.1700000000 (stand-in)"
+VERSION = "4.00.000.00.1700000000 (emulator)"
 _FORMAT_OPTIONS = (23, 12)
 """Connect options with the client's data format; the first one that it sends counts."""
 _ID = struct.Struct("<q")
@@ -41,7 +41,7 @@ _SESSION_COMMAND = re.compile(r"\s*ALTER\s+SYSTEM\s+(CANCEL|DISCONNECT)\s+SESSIO
 _FAULT_COMMAND = re.compile(
     r"\s*ALTER\s+SYSTEM\s+(?:INJECT\s+FAULT\s+'((?:[^']|'')*)'|CLEAR\s+FAULTS)[\s;]*", re.IGNORECASE
 )
-"""A statement of this stand-in's own; HANA has nothing like it."""
+"""A statement of this emulator's own; HANA has nothing like it."""
 _log = logging.getLogger(__name__)
 
 
@@ -199,14 +199,14 @@ class Session:
             if error.rolls_back and self._connection is not None:
                 self._connection.rollback()
             return replies.error_reply(error)
-        except Exception as error:  # a fault of the stand-in itself must not look like a lost connection
+        except Exception as error:  # a fault of the emulator itself must not look like a lost connection
             # Names the kind and place of the fault only: its message may quote values.
             frames = traceback.extract_tb(error.__traceback__)
             places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-4:]))
             kind = type(error).__name__
             _log.error("session %d: internal error %s at %s", self.id, kind, places)
             return replies.error_reply(
-                HanaError(2, f"general error: internal error of the stand-in ({kind} at {places})")
+                HanaError(2, f"general error: internal error of the emulator ({kind} at {places})")
             )
 
     def _struck(self, text: str, work: Callable[[], Reply]) -> Reply:
@@ -315,7 +315,7 @@ class Session:
             session_id = int(command[2])
             session = self._host.find(session_id)
             if session is None:
-                raise HanaError(2, f"general error: there is no session {session_id}")
+                raise HanaError(2, f"general error: unknown session {session_id}")
             self._sql.require_control_of(session_id)
             if verb == "CANCEL":
                 session.cancel()

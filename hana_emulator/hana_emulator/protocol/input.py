@@ -228,7 +228,7 @@ def _between_temporals(type_: HanaType) -> Converter:
 
 
 def _converter(type_: HanaType) -> tuple[frozenset[int], Converter]:
-    """Wire codes whose readers give this type's storage value as it is, and the conversion for all others."""
+    """Wire codes whose readers return this type's storage value, and the conversion for all other codes."""
     code = type_.code
     if code in INTEGERS:
         return frozenset(INTEGERS), _to_integer

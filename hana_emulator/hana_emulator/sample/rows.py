@@ -38,7 +38,7 @@ def text(name: str) -> str:
 
 
 def generate() -> Rows:
-    """All rows but the awkward ones. A private random generator, so that nobody's random state is touched."""
+    """All rows but the awkward ones. A private random generator, so that the global random state stays untouched."""
     rows, random = Rows(), Random(_SEED)
     _materials(rows, random)
     _notifications(rows, random)

@@ -1,4 +1,4 @@
-"""The whole database behind the stand-in: one SQLite file, its catalogue in memory, its locks, its sessions."""
+"""The whole database behind the emulator: one SQLite file, its catalogue in memory, its locks, its sessions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LONGEST_KEPT = 100_000
 _PRAGMAS = (
     "PRAGMA page_size = 16384",
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = OFF",  # a killed process loses nothing; a power cut may, and this is a stand-in's data
+    "PRAGMA synchronous = OFF",  # a killed process loses nothing; a power cut may, and this is an emulator's data
     "PRAGMA wal_autocheckpoint = 4000",  # 64 MB: a bulk load would wait for the disk at every checkpoint
     "PRAGMA foreign_keys = ON",
     "PRAGMA recursive_triggers = ON",  # a foreign key of a table to itself cascades as any other
@@ -89,8 +89,8 @@ class Database:
         self.words = ColumnCache(self.versions, WordIndex.build, word_index.MOST_BYTES)
         self.logins = LoginBook()
         self.monitors: dict[str, Callable[[], str]] = {"logins": self.logins.as_json, "faults": lambda: "[]"}
-        """By name, what the views M_STAND_IN_... show: JSON arrays of objects. Others may put theirs in."""
-        self._temporary = Path(tempfile.mkdtemp(prefix="hana-stand-in-")) if path is None else None
+        """By name, what the views M_EMULATOR_... show: JSON arrays of objects. Others may put theirs in."""
+        self._temporary = Path(tempfile.mkdtemp(prefix="hana-emulator-")) if path is None else None
         self.folder = path or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
         # A lock on the folder that ends with this process, however it ends: catalogue and vectors
@@ -101,7 +101,7 @@ class Database:
         except OSError:
             guard.close()
             raise RuntimeError(
-                f"another stand-in is using the folder {self.folder}; stop it or choose another --data"
+                f"another emulator is using the folder {self.folder}; stop it or choose another --data"
             ) from None
         self._guard = guard
         self.numbers = sequence_numbers.Numbers(self.folder)

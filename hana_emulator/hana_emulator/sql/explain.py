@@ -1,6 +1,6 @@
 """EXPLAIN PLAN: the operators of a statement, as rows for EXPLAIN_PLAN_TABLE.
 
-The stand-in runs statements through SQLite and NumPy and computes every search exactly; the plan says what HANA would
+The emulator runs statements through SQLite and NumPy and computes every search exactly; the plan says what HANA would
 choose by its documented rules, and each row says so. Operators are called as in HANA where that is known.
 """
 
@@ -29,7 +29,7 @@ from hana_emulator.sql.query.writes import Step, step
 from hana_emulator.types import BIGINT, DOUBLE, INTEGER, TIMESTAMP, HanaType
 
 PLACE = ("SYS", "EXPLAIN_PLAN_TABLE")
-_DISCLAIMER = "stand-in: computed exactly, whatever the plan says"
+_DISCLAIMER = "emulator: computed exactly; the plan shows what HANA would do"
 _LONGEST = 200
 _NAME = nvarchar(256)
 _COLUMNS: dict[str, HanaType] = {
@@ -127,7 +127,7 @@ def _insert(target: Relation, name: str | None, row: _Row) -> str:
         "OPERATOR_DETAILS": literal("; ".join(filter(None, (operator.details, _DISCLAIMER)))),
         "OPERATOR_PROPERTIES": text(operator.properties),
         "EXECUTION_ENGINE": literal(operator.engine),
-        "DATABASE_NAME": "'STANDIN'",
+        "DATABASE_NAME": "'EMULATOR'",
         "SCHEMA_NAME": text(relation.schema if relation else None),
         "TABLE_NAME": text(relation.name if relation else None),
         "TABLE_TYPE": text(("VIEW" if relation.is_view else "COLUMN TABLE") if relation else None),

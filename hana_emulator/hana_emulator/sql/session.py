@@ -57,8 +57,8 @@ def _note_changed(changed: set[str], action: int, first: str | None, second: str
 class Session:
     """Implements `seam.SqlConnection`.
 
-    Reading opens no transaction, so every SELECT sees what is committed. What a transaction has written or locked stays
-    locked until commit or rollback, row by row; waiting longer than the lock timeout raises 131.
+    Reading opens no transaction, so every SELECT sees what is committed. Rows that a transaction has written or locked
+    stay locked until commit or rollback; waiting longer than the lock timeout raises 131.
     """
 
     def __init__(self, database: Database, connection_id: int, user: str, schema: str) -> None:
@@ -187,7 +187,7 @@ class Session:
         return error
 
     def _current(self, statement: Statement) -> Prepared:
-        """The statement itself, or prepared anew when the catalogue has changed since."""
+        """Return the statement, prepared again if the catalogue has changed."""
         if isinstance(statement, Prepared) and statement.version == self._database.catalog.version:
             return statement
         schema = statement.schema if isinstance(statement, Prepared) else self.context.schema
@@ -195,7 +195,7 @@ class Session:
 
     def _permitted(self, prepared: Prepared) -> Prepared:
         """Raises HanaError 258. Plans are shared by all users, so each is asked here; a change of rights is a new
-        version of the catalogue, for which every statement is prepared anew."""
+        version of the catalogue, for which every statement is prepared again."""
         self._database.catalog.rights.require(self.context.user, prepared.touches)
         return prepared
 
@@ -206,13 +206,13 @@ class Session:
 
     def _query(self, plan: QueryPlan, row: StorageRow, *, autocommit: bool) -> Outcome:
         """Inside a transaction one's own changes are seen too, so SQLite's writer reads."""
-        if plan.locks is not None:
+        if (locks := plan.locks) is not None:
 
             def attempt(transaction: Transaction) -> list[ResultRow]:
-                found = [plan.locks.split(result) for result in self._run(plan.step, row)]
-                if plan.locks.clause.skips_locked:
+                found = [locks.split(result) for result in self._run(plan.step, row)]
+                if locks.clause.skips_locked:
                     found = [result for result in found if self._is_free(result[1])]
-                behind: dict[str, set[int]] = {table: set() for table in plan.locks.tables}
+                behind: dict[str, set[int]] = {table: set() for table in locks.tables}
                 for _, rowids in found:
                     for table, rowid in rowids:
                         behind[table].add(rowid)
@@ -221,7 +221,7 @@ class Session:
                     transaction.lock_rows(table, rowids_there)
                 return [result for result, _ in found]
 
-            patience = plan.locks.clause.patience
+            patience = locks.clause.patience
             return Outcome(
                 rows=iter(self._writer.run(self._connection, attempt, autocommit=autocommit, patience=patience))
             )
@@ -289,7 +289,7 @@ class Session:
         return self._fetch(plan.final, (*row, ranking.as_json))
 
     def _holders(self, table: str, column: str, term: Storage) -> str:
-        """`word_index.HOLDERS_FUNCTION`. Rows of its own that nobody else sees yet are read anew for each term."""
+        """`word_index.HOLDERS_FUNCTION`. Uncommitted rows of the session are read again for each term."""
         read, version = partial(self._read_column, table, column), self._versions.get(table)
         index = (
             WordIndex.build(read(None)) if version is None else self._database.words.at((table, column), version, read)
@@ -332,7 +332,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- writing
 
     def _write(self, statement: Statement, rows: Sequence[StorageRow], *, autocommit: bool, batch: bool) -> Outcome:
-        """Each attempt plans anew where a definition has gone between."""
+        """Each attempt plans again when a definition has been committed since."""
 
         def attempt(transaction: Transaction) -> Outcome:
             plan = self._current(statement).plan

@@ -1,6 +1,4 @@
-"""The SYS views of users, roles, privileges and logins, and the stand-in's own M_STAND_IN_ views of what it was asked
-to count or to do wrong.
-"""
+"""The SYS views of users, roles, privileges and logins, and the emulator's M_EMULATOR_ views of logins and faults."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from hana_emulator.sql.language.datatypes import nvarchar
 from hana_emulator.types import BIGINT, DOUBLE, INTEGER, TIMESTAMP
 
 MONITOR_FUNCTION = "owl_monitor"
-"""SQLite function that gives what a part of the stand-in counts, by its name, as a JSON array of objects."""
+"""SQLite function that gives what a part of the emulator counts, by its name, as a JSON array of objects."""
 
 
 def _monitored(name: str) -> str:
@@ -54,7 +52,7 @@ _EFFECTIVE = " UNION ALL ".join(
         _owned(SCHEMA_PRIVILEGES, "s.owner, s.owner, 'SCHEMA', p.value, s.name, NULL, 'SYS', 1", "owl_schemas s"),
     )
 )
-"""A user's own grants, those of everybody and of his roles, and what he may do as an owner."""
+"""Grants to the user, to PUBLIC and to the user's roles, and the rights of an owner."""
 _EFFECTIVE_COLUMNS = "user, grantee, kind, privilege, schema, relation, grantor, grantable"
 
 VIEWS: dict[str, SystemView] = {
@@ -100,14 +98,14 @@ VIEWS: dict[str, SystemView] = {
         SUCCESSFUL_CONNECTS=(BIGINT, "(l.value ->> 'attempts') - (l.value ->> 'failures')"),
         INVALID_CONNECT_ATTEMPTS=(BIGINT, "l.value ->> 'consecutive'"),
     ),
-    "M_STAND_IN_LOGINS": view(
+    "M_EMULATOR_LOGINS": view(
         f"FROM {_monitored('logins')} l",
         USER_NAME=(NAME, "l.value ->> 'user'"),
         ATTEMPTS=(BIGINT, "l.value ->> 'attempts'"),
         FAILURES=(BIGINT, "l.value ->> 'failures'"),
         IS_LOCKED=flag("l.value ->> 'locked'"),
     ),
-    "M_STAND_IN_FAULTS": view(
+    "M_EMULATOR_FAULTS": view(
         f"FROM {_monitored('faults')} f",
         FAULT_ID=(INTEGER, "f.value ->> 'id'"),
         MATCH=(TEXT, "f.value ->> 'match'"),

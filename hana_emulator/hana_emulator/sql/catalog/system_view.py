@@ -1,4 +1,4 @@
-"""What a SYS view is: typed columns and the SQLite query behind them. The views themselves stand elsewhere."""
+"""What a SYS view is: typed columns and the SQLite query behind them."""
 
 from __future__ import annotations
 

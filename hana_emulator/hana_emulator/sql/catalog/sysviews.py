@@ -17,7 +17,7 @@ from hana_emulator.types import BIGINT, INTEGER, LOBS, TIMESTAMP, HanaType, Type
 
 VERSION = "4.00.000.00.1700000000"
 CLOUD_VERSION = "2025.40.0"
-"""Quarterly release of HANA Cloud whose SQL this stand-in imitates: late enough for REAL_VECTOR and HALF_VECTOR."""
+"""Quarterly release of HANA Cloud whose SQL this emulator imitates: late enough for REAL_VECTOR and HALF_VECTOR."""
 
 
 def find(schema: str, name: str) -> SystemView | None:
@@ -149,7 +149,7 @@ _INDEXED = (
     " 'UNIQUE', k.position, k.column_name, 0"
     " FROM owl_constraints k JOIN owl_relations r ON r.id = k.relation WHERE NOT k.primary_key)"
 )
-"""A UNIQUE constraint stands among the indexes too, as a unique index does among the constraints."""
+"""A UNIQUE constraint is listed among the indexes too, as a unique index does among the constraints."""
 
 _INDEXES = _view(
     f"FROM (SELECT DISTINCT schema, name, relation, kind, uniqueness FROM {_INDEXED}) i"
@@ -201,7 +201,7 @@ _VIEWS: dict[str, SystemView] = {
     "M_DATABASE": _view(
         "",
         SYSTEM_ID=(nvarchar(3), "'OWL'"),
-        DATABASE_NAME=(_NAME, "'STANDIN'"),
+        DATABASE_NAME=(_NAME, "'EMULATOR'"),
         HOST=(_NAME, "'localhost'"),
         VERSION=(nvarchar(64), f"'{VERSION}'"),
         CLOUD_VERSION=(nvarchar(64), f"'{CLOUD_VERSION}'"),

@@ -113,7 +113,7 @@ def _drop_user(reader: TokenReader) -> Definition:
         _require_admin(bench, name)
         if name in (bench.user, bench.catalog.rights.administrator):
             raise HanaError(332, f"invalid user name: {hana_identifier(name)} is logged in or the administrator")
-        # The user's schemas go with him, and with CASCADE all that is in them.
+        # The user's schemas are dropped too, and with CASCADE all objects in them.
         owned = {schema for schema, owner in bench.catalog.rights.schema_owners.items() if owner == name}
         if not cascade and any(holds_objects(bench.catalog, schema) for schema in owned):
             raise HanaError(417, f"can't drop without CASCADE specification: {hana_identifier(name)} owns objects")
@@ -180,7 +180,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Clause:
-    """What stands between GRANT and TO: privileges or roles, and where they hold."""
+    """The part between GRANT and TO: privileges or roles, and where they hold."""
 
     privileges: Sequence[str]
     on: Name | None = None

@@ -1,6 +1,6 @@
 """ALTER TABLE, RENAME TABLE and RENAME COLUMN. Parsed here, run on a `Workbench`.
 
-SQLite alters little; most changes make the table anew and carry the rows over.
+SQLite alters little; most changes rebuild the table and copy the rows.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _alteration(reader: TokenReader) -> Alteration:
 
 
 def _add(bench: Workbench, relation: Relation, draft: TableDraft) -> None:
-    """Existing rows get a new column's default as it is now, and must keep what is added."""
+    """Existing rows get the current default of a new column, and must keep what is added."""
     known = {column.name for column in relation.columns}
     for column in draft.columns:
         if column.name in known:
@@ -212,8 +212,8 @@ def _alter_columns(bench: Workbench, relation: Relation, draft: TableDraft) -> N
 
 
 def rebuild(bench: Workbench, old: Relation, new: Relation, values: Mapping[str, str]) -> None:
-    """Make the table anew as `new` and carry the rows over; `values` gives the SQLite text of columns that do not stay
-    as they are. Raises HanaError 301 when the rows do not keep a new key."""
+    """Rebuild the table as `new` and copy the rows; `values` gives the SQLite text of columns that
+    change. Raises HanaError 301 when the rows do not keep a new key."""
     connection, passing = bench.connection, '"owl rebuilt"'
     indexes = connection.execute(
         "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND name LIKE '#%'",

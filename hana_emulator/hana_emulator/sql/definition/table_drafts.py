@@ -1,4 +1,4 @@
-"""What stands between the parentheses of CREATE TABLE and ALTER TABLE: columns and constraints as written."""
+"""The part between the parentheses of CREATE TABLE and ALTER TABLE: columns and constraints as written."""
 
 from __future__ import annotations
 

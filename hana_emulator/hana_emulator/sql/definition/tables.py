@@ -25,7 +25,7 @@ from hana_emulator.types import TypeCode
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What stands between CREATE and TABLE. `scope` is '' for a table that is not temporary."""
+    """The words between CREATE and TABLE. `scope` is '' for a table that is not temporary."""
 
     store: str
     scope: str = ""
@@ -170,7 +170,7 @@ def _unique_name(keys: Sequence[Constraint]) -> str:
 
 
 def sqlite_table(relation: Relation, name: str) -> str:
-    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values stay as they are; an identity
+    """CREATE TABLE for SQLite under `name`. Columns have no SQLite type, so that values keep their form; an identity
     is SQLite's own rowid; keys are indexes that come later."""
     pieces = [_sqlite_column(column) for column in relation.columns]
     if relation.is_shared_by_sessions:
@@ -196,7 +196,7 @@ def begin_identity(connection: sqlite3.Connection, relation: Relation, number: i
 def attach(
     bench: Workbench, relation: Relation, references: Sequence[ReferenceDraft], checks: Sequence[CheckDraft]
 ) -> tuple[list[Reference], list[Check]]:
-    """Write foreign keys and checks of a table that stands in the catalogue; they act once they are imposed. Raises
+    """Write foreign keys and checks of a table of the catalogue; they act once they are imposed. Raises
     HanaError 257, 259, 260, 266, 365, 366, 367, 457."""
     names = relation.constraint_names
 

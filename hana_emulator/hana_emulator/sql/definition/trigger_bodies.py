@@ -1,4 +1,4 @@
-"""What stands between BEGIN and END of a trigger: INSERT, UPDATE and DELETE statements, and IF around them.
+"""The body of a trigger, between BEGIN and END: INSERT, UPDATE and DELETE statements, and IF around them.
 
 An IF becomes a condition of each statement inside. Knows syntax only; names are resolved elsewhere.
 """
@@ -31,7 +31,7 @@ def row_name(variable: str) -> str:
 
 def statements(body: str, rows: Collection[str]) -> list[exp.Expr]:
     """The statements as syntax trees; `:row.column` of one of `rows` has become a column of the source `row_name`.
-    Raises HanaError 257, 467, 2048, and 7 for what SQLScript knows and this stand-in does not."""
+    Raises HanaError 257, 467, 2048, and 7 for what SQLScript knows and this emulator does not."""
     if len(body) > LONGEST_BODY:
         raise HanaError(2048, f"column store error: the body of a trigger is longer than {LONGEST_BODY} characters")
     reading = _Body(body, rows)

@@ -43,7 +43,7 @@ _WRITERS: dict[type[exp.Expr], Callable[[Binding, exp.Expr], WritePlan]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A trigger as it stands in the statement."""
+    """A trigger as the statement describes it."""
 
     name: Name
     table: Name
@@ -122,7 +122,7 @@ def _referencing(reader: TokenReader) -> dict[str, str]:
 
 
 def _body(reader: TokenReader) -> str:
-    """What stands between BEGIN and the last word, END."""
+    """The text between BEGIN and the last word, END."""
     reader.expect("BEGIN")
     reader.take("SEQUENTIAL", "EXECUTION")
     begin, end = reader.tokens[reader.index - 1], len(reader.tokens) - 1

@@ -39,7 +39,7 @@ def converter(kind: HanaType, column: str) -> Convert:
     """A function that makes a storage value one of `kind`, or raises HanaError 274, 303, 314 or 339 naming `column`."""
     make = _MAKERS.get(kind.code)
     if make is None:
-        raise HanaError(7, f"feature not supported: storing {kind.name} (by this stand-in)")
+        raise HanaError(7, f"feature not supported: storing {kind.name} (by this emulator)")
     convert = make(kind, column)
 
     def checked(value: Storage) -> Storage:
@@ -74,7 +74,7 @@ def to_decimal(value: Storage, where: str) -> Decimal:
         elif isinstance(value, (int, float)):
             number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
         else:
-            raise invalid_number(f"{where} is no number")
+            raise invalid_number(f"{where} is not a number")
     except InvalidOperation:
         raise invalid_number(f"not a valid number string for {where}") from None
     if not number.is_finite():

@@ -122,7 +122,7 @@ def is_text(kind: HanaType) -> bool:
 
 
 def is_floating(kind: HanaType) -> bool:
-    """True for a DECIMAL that keeps whatever scale its value has."""
+    """True for a DECIMAL that keeps the scale of each value."""
     return kind.code is TypeCode.DECIMAL and kind.scale == FLOATING_SCALE
 
 

@@ -226,7 +226,7 @@ def parse(sql: str) -> exp.Expr:
     except RecursionError:
         raise HanaError(257, "sql syntax error: nested too deeply") from None
     except _STUMBLES:
-        raise syntax_error("the statement is not understood by this stand-in") from None
+        raise syntax_error("the statement is not understood by this emulator") from None
     if len(trees) != 1 or trees[0] is None:
         raise syntax_error("exactly one statement is expected")
     grammar.check(trees[0])

@@ -1,4 +1,4 @@
-"""Aggregates and window functions: from syntax trees to SQLite calls. What they keep stands in `accumulators.py`."""
+"""Aggregates and window functions: from syntax trees to SQLite calls. `accumulators.py` computes them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _EXTRACTED = {"DAY": "DAYOFMONTH"} | {part: part for part in ("YEAR", "MONTH", "
 
 
 def call(binding: Binding, scope: Scope, name: str, arguments: Sequence[exp.Expr]) -> Bound:
-    """A call of the HANA function `name`. Raises HanaError 328 for a name nobody knows."""
+    """A call of the HANA function `name`. Raises HanaError 328 for an unknown name."""
     if aggregates.is_aggregate_name(name, arguments):
         return aggregates.call(binding, scope, name, arguments)
     if name in _SPECIAL:

@@ -1,4 +1,4 @@
-"""Expressions: from sqlglot's tree to SQLite text with a HANA type, parameters typed by what stands beside them.
+"""Expressions: from sqlglot's tree to SQLite text with a HANA type, parameters typed by their neighbours.
 
 One function per kind of node; a node without one is refused, never guessed.
 """
@@ -438,7 +438,7 @@ def _boolean(binding: Binding, scope: Scope, node: exp.Expr) -> Bound:
 
 
 def identifier(node: exp.Expr | None) -> str:
-    """The name an identifier stands for: as written when quoted, upper-cased otherwise; '' for none."""
+    """Return the name of an identifier: as written when quoted, upper-cased otherwise; '' for none."""
     if node is None:
         return ""
     if not isinstance(node, exp.Identifier):

@@ -31,7 +31,7 @@ from hana_emulator.types import BIGINT, DEFAULT_PARAMETER, INTEGER, Column
 _MAX_VIEW_DEPTH = 16
 _POSITION = re.compile("[0-9]{1,9}")
 _GONE = frozenset({259, 260, 313, 362})
-"""What is raised where a table, a column, a sequence or a schema is no longer there."""
+"""What is raised where a table, a column, a sequence or a schema does not exist any more."""
 _CONDITIONS = (exp.Predicate, exp.Connector, exp.Not)
 _SET_OPERATORS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 
@@ -163,7 +163,7 @@ def _expand(parts: SelectParts, sources: Sequence[Source]) -> None:
 def _bind_item(binding: Binding, item: exp.Expr, parts: SelectParts) -> None:
     inner = item.this if isinstance(item, exp.Alias) else item
     if isinstance(expressions.unwrapped(inner), _CONDITIONS):
-        raise syntax_error("a condition is no value; use CASE WHEN ... THEN ... END")
+        raise syntax_error("a condition is not a value; use CASE WHEN ... THEN ... END")
     bound = expressions.bind(binding, parts.scope, inner)
     parts.items.append(bound)
     parts.columns.append(_result_column(item, inner, bound))

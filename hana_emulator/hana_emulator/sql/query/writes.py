@@ -85,7 +85,7 @@ class WritePlan:
 
 @dataclass(slots=True)
 class _Target:
-    """The table written to, and the plan's converters as they are found."""
+    """The table written to, and the plan's converters in the order of their parameters."""
 
     binding: Binding
     relation: Relation

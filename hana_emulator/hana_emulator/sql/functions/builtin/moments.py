@@ -235,7 +235,7 @@ def next_day(value: Any) -> str:
 
 
 def local_to_utc(value: Any, zone: Any = "UTC") -> str:
-    """From the wall clock of `zone`; this stand-in's system time zone is UTC."""
+    """From the wall clock of `zone`; this emulator's system time zone is UTC."""
     start = moment(value)
     return Moment.of(_shifted(start.whole.replace(tzinfo=_zone(zone)), UTC), start.fraction).timestamp()
 

@@ -154,7 +154,7 @@ def substring_after(value: Any, pattern: Any) -> str:
 
 
 def _parted(value: Any, pattern: Any) -> tuple[str, str, str]:
-    """An empty pattern stands before the first character."""
+    """An empty pattern is found before the first character."""
     text, searched = plain(value), plain(pattern)
     return text.partition(searched) if searched else ("", "", text)
 
@@ -216,7 +216,7 @@ def to_binary(value: Any) -> bytes:
 def encoded(value: Any, codepage: Any = "UTF-8") -> bytes:
     """STRTOBIN names the encoding itself."""
     if plain(codepage).upper() not in ("UTF-8", "UTF8"):
-        raise HanaError(306, "invalid argument: this stand-in knows the code page UTF-8 only")
+        raise HanaError(306, "invalid argument: this emulator knows the code page UTF-8 only")
     return plain(value).encode()
 
 
