@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hana_emulator.errors import HanaError, syntax_error
 from hana_emulator.sql import explain
-from hana_emulator.sql.catalog import accountviews, rights, system_view, sysviews
 from hana_emulator.sql.catalog import catalog as catalogue
+from hana_emulator.sql.catalog import rights, system_views
 from hana_emulator.sql.catalog.catalog import Catalog
 from hana_emulator.sql.catalog.row_ids import RowIds
 from hana_emulator.sql.definition import accounts, alterations, objects, sequence_definitions, temporary
@@ -160,11 +160,11 @@ class Database:
         context.memory.limit = self.statement_memory
         context.memory.watch(connection, report)
         conversions.register(connection, report)
-        sysviews.register(connection)
+        system_views.register(connection)
         connection.create_function(
-            system_view.SEES_FUNCTION, 1, lambda relation: self.catalog.rights.sees(context.user, relation)
+            system_views.SEES_FUNCTION, 1, lambda relation: self.catalog.rights.sees(context.user, relation)
         )
-        connection.create_function(accountviews.MONITOR_FUNCTION, 1, lambda name: self.monitors[name]())
+        connection.create_function(system_views.MONITOR_FUNCTION, 1, lambda name: self.monitors[name]())
         sequence_numbers.register(connection, context, self.numbers)
         self.row_ids.register(connection)
         return connection

@@ -23,7 +23,6 @@ from hana_emulator.sql.functions.builtin import (
     regular,
     series,
     texts,
-    tokens,
 )
 from hana_emulator.sql.language.datatypes import FLOATING_DECIMAL, nvarchar
 from hana_emulator.types import (
@@ -288,7 +287,7 @@ _define("ABAP_UPPER", texts.upper, (None,), _first_text)
 _define("ABAP_LOWER", texts.lower, (None,), _first_text)
 _define("SOUNDEX", texts.soundex, (None,), nvarchar(4))
 _define("HAMMING_DISTANCE", texts.hamming_distance, (None, None), INTEGER)
-_define("IS_SQL_INJECTION_SAFE", tokens.is_injection_safe, (TEXT, INTEGER), INTEGER, required=1)
+_define("IS_SQL_INJECTION_SAFE", texts.is_injection_safe, (TEXT, INTEGER), INTEGER, required=1)
 _define("ESCAPE_SINGLE_QUOTES", texts.escape_single_quotes, (TEXT,), TEXT)
 _define("ESCAPE_DOUBLE_QUOTES", texts.escape_double_quotes, (TEXT,), TEXT)
 SCALARS["hana_score"] = Scalar(lambda term, text: fulltext.score(texts.plain(term), texts.plain(text)))

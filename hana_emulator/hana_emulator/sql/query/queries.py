@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from hana_emulator.errors import HanaError, not_supported, syntax_error
-from hana_emulator.sql.catalog import row_ids, sysviews
+from hana_emulator.sql.catalog import row_ids, system_views
 from hana_emulator.sql.catalog.catalog import Relation
 from hana_emulator.sql.catalog.rights import touch
 from hana_emulator.sql.catalog.schema_objects import SESSION_COLUMN
-from hana_emulator.sql.catalog.system_view import SystemView
+from hana_emulator.sql.catalog.system_views import SystemView
 from hana_emulator.sql.language import dialect
 from hana_emulator.sql.language.datatypes import unify
 from hana_emulator.sql.language.names import MAX_IDENTIFIER, hana_identifier, quoted
@@ -283,7 +283,7 @@ def bind_table(binding: Binding, scope: Scope, node: exp.Table, alias: str = "")
         scope.sources.append(source)
         return f"{common.alias} AS {source.alias}"
     found = binding.catalog.meant(schema, binding.schema, name)
-    system = sysviews.find(schema, name) if found is None else None
+    system = system_views.find(schema, name) if found is None else None
     if system is not None:
         return _add_system(binding, scope, alias or name, system)
     relation = found or binding.catalog.relation(schema or binding.schema, name)

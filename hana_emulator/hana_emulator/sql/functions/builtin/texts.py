@@ -246,3 +246,25 @@ def hash_sha256(*values: Any) -> bytes:
 def hash_md5(*values: Any) -> bytes:
     """MD5 over the concatenated bytes."""
     return hashlib.md5(b"".join(map(to_binary, values)), usedforsecurity=False).digest()
+
+
+_TOKEN = re.compile(
+    r"""\s*(?: "(?:[^"]|"")+" | '(?:[^']|'')*' | [\w#$]+ | <=|>=|<>|!=|\|\| | [-+*/%=<>(),.;:?@\[\]{}!&|^~] )""",
+    re.VERBOSE,
+)
+_COMMENT = re.compile(r"--|/\*")
+
+
+def is_injection_safe(text: Any, most: Any = 1) -> int:
+    """1 when the text is `most` tokens or fewer and holds no comment and no unfinished quotes, 0 otherwise."""
+    written, limit = plain(text), int(numbers.number(most))
+    position = count = 0
+    end = len(written.rstrip())
+    while position < end:
+        if count > limit:
+            return 0
+        match = _TOKEN.match(written, position)
+        if match is None or _COMMENT.match(written, match.start() + len(match[0]) - len(match[0].lstrip())):
+            return 0
+        position, count = match.end(), count + 1
+    return int(count <= limit)
