@@ -298,7 +298,7 @@ def _columns_view(kind: str, name: str) -> SystemView:
     return view(
         f"FROM owl_columns c JOIN owl_visible r ON r.id = c.relation WHERE r.kind = '{kind}'",
         SCHEMA_NAME=(NAME, "r.schema"),
-        **{f"{name}NAME": (NAME, "r.name"), f"{name}_OID": (BIGINT, "r.id")},
+        **{f"{name}_NAME": (NAME, "r.name"), f"{name}_OID": (BIGINT, "r.id")},
         COLUMN_NAME=(NAME, "c.name"),
         POSITION=(INTEGER, "c.position"),
         DATA_TYPE_ID=(INTEGER, "c.type"),
