@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -13,15 +14,24 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import owl_sap_client  # noqa: F401 - before pytest names modules after the folder owl_sap_client/
-from hana_emulator.testing import Emulator, running
+from hana_emulator.testing import Emulator
 
 _schemas = itertools.count(1)
 CALM = settings(settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """How long an example took says what else the machine does; Hypothesis' own profile for CI sees it so too."""
 settings.register_profile("calm", CALM)
 settings.load_profile("calm")
+settings.register_profile("small", CALM, max_examples=10, stateful_step_count=15)
 settings.register_profile("hurry", CALM, phases=(Phase.explicit, Phase.generate))
 """For scripts/mutations: a failing example is not made smaller."""
+
+gc.disable()  # while tests are collected: a third less time
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 UNTIL = float(os.environ.get("OWL_TESTS_UNTIL", "inf"))
 """Seconds since the epoch after which no further test begins: .ci/run ends slow tests between two of them."""
@@ -41,12 +51,9 @@ def _no_late_answers_of_a_driver() -> None:
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """One stand-in for HANA for the whole run, with a data folder of its own and the empty schema SAPDEMO."""
-    with running("--data", str(tmp_path_factory.mktemp("stand-in"))) as emulator:
-        yield emulator
-        assert emulator.process.poll() is None, "the stand-in died during the tests"
-        assert emulator.stop() == 0
+def emulator(hana_emulator: Emulator) -> Emulator:
+    """The session's emulator, started by the plugin of the distribution hana-emulator."""
+    return hana_emulator
 
 
 @pytest.fixture

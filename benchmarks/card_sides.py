@@ -20,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.src.core.backends.compute_thread import on_compute_thread  # noqa: E402
+from app.src.core.backends.torch.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.device import DeviceProfile  # noqa: E402
 from app.src.core.loading import EngineOptions  # noqa: E402
 from app.src.core.measuring.clocks import clock_of  # noqa: E402

@@ -54,8 +54,8 @@ from app.src.benchmark.side_by_side import (  # noqa: E402
 )
 from app.src.benchmark.workloads import Workload, sap_like, texts  # noqa: E402
 from app.src.core.backends import DeviceUnavailable  # noqa: E402
-from app.src.core.backends.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.backends.folder import find_folder  # noqa: E402
+from app.src.core.backends.torch.compute_thread import on_compute_thread  # noqa: E402
 from app.src.core.engine import EmbeddingEngine  # noqa: E402
 from app.src.core.loading import EngineOptions, load_engine  # noqa: E402
 
@@ -138,7 +138,7 @@ class Floor:
     def __init__(self, dtype: Any) -> None:
         import torch
 
-        from app.src.core.backends.linears import Affine, prepacked
+        from app.src.core.backends.torch.linears import Affine, prepacked
 
         config = json.loads((find_folder(MODEL) / "config.json").read_text(encoding="utf-8"))
         self._hidden, self._wide = int(config["hidden_size"]), int(config["intermediate_size"])

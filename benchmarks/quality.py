@@ -32,8 +32,7 @@ from app.src.benchmark.side_by_side import Figure, at_least, interleaved  # noqa
 from app.src.demo import Demo  # noqa: E402
 from app.src.evaluation.measures import MEASURES, mean  # noqa: E402
 from app.src.evaluation.queries import read  # noqa: E402
-from app.src.evaluation.report import Outcome  # noqa: E402
-from app.src.evaluation.run import Mode, Wanted  # noqa: E402
+from app.src.evaluation.run import EvaluationRequest, Mode, Outcome  # noqa: E402
 from app.src.service.search import SearchOptions  # noqa: E402
 from app.src.settings import EmbeddingSettings, Settings  # noqa: E402
 
@@ -63,7 +62,7 @@ def found(given: argparse.Namespace, report: Report) -> Iterator[Figure]:
 def asked(demo: Demo, mode: Mode) -> list[Outcome]:
     found: list[Outcome] = []
     for name in demo.names:
-        wanted = Wanted(QUERIES / f"{name}.jsonl", (mode,))
+        wanted = EvaluationRequest(QUERIES / f"{name}.jsonl", (mode,))
         found += demo.service.evaluating.evaluate(name, wanted).outcomes[mode]
     return found
 

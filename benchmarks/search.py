@@ -158,7 +158,7 @@ class Scene:
         ]
 
     def search(self, query: int, where: Filter | None = None) -> list[str]:
-        return [hit.id for hit in self.store.search(NAME, self.queries[query], TOP, where)]
+        return [hit.id for hit in self.store.view(NAME).search(self.queries[query], TOP, where)]
 
     def product(self, query: int) -> None:
         np.matmul(self.matrix, self.queries[query])
@@ -341,7 +341,7 @@ def visible(scene: Scene, rounds: int) -> Iterator[Figure]:
             process.stdin.write(json.dumps([number, vector.tolist()]) + "\n")
             process.stdin.flush()
             committed = float(process.stdout.readline())
-            hits = scene.store.search(NAME, vector, TOP, None)
+            hits = scene.store.view(NAME).search(vector, TOP)
             took.append((time.monotonic() - committed) * 1000)
             assert hits[0].id == f"new{number % 3}", "not seen"
             alone.append(milliseconds(lambda: scene.search(0)))
@@ -370,10 +370,10 @@ def keyword(scene: Scene, rounds: int) -> Iterator[Figure]:
     exact = [f"M-{rng.integers(0, scene.rows):06}" for _ in range(QUERIES)]
 
     def words(query: int) -> object:
-        return scene.store.keyword(NAME, asked[query], TOP, None)
+        return scene.store.view(NAME).keyword(asked[query], TOP)
 
     def number(query: int) -> object:
-        (hit, *_) = scene.store.keyword(NAME, exact[query], TOP, None)
+        (hit, *_) = scene.store.view(NAME).keyword(exact[query], TOP)
         assert hit.text.endswith(exact[query])
         return hit
 

@@ -35,7 +35,7 @@ from app.src.benchmark.side_by_side import Figure, at_most, interleaved, wall  #
 READY = at_most(4.0)
 PARTS = {
     "python": "pass",
-    "command line": "import app.src.cli.commands",
+    "command line": "import app.src.cli.collections",
     "service": "import app.src.service.service, connector.stores.local.store",
     "REST": "import app.src.api.server",
     "checking the model's files": "from app.src.core.backends.folder import *\n"

@@ -49,10 +49,10 @@ from app.src.service.wiring import EngineEmbedder  # noqa: E402
 from connector.hana.connection import ConnectionOptions, HanaPool  # noqa: E402
 from connector.hana.source import HanaSource  # noqa: E402
 from connector.model import ChangeSpec, CollectionSpec, TableRef  # noqa: E402
-from connector.protocols import VectorStore  # noqa: E402
 from connector.stores.hana.store import HanaStore  # noqa: E402
 from connector.stores.local.store import LocalStore  # noqa: E402
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync  # noqa: E402
+from connector.stores.store import VectorStore  # noqa: E402
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync  # noqa: E402
 
 HASHING, MODEL = "hash:384", "all-MiniLM-L6-v2"
 OVERLAP_ROWS = 20_000

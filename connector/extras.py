@@ -1,19 +1,47 @@
-"""How to install a missing extra, by how this package was installed. Knows nothing else."""
+"""The command that installs a missing extra, by how this package was installed."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 DISTRIBUTION = "owl-sap-connector"
+# Modules that the extra `serve` installs.
+_SERVE = {"anyio", "fastapi", "httptools", "sse_starlette", "starlette", "uvicorn", "uvloop"}
+
+
+def missing_module(error: ModuleNotFoundError) -> str | None:
+    """Return what to tell the user of a failed import: what to install; None for a module that no extra installs."""
+    module = (error.name or "").partition(".")[0]
+    if module == "hana_emulator":
+        return str(error)
+    if module in _SERVE:
+        return f"the REST service needs {module}, which is not installed: {install_command('serve')}"
+    return None
+
+
+def emulator_command() -> list[str]:
+    """Return the command that runs the HANA emulator. Raises ModuleNotFoundError, with what to install."""
+    found = importlib.util.find_spec("hana_emulator")
+    if found is None or found.origin is None:  # a folder of that name is no package
+        clone, editable = _clone()
+        place = (
+            f"{'-e ' if editable else ''}./hana_emulator in the folder {clone}"
+            if clone
+            else "./hana_emulator in a clone"
+        )
+        raise ModuleNotFoundError(f"the HANA emulator is not installed: pip install {place}", name="hana_emulator")
+    return [sys.executable, "-m", "hana_emulator"]
 
 
 def install_command(*extras: str, index: str | None = None) -> str:
-    """Return the pip command that adds `extras` to this installation; `index`: a second package index that it needs.
-    Installed from a clone: with the folder in which to run it."""
+    """Return the pip command that adds `extras`; for an installation from a clone, with the folder to run it in.
+    `index`: a second package index."""
     option = "" if index is None else f" --extra-index-url {index}"
     wanted = f"[{','.join(extras)}]"
     clone, editable = _clone()
@@ -23,13 +51,12 @@ def install_command(*extras: str, index: str | None = None) -> str:
 
 
 def _clone() -> tuple[Path | None, bool]:
-    """The folder that this package was installed from, and whether it is used in place; no folder for a wheel or an
-    index, whose installation needs none."""
+    """The folder that this package was installed from, None for a wheel or an index; and whether it is editable."""
     try:
-        told = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        url_record = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         return _with_project(Path(__file__).parents[1]), True
-    origin: dict[str, Any] = json.loads(told or "{}")
+    origin: dict[str, Any] = json.loads(url_record or "{}")
     directory = origin.get("dir_info")
     if directory is None:
         return None, False

@@ -1,6 +1,4 @@
-"""LangChain in the process: a collection as its vector store and retriever, a model as its embeddings. Knows the
-collection by the protocol below and LangChain's base classes; neither store nor engine.
-"""
+"""LangChain in the process: a collection as a vector store and retriever, a model as embeddings."""
 
 from __future__ import annotations
 
@@ -60,33 +58,34 @@ class SearchWith:
 
 
 class Collection(Protocol):
-    """A collection as somebody may see and write it. Raises the tree of `errors.py`."""
+    """A collection with one caller's rights. Raises the errors of `errors.py`."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def embedder(self) -> Embedder:
-        """The model that its vectors are of."""
+        """The model of its vectors."""
         ...
 
     def search(self, query: str | Sequence[float], k: int, how: SearchWith) -> Sequence[ScoredRow]:
-        """Best first; none where nothing was ever written. Raises ValueError for an empty text, and what is no mode."""
+        """Return hits best first; [] for a collection never written. Raises ValueError for an empty text or unknown
+        mode."""
         ...
 
     def rows(self, ids: Sequence[str]) -> Sequence[FoundRow]:
-        """In the order of up to 100 `ids`; those that are not there are left out."""
+        """Return rows in the order of up to 100 `ids`, without missing ones."""
         ...
 
     def put(self, documents: Sequence[NewDocument]) -> list[str]:
-        """All or none; replaces those whose ids are there. Raises WrongOrigin where a table is the source."""
+        """Write all or none, replacing existing ids. Raises WrongOrigin where a table is the source."""
         ...
 
     def delete(self, ids: Sequence[str]) -> int: ...
 
 
 class OwlEmbeddings(Embeddings):
-    """A model as LangChain's embeddings: unit vectors. A text longer than the model takes is cut."""
+    """A model as LangChain's embeddings: unit vectors. Texts longer than the model's limit are cut."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
@@ -101,8 +100,8 @@ class OwlEmbeddings(Embeddings):
 
 
 class OwlVectorStore(VectorStore):
-    """A collection as LangChain's vector store. It embeds with its own model. One that clients write can be written
-    here, too; one that is synced from a table is for reading, and a write raises WrongOrigin.
+    """A collection as LangChain's vector store, embedded by its own model. A collection synced from a table is read-
+    only: writing raises WrongOrigin.
 
     Every search takes, beside what LangChain names, the fields of `SearchWith` as keywords. A search by text has the
     mode hybrid; MMR, relevance scores and searches by vector have the mode vector, whose scores are cosines. Relevance
@@ -126,10 +125,9 @@ class OwlVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """Store them, replacing those whose ids are there; their ids. A text without an id gets a new one. In
-        transactions of BATCH documents: when one is refused, those of the transactions before it are stored. Raises
-        BadDocument, counting within its transaction, and WrongOrigin. `batch_size`, which LangChain's index() gives, is
-        passed over."""
+        """Store the texts, replacing existing ids, and return the ids. A text without an id gets a new one. Each BATCH
+        of documents is one transaction; earlier ones stay when a later one fails. Raises BadDocument, counting within
+        its transaction, and WrongOrigin. Ignores `batch_size`, which LangChain's index() passes."""
         kwargs.pop("batch_size", None)
         if kwargs:
             raise TypeError(f"add_texts takes no {', '.join(kwargs)}")
@@ -144,8 +142,8 @@ class OwlVectorStore(VectorStore):
         return [id_ for part in parts for id_ in self.collection.put(part)]
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Those that are not there do not matter. Raises ValueError without `ids`, because nothing deletes everything,
-        and WrongOrigin for a row that another program wrote: the rows of its batch then stay."""
+        """Delete documents by id; missing ones are ignored. Raises ValueError without `ids`, and WrongOrigin for a row
+        that another program wrote: the rows of its batch then stay."""
         if ids is None or kwargs:
             raise ValueError("delete takes the ids of documents, and nothing else: it never deletes all there is")
         listed = _listed("ids", ids)
@@ -164,8 +162,8 @@ class OwlVectorStore(VectorStore):
         collection: Collection | None = None,
         **kwargs: Any,
     ) -> OwlVectorStore:
-        """The texts in `collection`, which must be given. `embedding`: its own model (`OwlVectorStore.embeddings`);
-        ValueError for any other, because nothing else would ever be asked for vectors."""
+        """Store the texts in `collection`, which is required. Raises ValueError unless `embedding` is the collection's
+        own model (`OwlVectorStore.embeddings`)."""
         if collection is None or kwargs:
             raise TypeError("from_texts takes collection=..., which is where the texts go, and no other keywords")
         if (
@@ -183,7 +181,7 @@ class OwlVectorStore(VectorStore):
     # ---------------------------------------------------------------------------------------------------- reading
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """In the order of `ids`, whole texts; those that are not there are left out."""
+        """Return whole texts in the order of `ids`, without missing ones."""
         listed = _listed("ids", ids)
         pages = (listed[start : start + _IDS] for start in range(0, len(listed), _IDS))
         return [_document(row) for page in pages for row in self.collection.rows(page)]
@@ -192,7 +190,7 @@ class OwlVectorStore(VectorStore):
         return [document for document, _ in self.similarity_search_with_score(query, k, **kwargs)]
 
     def similarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> list[tuple[Document, float]]:
-        """Best first; each text is the passage that was found."""
+        """Return documents best first; each text is the matching passage."""
         return self._search(query, k, SearchWith(**kwargs))
 
     def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **kwargs: Any) -> list[Document]:
@@ -230,8 +228,8 @@ class OwlVectorStore(VectorStore):
 
 
 class OwlRetriever(BaseRetriever):
-    """The best rows of a collection for a question, by meaning, words or both. `invoke` takes each field but the first
-    as a keyword, too."""
+    """Retrieves the best rows of a collection by meaning, words or both. `invoke` also takes each field but the first
+    as a keyword."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
@@ -253,13 +251,13 @@ class OwlRetriever(BaseRetriever):
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        """LangChain's own takes no keywords."""
+        """Pass keywords on, which LangChain's own does not."""
         ask = partial(self._get_relevant_documents, query, run_manager=run_manager.get_sync(), **kwargs)
         return await run_in_executor(None, ask)
 
 
 def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a search for relevance scores, in mode vector. Raises ValueError for another mode."""
+    """Return the options in mode vector. Raises ValueError for another mode."""
     if (mode := options.get("mode", "vector")) != "vector":
         raise ValueError(
             f"scores of mode {mode} say nothing about how relevant a hit is; filter by min_score, or "
@@ -269,7 +267,7 @@ def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(name: str, values: Iterable[str]) -> list[str]:
-    """Raises ValueError for one string, whose letters would be taken for so many."""
+    """Return a list. Raises ValueError for a single string, which would be iterated by letters."""
     if isinstance(values, str):
         raise ValueError(f"{name} is one string; give a list")
     return list(values)

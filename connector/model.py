@@ -1,6 +1,4 @@
-"""The vocabulary of the connector: what a collection, a row, a document, a chunk, a checkpoint and a hit are. Knows
-NumPy and the standard library, nothing else.
-"""
+"""The vocabulary of the connector: collection, row, document, chunk, checkpoint, generation, hit."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 Value = None | bool | int | float | str | Decimal | date | time | datetime | bytes
 """A column value as the driver gives it."""
 Scalar = None | bool | int | float | str
-"""A metadata value as it stands in JSON."""
+"""A metadata value as JSON has it."""
 Vectors = NDArray[np.float32]
 """Shape (n, dimension), C-contiguous, every row finite and of length 1."""
 Key = tuple[Value, ...]
@@ -42,7 +40,7 @@ class TableRef:
         >>> TableRef.parse('S."a.b"')
         TableRef(schema='S', name='a.b')
 
-        Raises ValueError when there is no such dot or a part is empty.
+        Raises ValueError without such a dot and for an empty part.
         """
         quoted = False
         for position, char in enumerate(text):
@@ -75,7 +73,7 @@ def _shown(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpec:
-    """How long texts are cut. `max_tokens` without special tokens (None: all the model takes), `overlap` in tokens."""
+    """How texts are cut. `max_tokens` without special tokens (None: the model's limit), `overlap` in tokens."""
 
     max_tokens: int | None = None
     overlap: int = 32
@@ -83,12 +81,12 @@ class ChunkSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSpec:
-    """How changes of the source are found. Seconds: `delay` keeps away from rows whose transactions may still be open,
-    `reconcile` is the longest time between two full comparisons, which every method needs for what it cannot see."""
+    """How changes of the source are found. Seconds: `delay` skips rows whose transactions may still be open,
+    `reconcile` is the longest time between two full comparisons, because every method misses some changes."""
 
     method: Literal["full", "watermark", "log", "rowid"] = "full"
     column: str | None = None
-    """watermark: the timestamp (or rising number) that every change sets."""
+    """watermark: the timestamp, or increasing number, that every change sets."""
     delay: float = 30.0
     reconcile: float = 86_400.0
     hash: Literal["client", "server"] = "client"
@@ -99,8 +97,8 @@ class ChangeSpec:
 
 @dataclass(frozen=True, slots=True)
 class CollectionSpec:
-    """One collection as the operator configured it: which rows, as which text, with which metadata. Of one that clients
-    write (`source` is NO_TABLE) template, `where` and `changes` say nothing, and `key` is ("id",)."""
+    """One configured collection: which rows, as which text, with which metadata. When clients write it (`source` is
+    NO_TABLE), template, `where` and `changes` have no meaning and `key` is ("id",)."""
 
     name: str
     source: TableRef
@@ -151,8 +149,7 @@ class Table:
 
 
 class Cells(Mapping[str, Value]):
-    """The values of one row by column name, without a dictionary for every row: `places` is shared by all rows of a
-    query, and `values` stay as the driver gave them."""
+    """The values of one row by column name, without a dictionary per row: all rows of a query share `places`."""
 
     __slots__ = ("_places", "in_order")
 
@@ -177,7 +174,7 @@ class Cells(Mapping[str, Value]):
 class Row:
     """One source row: its key and the columns that template and metadata need, by column name.
 
-    `token` stands for the row's content where the database says what changed (a hash, a row id); None: the values do.
+    `token` identifies the content where the database reports changes (a hash, a row id); None: the values do.
     """
 
     key: Key
@@ -191,7 +188,7 @@ class Document:
 
     `id` is the canonical JSON array of the key values (never two keys with one id). `text` is "" for an empty row.
     `text_digest` (16 bytes) covers text, chunking and model; `meta_digest` (16 bytes) covers the metadata;
-    `row_digest` (8 bytes) what the row was read as: while that is the same, nothing need be rendered to compare.
+    `row_digest` (8 bytes) the values read: while it is the same, the row need not be rendered to compare.
     """
 
     id: str
@@ -224,8 +221,8 @@ class Chunk:
 
 
 class StoredChunk(NamedTuple):
-    """Identity and hash of a chunk in the store, without its text and vector. `record` is the store's own row id. A
-    tuple, because a run makes one of every stored row."""
+    """Identity and hash of a stored chunk. `record` is the store's own row id. A tuple, because a run makes one per
+    stored row."""
 
     record: int
     id: str
@@ -235,7 +232,7 @@ class StoredChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A whole record, for verification and export. `id` is None for a foreign row (written by somebody else).
+    """A whole record, for verification and export. `id` is None for a foreign row (written by another program).
 
     `vector` is None when the stored bytes are not a vector of the collection's dimension; it may hold NaN.
     """
@@ -252,7 +249,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What earlier runs left behind. Correctness never rests on it; it makes differences cheaper to find."""
+    """The state of earlier runs. It makes differences cheaper to find; correctness never depends on it."""
 
     last_sync: datetime | None = None
     """UTC, by the store's clock; None: no run has completed yet."""
@@ -267,7 +264,7 @@ class Checkpoint:
     last_full: datetime | None = None
     """When the last complete comparison began, UTC, by the source's clock."""
     mark: Mapping[str, Any] | None = None
-    """How far a method other than full has come, in its own words, as JSON. Never ahead of what is stored."""
+    """Progress of a method other than full, in its own JSON format. Never ahead of the stored rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +276,12 @@ class QuarantinedRow:
     reason: str
     attempts: int = 1
     last_seen: datetime | None = field(default=None, compare=False)
-    """When it was last met, UTC, by the store's clock; None before it was written."""
+    """When it last failed, UTC, by the store's clock; None before it is written."""
     digest: bytes | None = None
-    """What the row was read as (`Document.row_digest`); None: not known. Another one starts its attempts anew."""
+    """`Document.row_digest`, None: unknown. A different one resets the attempts."""
 
     def given_up(self, attempts: int) -> bool:
-        """Whether it failed so often with this very content that another attempt is no use."""
+        """Return whether it failed this often with the same content, so that another attempt is useless."""
         return self.digest is not None and self.attempts >= attempts
 
 
@@ -292,8 +289,8 @@ class QuarantinedRow:
 class ChangeSet:
     """Everything one `apply` writes, all of it or nothing.
 
-    `vectors[i]` belongs to `chunks[i]`. All chunks of one document stand in one change set; what the store held of that
-    document before is replaced. `metadata_only` keeps text and vector and replaces metadata and hash. `deleted` are
+    `vectors[i]` belongs to `chunks[i]`. All chunks of one document are in one change set and replace its stored chunks.
+    `metadata_only` keeps text and vector and replaces metadata and hash. `deleted` are
     document ids. `checkpoint`, when given, becomes the collection's.
     """
 
@@ -303,10 +300,10 @@ class ChangeSet:
     deleted: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedRow] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
-    """Ids whose quarantine entry, if any, goes away."""
+    """Ids whose quarantine entry, if any, is deleted."""
     checkpoint: Checkpoint | None = None
     partial: bool = False
-    """The checkpoint is of a run still under way: the time of the last sync stays as it was."""
+    """The checkpoint is of a running sync: the time of the last sync does not change."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -316,7 +313,7 @@ class ChangeSet:
 
 @dataclass(frozen=True, slots=True)
 class CollectionStatus:
-    """`rows` counts distinct documents of ours, `chunks` their records, `foreign` the records others wrote."""
+    """`rows` counts our documents, `chunks` their records, `foreign` the records of other programs."""
 
     collection: str
     store: str
@@ -332,7 +329,7 @@ class CollectionStatus:
     quarantined: int
     last_sync: datetime | None
     key: tuple[str, ...] = ()
-    """Names of the key columns, as the last complete run read them."""
+    """Names of the key columns in the last complete run."""
     checkpoint: Checkpoint = Checkpoint()
 
 
@@ -341,7 +338,7 @@ GenerationState = Literal["building", "active", "retired"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What loads a model again: the name it was configured by, and what pins it."""
+    """The configured name of a model and the pins that load the same one again."""
 
     name: str
     revision: str | None = None
@@ -351,7 +348,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a generation is made by: rows become texts by `spec`, texts vectors by `model`."""
+    """How a generation is built: `spec` turns rows into texts, `model` texts into vectors."""
 
     spec: CollectionSpec
     model: ModelSource
@@ -359,24 +356,24 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One edition of a collection. The store keeps it under `name`: the collection's own while it serves, else NAME@N,
-    which every method but `open` for something new takes like any other collection. A number is never used twice."""
+    """One version of a collection. `name`: the collection's own while it is active, else NAME@N, which every method of
+    a store takes like a collection, except `open` for a new one. A number is never used twice."""
 
     name: str
     number: int
     state: GenerationState
     model: str
     fingerprint: str
-    """As `ModelStamp` has it: it decides whether a model is the one."""
+    """As in `ModelStamp`: it identifies the model."""
     dimension: int
     table: str
     rows: int | None
-    """Documents of ours; None when they were not counted."""
+    """Our documents; None when not counted."""
     created: datetime | None
     """UTC, by the store's clock; None for one that an earlier version made."""
     retired: datetime | None
     last_sync: datetime | None
-    """None: no run has come to its end yet, so rows are missing."""
+    """None: no run has completed, so rows are missing."""
     recipe: Recipe | None
     """None when no run has recorded it."""
 
@@ -386,7 +383,7 @@ class Generation:
 
 
 def generation_name(collection: str, number: int) -> str:
-    """Of one that does not serve; no configured name has an @."""
+    """Return the name of one that is not active; no configured name contains an @."""
     return f"{collection}@{number}"
 
 
@@ -396,8 +393,8 @@ def is_generation(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A search result: the best chunk of a document. `score` is the cosine similarity, BM25 or a fused score, by how
-    it was found; higher is better. `id` is the document's id; for a foreign row `record:<n>`."""
+    """A search result: the best chunk of a document. `score` is the cosine similarity, BM25 or a fused score,
+    depending on the search; higher is better. `id` is the document's id; for a foreign row `record:<n>`."""
 
     id: str
     score: float
@@ -405,12 +402,12 @@ class Hit:
     metadata: Mapping[str, Any]
     number: int = 0
     record: int = field(default=0, compare=False)
-    """The store's own id of the chunk, which `VectorStore.vectors` goes by."""
+    """The store's own id of the chunk, for `View.vectors`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredText:
-    """A chunk to be read, as it is stored. `id`, `number` and `record` as those of a `Hit`."""
+    """A stored chunk. `id`, `number` and `record` as in `Hit`."""
 
     id: str
     number: int
@@ -421,7 +418,7 @@ class StoredText:
 
 @dataclass(frozen=True, slots=True)
 class IndexUse:
-    """Whether a vector search goes by an approximate index (None: the store does not say), and why."""
+    """Whether a vector search uses an approximate index (None: unknown), and why."""
 
     used: bool | None
     detail: str
@@ -429,7 +426,7 @@ class IndexUse:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Some rows of a collection, each by its first chunk, of the `rows` that there are."""
+    """The first chunks of some of a collection's `rows` rows."""
 
     chosen: list[StoredText]
     rows: int
@@ -446,8 +443,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a watermark column: values behind `after`, and of those that hold `after` itself the rows behind
-    `key` (None: none of them), up to and including `upto`. Values as `watermarks` writes them."""
+    """A range of a watermark column: values above `after`, and rows with exactly `after` whose key is above `key`
+    (None: none of them), up to and including `upto`. Values as `watermarks` writes them."""
 
     column: Column
     after: str
@@ -465,7 +462,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class RowIds:
-    """Of a column table: the highest `"$rowid$"` (0 when it is empty) and how many rows it has."""
+    """A column table's highest `"$rowid$"` (0 when empty) and row count."""
 
     highest: int
     rows: int
@@ -473,19 +470,19 @@ class RowIds:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """That the row of this key was inserted, updated or deleted."""
+    """The row of this key was inserted, updated or deleted."""
 
     id: int
     key: Key
 
 
 Token = Literal["hash", "rowid"]
-"""What stands for a row's content: a hash by the database, or the id that every change of the row replaces."""
+"""How the database identifies a row's content: by a hash, or by an id that every change replaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to read of a table: `key` and `columns` are names from its catalogue, `where` the operator's own SQL."""
+    """A read of a table: `key` and `columns` are names from its catalogue, `where` is the operator's own SQL."""
 
     table: TableRef
     key: tuple[str, ...]
@@ -495,8 +492,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The keys behind `after` up to and with `upto`, in the order of the database; None: from the first, to the
-    last."""
+    """The keys above `after` up to and including `upto`, in the database's order; None: no bound."""
 
     after: Key | None = None
     upto: Key | None = None

@@ -8,7 +8,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import time
 import tomllib
@@ -24,6 +23,7 @@ from app.src.service.search import FoundHit
 from app.src.service.service import Service
 from app.src.settings import CollectionSettings, HanaSettings, Settings, StateSettings, StoreSettings
 from connector.errors import ConfigurationError, Unavailable
+from connector.extras import emulator_command
 
 QUERIES = Path(__file__).with_name("demo.toml")
 TOP = 3
@@ -151,7 +151,7 @@ class StandIn:
     """The emulator as a child process. `greeting`: host, port, user, password and schema, as its first line says."""
 
     def __init__(self, folder: Path, *, sample: bool = True) -> None:
-        command = [sys.executable, "-m", "hana_emulator", "--port", "0", "--data", str(folder / "data")]
+        command = [*emulator_command(), "--port", "0", "--data", str(folder / "data")]
         command += ["--sample"] if sample else []
         self._log = (folder / "emulator.log").open("wb")
         # A session of its own: Ctrl-C in the terminal must end us first, and we end it.

@@ -1,5 +1,5 @@
-"""How much of a search text's words a row holds: function words left out, endings and compounds allowed for, in English
-and German. Pure: knows words, no store and no index.
+"""The share of a search text's words that a row contains, without function words, with endings and compounds of English
+and German.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SHORTEST_END = 6
 
 
 def folded(word: str) -> str:
-    """Without case and accents: ä is a. ß becomes ss."""
+    """Return a word without case and accents: ä becomes a, ß becomes ss."""
     if word.isascii():
         return word.lower()
     parts = unicodedata.normalize("NFD", word.casefold())
@@ -51,16 +51,16 @@ def folded(word: str) -> str:
 
 
 FUNCTION_WORDS = frozenset(folded(word) for word in (*_ENGLISH.split(), *_GERMAN.split()))
-"""Words that say how a sentence is built, not what it is about."""
+"""Words of grammar rather than of content."""
 
 
 def content_words(text: str) -> tuple[str, ...]:
-    """The words of a search text that say what it is about, as they stand in it; none where it has only others."""
+    """Return the words of a search text without function words, unchanged; () where there are only those."""
     return tuple(word for word in _words(text) if folded(word) not in FUNCTION_WORDS)
 
 
 def asked_words(text: str) -> tuple[str, ...]:
-    """`content_words`, or where there are none what else there is."""
+    """Return `content_words`, or all words where there are none."""
     return content_words(text) or tuple(_words(text))
 
 
@@ -69,19 +69,19 @@ def _words(text: str) -> list[str]:
 
 
 def parts_of(text: str) -> frozenset[str]:
-    """The distinct words of a text, folded; those of M-4711/2 each for itself."""
+    """Return the distinct words of a text, folded; M-4711/2 is three."""
     return frozenset(_PART.findall(folded(text)))
 
 
 def coverage(asked: Sequence[str], held: Iterable[str]) -> float:
-    """The share of `asked` (`content_words`) that is among `held` (`parts_of`), from 0 to 1; 0 for nothing asked. A
-    word of several parts (M-4711) is there when all of them are."""
+    """Return the share of `asked` (`content_words`) that is among `held` (`parts_of`), from 0 to 1; 0 for no words. A
+    word of several parts (M-4711) counts when all of them are there."""
     return Coverage(asked).among(held)
 
 
 class Coverage:
-    """Of one search text's words, in as many rows as it takes: which of them a word of a row answers is found out once.
-    Thousands of candidates share most of their words. For one thread."""
+    """The coverage of one search text by many rows. Each distinct word of the rows is compared once, because thousands
+    of candidates share most of their words. For one thread."""
 
     def __init__(self, asked: Sequence[str]) -> None:
         """`asked`: `content_words`."""
@@ -107,7 +107,7 @@ class Coverage:
 
 @lru_cache(maxsize=100_000)
 def related(asked: str, other: str) -> bool:
-    """Whether a folded word is asked for by another: the same stem, or a stem within a longer word. A number only by
+    """Return whether two folded words match: by the same stem, or by a stem within a longer word. A number matches only
     itself, with or without leading zeros."""
     if asked == other:
         return True
@@ -125,8 +125,8 @@ def related(asked: str, other: str) -> bool:
 
 @lru_cache(maxsize=100_000)
 def stem(word: str) -> str:
-    """Without its ending, where four letters are left: rough, but the same for both languages. A stemmer of one of
-    them cuts words of the other wrongly, and nobody says which language a search text is in."""
+    """Return the word without its ending where four letters remain: rough, but the same for both languages. A stemmer
+    for one language cuts the other's words wrongly, and the language of a search text is unknown."""
     for ending in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
             return word[: -len(ending)]

@@ -6,7 +6,7 @@ SQLite (`filter_sql`), or evaluated here in Python. Names are always checked. Kn
     {"MTART": {"$in": ["FERT", "HALB"]}}           $nin likewise: at least one value, all of one type
     {"PRIO": {"$between": [1, 3]}}                 both ends included
     {"MAKTX": {"$like": "Pump%"}}                  % any text, _ one character, no escape, case-sensitive
-    {"MAKTX": {"$contains": "ball bearing"}}       these words side by side, whole, whatever their case
+    {"MAKTX": {"$contains": "ball bearing"}}       these adjacent whole words, in any case
     {"ERDAT": {"$gt": {"type": "date", "date": "2024-01-31"}}}
     {"LVORM": null}                                missing or null; {"$ne": null}: present
     {"$or": [{...}, {...}]}                        $and likewise; at least one operand
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """What the given value is; the field is read as the same."""
+    """The type of the given value; the field is read as the same type."""
 
     BOOLEAN = "boolean"
     NUMBER = "number"
@@ -119,8 +119,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """`where` (None: anything) among the rows for which `within` holds, which cannot fail. Of the others nothing shows:
-    they do not match, and `where` does not fail at their values."""
+    """`where` (None: anything) among the rows that match `within`, which cannot fail. The others have no effect: they
+    do not match, and `where` does not fail at their values."""
 
     within: Term | Group
     where: Term | Group | None
@@ -154,7 +154,7 @@ def kind_of(term: Term) -> Kind:
 
 
 def not_comparable(condition: Condition) -> BadFilter:
-    """The error for a stored value that cannot be read as the filter's kind of value."""
+    """Return the error for a stored value that cannot be read as the filter's type."""
     typed = {f"{term.field} as {kind_of(term).value}" for term in terms(condition) if kind_of(term) is not Kind.TEXT}
     return BadFilter(
         f"the filter compares {', '.join(sorted(typed)) or 'a field'}, but some stored values cannot be read so: "
@@ -169,12 +169,12 @@ _GROUPS = {"$and": "AND", "$or": "OR"}
 _FIELD_OPERATORS = (*_COMPARISONS, "$in", "$nin", "$between", "$like", "$contains")
 _OPERATORS = (*_FIELD_OPERATORS, *_GROUPS)
 _LIKENED = 130
-"""Characters of a wrong name that are compared with right ones: a body may hold one of megabytes."""
+"""Characters of a wrong name that are compared with known ones: a body may have one of megabytes."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}", re.ASCII)
 
 
 def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Term | Group | None:
-    """The tree of a filter, None for no filter (`None` or `{}`).
+    """Return the tree of a filter, None for no filter (`None` or `{}`).
 
     `names` maps a source column to its name in the metadata, where the two differ; both may be used in filters.
     Raises BadFilter whose message begins with the path of the fault (`$and[1].MTART`).
@@ -185,8 +185,8 @@ def parse(where: Filter | None, names: Mapping[str, str] | None = None) -> Term 
 
 
 def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, str] | None = None) -> Condition | None:
-    """The tree of `where` for somebody who may see no row but those of `within` (None: all). Each has the limits of
-    `parse` for itself. Raises BadFilter, and ValueError for a `within` that is empty or might fail at a stored value.
+    """Return the tree of `where` restricted to the rows of `within` (None: all). Each has the limits of `parse`. Raises
+    BadFilter, and ValueError for a `within` that is empty or might fail at a stored value.
     """
     asked = parse(where, names)
     if within is None:
@@ -198,13 +198,13 @@ def narrowed(where: Filter | None, within: Filter | None, names: Mapping[str, st
 
 
 def fields(where: Filter | None, names: Mapping[str, str] | None = None) -> list[str]:
-    """The metadata names that a filter compares; `names` as for `parse`. Raises BadFilter."""
+    """Return the metadata names that a filter compares; `names` as for `parse`. Raises BadFilter."""
     condition = parse(where, names)
     return [] if condition is None else [term.field for term in terms(condition)]
 
 
 def texts_compared(where: Filter | None, names: Mapping[str, str] | None = None) -> Iterator[tuple[str, str]]:
-    """Each text that a filter compares, with its metadata name; patterns and phrases not. Raises BadFilter."""
+    """Yield each text that a filter compares with its metadata name, without patterns and phrases. Raises BadFilter."""
     condition = parse(where, names)
     for term in () if condition is None else terms(condition):
         match term:
@@ -377,7 +377,7 @@ def _unknown_operator(path: str, operator: Any) -> BadFilter:
 
 
 def _shown(value: Any) -> str:
-    """The kind of a wrong value; never the value, which may be somebody's data."""
+    """Return the type of a wrong value, never the value, which may be confidential."""
     match value:
         case None:
             return "null"
@@ -397,7 +397,7 @@ def _shown(value: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------------ reading values
 
-# One way only to read a run of digits: with two, the time for a long run that is no number grows with its square.
+# A run of digits can be matched in one way only: with two, a long run that does not match takes quadratic time.
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})(?=$|[ T])", re.ASCII)
 _WORD = re.compile(r"[^\W_]+")
@@ -475,7 +475,7 @@ _held_long = lru_cache(maxsize=1)(_spaced)
 
 
 def contains(phrase: str, text: str) -> bool:
-    """Whether the words of `phrase` stand in `text` as whole words, side by side; never for a phrase without a word."""
+    """Return whether `text` contains the words of `phrase` as adjacent whole words; False for an empty phrase."""
     wanted = _phrase(phrase)
     return bool(wanted) and wanted in (_held if len(text) <= MAX_TEXT else _held_long)(text)
 
@@ -500,7 +500,7 @@ def like(pattern: str, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What stands between two % of a pattern."""
+    """The part of a pattern between two %."""
 
     text: str
     gapped: re.Pattern[str] | None

@@ -1,6 +1,4 @@
-"""The right to write to a collection, held by one worker at a time: taken, renewed in the background, given back.
-Knows no SQL: each store says how to take, renew and release.
-"""
+"""Leases: the right of one worker at a time to write to a collection, renewed in the background."""
 
 from __future__ import annotations
 

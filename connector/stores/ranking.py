@@ -1,6 +1,4 @@
-"""Rankings made of scores: nearness in meaning blended with the words that are there, a choice of hits that are
-relevant and differ from each other; and how alike two rankings are. Pure: knows hits and vectors, no store.
-"""
+"""Rankings: hybrid scores from cosines and word coverage, maximal marginal relevance, the overlap of two rankings."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ from numpy.typing import NDArray
 from connector.model import Hit
 
 WORDS_WEIGHT, WORDS_POWER = 0.5, 3.0
-"""What a row gains that holds all words of the search text, beside a cosine; and how steeply that falls when some are
+"""The score added to the cosine of a row with all words of the search text, and how steeply it falls when words are
 missing: half the words give an eighth. Chosen on one half of benchmarks/queries (docs/search.md)."""
 FEWEST_ROWS = 100
-"""With fewer, what rows have in common cannot be told from what they are about."""
+"""With fewer rows their common part cannot be separated from their content."""
 
 
 def units(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """Each (n, d) with length 1, whoever stored it; zeros of what has no direction."""
+    """Return each row (n, d) with length 1; zeros for one without a direction."""
     rows = vectors.astype(np.float64)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     usable = np.isfinite(lengths) & (lengths > 1e-9)
@@ -31,8 +29,8 @@ def units(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Backdrop:
-    """What the vectors of a collection have in common: their mean, and the direction in which they differ most, which
-    tells about language and kind of row rather than about its subject. Mu and Viswanath, "All-but-the-top", ICLR 2018.
+    """The common part of a collection's vectors: their mean, and the direction of greatest variance, which reflects
+    language and kind of row rather than the subject. Mu and Viswanath, "All-but-the-top", ICLR 2018.
     """
 
     mean: NDArray[np.float64]
@@ -40,7 +38,7 @@ class Backdrop:
 
     @classmethod
     def of(cls, vectors: NDArray[np.floating[Any]]) -> Backdrop | None:
-        """Of a sample (n, d), at least FEWEST_ROWS; None for fewer, and where they do not differ. Costs n * d * d."""
+        """Return that of a sample (n, d); None for fewer than FEWEST_ROWS and for equal rows. Costs n * d * d."""
         if len(vectors) < FEWEST_ROWS:
             return None
         rows = vectors.astype(np.float64)
@@ -49,7 +47,7 @@ class Backdrop:
         return cls(mean, directions[:, -1]) if values[-1] > 1e-9 else None
 
     def without(self, vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """What is left of each (n, d), as unit vectors; zeros of what was nothing else."""
+        """Return the rest of each row (n, d) as unit vectors; zeros where nothing is left."""
         rest = np.asarray(vectors, np.float64) - self.mean
         rest -= np.outer(rest @ self.direction, self.direction)
         return units(rest)
@@ -58,7 +56,7 @@ class Backdrop:
 def closeness(
     query: NDArray[np.float32], vectors: NDArray[np.floating[Any]], backdrop: Backdrop | None
 ) -> NDArray[np.float64]:
-    """The cosine of each unit vector (n, d) with the query (d,), without what the collection has in common."""
+    """Return the cosine of each unit vector (n, d) with the query (d,), without the backdrop."""
     rows, asked = vectors.astype(np.float64), query.astype(np.float64)
     if backdrop is not None:
         rows, asked = backdrop.without(vectors), backdrop.without(query[None, :])[0]
@@ -69,9 +67,9 @@ def closeness(
 def blend(
     candidates: Sequence[Hit], close: Sequence[float] | NDArray[np.float64], covered: Sequence[float]
 ) -> list[Hit]:
-    """Each document once, by the best of its chunks: closeness + WORDS_WEIGHT * coverage ** WORDS_POWER, which becomes
-    the score; ties by id, then by chunk. A sum of scores that have a common scale keeps what ranks throw away, how far
-    apart they are: Bruch, Gai and Ingber, "An analysis of fusion functions for hybrid retrieval", TOIS 2023."""
+    """Return each document once, by its best chunk. The score is closeness + WORDS_WEIGHT * coverage ** WORDS_POWER;
+    ties by id, then by chunk. A sum of scores on a common scale keeps their distances, which ranks lose: Bruch, Gai and
+    Ingber, "An analysis of fusion functions for hybrid retrieval", TOIS 2023."""
     scored = [
         replace(hit, score=float(near) + WORDS_WEIGHT * share**WORDS_POWER)
         for hit, near, share in zip(candidates, close, covered, strict=True)
@@ -83,7 +81,7 @@ def blend(
 
 
 def mmr(relevance: NDArray[np.float64], vectors: NDArray[np.float32], k: int, balance: float) -> list[int]:
-    """Places of up to `k` candidates in the order chosen: each time the one with the greatest
+    """Return the places of up to `k` candidates in the order chosen: each time the one with the greatest
     balance * relevance - (1 - balance) * (its greatest cosine with one already chosen); the first by relevance alone,
     ties by place. Carbonell and Goldstein, "The use of MMR", SIGIR 1998.
 
@@ -111,14 +109,14 @@ PERSISTENCE = 0.9
 
 
 def overlap(first: Sequence[str], second: Sequence[str]) -> float:
-    """The share of two rankings' ids that both have, from 0 to 1; 1 for two empty ones."""
+    """Return the share of ids common to two rankings, from 0 to 1; 1 for two empty ones."""
     longest = max(len(first), len(second))
     return len(set(first) & set(second)) / longest if longest else 1.0
 
 
 def rank_biased_overlap(first: Sequence[str], second: Sequence[str], persistence: float = PERSISTENCE) -> float:
-    """From 0 (nothing in common) to 1 (the same ids in the same order); upper ranks count more. Extrapolated from the
-    depth that there is: Webber, Moffat and Zobel, "A similarity measure for indefinite rankings", TOIS 2010, eq. 32.
+    """Return 0 (disjoint) to 1 (the same ids in the same order); upper ranks count more. Extrapolated from the given
+    depth: Webber, Moffat and Zobel, "A similarity measure for indefinite rankings", TOIS 2010, eq. 32.
     """
     depth = max(len(first), len(second))
     if not depth:

@@ -1,6 +1,4 @@
-"""What every store keeps the same way: the model's id, metadata as JSON, vectors as bytes, the checkpoint; and what it
-refuses. Knows no SQL.
-"""
+"""Formats and checks that every store shares: the model's stamp, metadata as JSON, vectors as bytes, the checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ from connector.model import (
 from connector.protocols import Embedder
 
 FOREIGN = "record:"
-"""Before the number of a record that others wrote, which has no key, in the id that a hit has of it."""
+"""Prefix of the id of a foreign record, which has no key; its number follows."""
 LONGEST_ID = 2000
 """Of a document, in UTF-16 units: SRC_KEY is NVARCHAR(2000)."""
 _FOREIGN_ID = re.compile(f"{FOREIGN}(0|[1-9][0-9]{{0,17}})")
@@ -48,7 +46,7 @@ _ALIKE = frozenset({str, int, bool, type(None)})
 
 @dataclass(frozen=True, slots=True)
 class ModelStamp:
-    """Which vectors a collection holds. `id` is for people and stands in MODEL_ID; the fingerprint decides."""
+    """The model of a collection's vectors. `id` is for people and MODEL_ID; the fingerprint identifies the model."""
 
     id: str
     fingerprint: str
@@ -70,9 +68,9 @@ class ModelStamp:
 
 
 def metadata_text(metadata: Mapping[str, Scalar]) -> str:
-    """Metadata as a JSON object, never NULL. Raises RowRejected for what JSON has no form for (NaN, bytes ...)."""
+    """Return metadata as a JSON object. Raises RowRejected for values without a JSON form (NaN, bytes ...)."""
     if _ALIKE.issuperset(map(type, metadata.values())):
-        with suppress(orjson.JSONEncodeError):  # halves of characters, integers beyond 64 bits
+        with suppress(orjson.JSONEncodeError):  # unpaired surrogates, integers beyond 64 bits
             return orjson.dumps(dict(metadata), option=orjson.OPT_SORT_KEYS).decode()
     try:
         text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
@@ -83,7 +81,7 @@ def metadata_text(metadata: Mapping[str, Scalar]) -> str:
 
 
 def metadata_of(text: object) -> dict[str, Any]:
-    """The stored JSON object; {} when it is none (others may have written it)."""
+    """Return the stored JSON object; {} for anything else, which other programs may have written."""
     try:
         value = json.loads(text) if isinstance(text, str) else None
     except ValueError:
@@ -92,7 +90,7 @@ def metadata_of(text: object) -> dict[str, Any]:
 
 
 def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
-    """The vectors of a change set, one for each chunk. Raises RowsRejected unless all are finite and of length 1."""
+    """Return the vectors of a change set, one per chunk. Raises RowsRejected unless all are finite and of length 1."""
     vectors = np.empty((0, dimension), np.float32) if changes.vectors is None else changes.vectors
     if vectors.shape != (len(changes.chunks), dimension):
         raise RowRejected(
@@ -109,8 +107,8 @@ def checked_vectors(changes: ChangeSet, dimension: int) -> Vectors:
 
 
 def checked_metadata(changes: ChangeSet) -> list[str]:
-    """The metadata of `chunks` and, behind them, of `metadata_only` as JSON. Raises RowsRejected, by positions in that
-    order, for what has no JSON form and for texts that hold half a character."""
+    """Return the metadata of `chunks` and then of `metadata_only` as JSON. Raises RowsRejected, by positions in that
+    order, for values without a JSON form and for texts with an unpaired surrogate."""
     written: list[str] = []
     refused: dict[int, RowRejected] = {}
     for position, chunk in enumerate((*changes.chunks, *changes.metadata_only)):
@@ -128,14 +126,14 @@ def checked_metadata(changes: ChangeSet) -> list[str]:
 
 
 def attempts(row: QuarantinedRow, before: int, digest: bytes | None) -> int:
-    """Of a row that is set aside again after `before` attempts with the content of `digest`: a row that has changed
-    since starts anew."""
+    """Return the attempts of a row that is quarantined again after `before` attempts with the content of `digest`: a
+    changed row starts again."""
     changed = None not in (digest, row.digest) and bytes(digest or b"") != row.digest
     return row.attempts if changed else row.attempts + before
 
 
 def unit_query(vector: NDArray[np.float32], dimension: int) -> NDArray[np.float32]:
-    """A query vector of length 1. Raises ConfigurationError when it has another dimension or no direction."""
+    """Return a query vector of length 1. Raises ConfigurationError when it has another dimension or no direction."""
     query = np.asarray(vector, dtype=np.float64)
     if query.shape != (dimension,):
         raise ConfigurationError(
@@ -148,12 +146,12 @@ def unit_query(vector: NDArray[np.float32], dimension: int) -> NDArray[np.float3
 
 
 def vector_text(vector: NDArray[np.float32]) -> str:
-    """HANA's text form of a vector; digits enough to be the same float32 again."""
+    """Return HANA's text form of a vector, with enough digits to restore the same float32."""
     return "[" + ",".join(map(repr, vector.tolist())) + "]"
 
 
 def fvecs(vectors: Vectors) -> list[bytes]:
-    """Each row as HANA's binary form: little-endian int32 dimension, then float32s. One pass over all rows."""
+    """Return each row in HANA's binary form: little-endian int32 dimension, then float32s. One pass over all rows."""
     count, dimension = vectors.shape
     words = np.empty((count, dimension + 1), dtype="<i4")
     words[:, 0] = dimension
@@ -163,7 +161,7 @@ def fvecs(vectors: Vectors) -> list[bytes]:
 
 
 def from_fvecs(data: object, dimension: int) -> NDArray[np.float32] | None:
-    """The vector in HANA's binary form, None when it is not one of `dimension`."""
+    """Read a vector in HANA's binary form; None when it does not have `dimension`."""
     if not isinstance(data, bytes | bytearray | memoryview):
         return None
     raw = bytes(data)
@@ -177,8 +175,8 @@ CHECKPOINT_LENGTH = 5000
 
 
 def checkpoint_text(checkpoint: Checkpoint) -> str:
-    """Without the time of the last sync: that is the store's clock's. What does not fit is left out, the least
-    important first: types of columns, then names of key columns."""
+    """Return a checkpoint as JSON without the time of the last sync, which the store's clock gives. Leaves out column
+    types, then key columns, where the text would be too long."""
     values: dict[str, Any] = {"rows_read": checkpoint.rows_read, "empty": checkpoint.empty, "source": checkpoint.source}
     if checkpoint.last_full is not None:
         values["last_full"] = checkpoint.last_full.isoformat()
@@ -209,8 +207,8 @@ def checkpoint_of(text: str | None, last_sync: datetime | None) -> Checkpoint:
 
 
 def to_compare_whole(text: str | None) -> str | None:
-    """A checkpoint's text so that the next run compares everything. What tells of changes once (a log that is consumed)
-    may have told them to another generation."""
+    """Return a checkpoint's text with which the next run compares everything: a change log that is consumed once may
+    have been consumed for another generation."""
     if not text:
         return text
     values = {name: value for name, value in json.loads(text).items() if name not in ("mark", "last_full")}
@@ -218,7 +216,7 @@ def to_compare_whole(text: str | None) -> str | None:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """As JSON, without the collection's name, which changes with a switch."""
+    """Return it as JSON without the collection's name, which changes with a switch."""
     spec = recipe.spec
     kept = {
         "source": asdict(spec.source),
@@ -251,18 +249,18 @@ def recipe_of(collection: str, text: str | None) -> Recipe | None:
 
 
 def same_spec(collection: str, stored: str | None, recipe: Recipe) -> bool:
-    """Whether a stored recipe makes the same texts and metadata of the rows."""
+    """Return whether a stored recipe builds the same texts and metadata from the rows."""
     known = recipe_of(collection, stored)
     return known is not None and json.loads(recipe_text(known))["spec"] == json.loads(recipe_text(recipe))["spec"]
 
 
 def in_utc(moment: datetime | None) -> datetime | None:
-    """A time without a zone that is known to be UTC."""
+    """Return the time with zone UTC, where it has none."""
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
 def best_per_document(hits: Iterable[Hit], count: int) -> list[Hit]:
-    """The best chunk of each document, best document first, ties by id; at most `count`."""
+    """Return the best chunk of up to `count` documents, best first, ties by id."""
     best: dict[str, Hit] = {}
     for hit in sorted(hits, key=lambda hit: (-hit.score, hit.id, hit.number)):
         best.setdefault(hit.id, hit)
@@ -281,7 +279,7 @@ SPREAD_FACTOR = 1_327_217_885
 
 @dataclass(frozen=True, slots=True)
 class AskedIds:
-    """What ids name: documents of ours and, by number, records that others wrote. What can be neither is left out."""
+    """The documents and, by number, the foreign records that ids name. Impossible ids are left out."""
 
     documents: list[str]
     foreign: list[int]
@@ -294,7 +292,7 @@ class AskedIds:
 
 
 def _may_be_id(id_: str) -> bool:
-    """What no column takes is not bound either: a database may refuse the whole question for it."""
+    """An id that no column can hold is not bound: a database may reject the whole query for it."""
     try:
         units = len(id_.encode("utf-16-le")) // 2
     except UnicodeEncodeError:
@@ -303,6 +301,6 @@ def _may_be_id(id_: str) -> bool:
 
 
 def in_order_of(ids: Sequence[str], found: Iterable[StoredText]) -> list[StoredText]:
-    """By row as `ids` have them, then by number."""
+    """Sort by row in the order of `ids`, then by number."""
     places = {id_: place for place, id_ in reversed(list(enumerate(ids)))}
     return sorted(found, key=lambda text: (places[text.id], text.number))

@@ -1,6 +1,4 @@
-"""Exact nearest neighbours in memory: float32 scores by NumPy, and what every scan needs to choose the best of them.
-Knows arrays only: no store, no SQL.
-"""
+"""Exact nearest neighbours in memory: the protocols of a scan, the choice of the best scores, and the scan by NumPy."""
 
 from __future__ import annotations
 
@@ -8,14 +6,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from connector.model import Vectors
-from connector.protocols import Ranking
 
 BLOCK_ROWS = 65_536
 """Rows of one block. A matrix in blocks grows without being copied; each is large enough for full memory speed."""
@@ -24,6 +21,54 @@ _GROUP = 32
 
 Positions = NDArray[np.int64]
 Scores = NDArray[np.float32]
+
+
+class Ranking(Protocol):
+    """The approximate scores of one query over rows. Not thread-safe."""
+
+    def best(self, count: int) -> tuple[NDArray[np.int64], float]:
+        """Return, ascending, all rows whose true score may be among the best `count`, ties included, and a floor below
+        1 of which every other row's true score stays below (-inf: there are no others). True scores are dot products in
+        exact arithmetic. May be called again with another count."""
+        ...
+
+
+class ScanView(Protocol):
+    """The rows of a `ScanCopy` at one moment. Immutable and thread-safe."""
+
+    def rank(self, queries: Vectors, allowed: NDArray[np.bool_] | None) -> list[Ranking]:
+        """Scan all rows once for all `queries` (q, d), unit vectors. `allowed` (n,): the rows to rank, None: all."""
+        ...
+
+    def rank_rows(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> Ranking:
+        """Rank `rows` only, which ascend. The ranking names them by their numbers among all rows."""
+        ...
+
+
+class ScanCopy(Protocol):
+    """The vectors of one collection in a scan's own form and place. Rows are only added, so views stay valid. Used by
+    one thread at a time, and never after an error."""
+
+    def append(self, vectors: Vectors) -> None:
+        """Append rows (n, d) float32: unit vectors, or zeros, which are never allowed in `rank`."""
+        ...
+
+    def kept(self, rows: NDArray[np.bool_]) -> ScanCopy:
+        """Return another copy with these rows (n,) only; views of this one stay valid."""
+        ...
+
+    def view(self) -> ScanView:
+        """Return a view of the rows appended so far."""
+        ...
+
+
+class VectorScan(Protocol):
+    """Exact search over vectors in memory: float32 by NumPy, integers, or on a GPU. The store rescores the few rows of
+    a `Ranking` from its file in double precision, so every scan gives the same hits."""
+
+    def copy(self, dimension: int) -> ScanCopy:
+        """Return an empty copy."""
+        ...
 
 
 class _SingleThreadedBlas:
@@ -75,7 +120,7 @@ class Blocks:
         done = 0
         while done < len(rows):
             block, place = divmod(self.rows, BLOCK_ROWS)
-            if block == len(self._blocks):  # pages that nobody writes to take no memory
+            if block == len(self._blocks):  # unused pages take no memory
                 self._blocks.append(np.empty((BLOCK_ROWS, self._width), self._dtype))
             some = rows[done : done + BLOCK_ROWS - place]
             self._blocks[block][place : place + len(some)] = some
@@ -109,7 +154,7 @@ class Column:
 
 
 def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
-    """Rows by their numbers, which ascend."""
+    """Return rows by their ascending numbers."""
     if len(blocks) == 1:
         return blocks[0].take(rows, axis=0)
     ends = np.searchsorted(rows, np.arange(1, len(blocks) + 1) * BLOCK_ROWS)
@@ -123,7 +168,7 @@ def take(blocks: Sequence[NDArray[Any]], rows: Positions) -> NDArray[Any]:
 
 
 def kept_rows(blocks: Sequence[NDArray[Any]], rows: NDArray[np.bool_]) -> Iterator[NDArray[Any]]:
-    """Of each block the rows that are to be kept."""
+    """Yield the rows of each block to keep."""
     for place, block in enumerate(blocks):
         yield block[rows[place * BLOCK_ROWS : place * BLOCK_ROWS + len(block)]]
 
@@ -157,8 +202,8 @@ def shortlist(scores: Scores, count: int, error: float) -> tuple[Positions, floa
 
 
 def exact_scores(rows: Vectors, query: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Cosines of unit vectors in double precision. Equal rows have equal scores wherever they stand, which a matrix
-    product does not promise."""
+    """Cosines of unit vectors in double precision. Equal rows have equal scores at any place, which a matrix product
+    does not guarantee."""
     products = rows.astype(np.float64) * query.astype(np.float64)
     scores: NDArray[np.float64] = np.clip(products.sum(axis=1), -1.0, 1.0)
     return scores
@@ -168,7 +213,7 @@ def exact_scores(rows: Vectors, query: NDArray[np.float32]) -> NDArray[np.float6
 
 
 def scan_error(dimension: int) -> float:
-    """By how much a float32 dot product of two unit vectors can be wrong at most."""
+    """Return the greatest error of a float32 dot product of two unit vectors."""
     return float(max(dimension, 16) * np.finfo(np.float32).eps)
 
 

@@ -1,6 +1,4 @@
-"""A search text as the words to look for, the same for every store: nothing of it is query syntax afterwards, because
-only letters and digits are left. Knows no SQL and no index.
-"""
+"""The words of a search text, the same for every store. Only letters and digits are left, so no query syntax."""
 
 from __future__ import annotations
 
@@ -11,34 +9,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_WORDS = 16
-"""Words of one text that are looked for; the others are left out."""
+"""Words of one text that are searched; further ones are ignored."""
 MAX_LENGTH = 200
 """Characters of one word."""
 COMMON_FROM = 1000
 """Below so many texts every word counts."""
 COMMON_SHARE = 0.2
-"""A word that a larger share of the texts holds tells little, and costs most: "the", "der"."""
+"""A word in a larger share of the texts says little and costs most: "the", "der"."""
 PADDED = (10, 12, 18, 40)
 """Digits to which SAP pads numbers with zeros: partners and documents, orders, materials, materials in S/4HANA."""
 _SHORTEST_PADDED = 3
 SATURATION, LENGTH_SHARE = 1.2, 0.75
 """BM25's k1 and b."""
 
-# What people put between words. Other characters (M-4711/2, 2.5, A_B) join the parts of one word.
+# Separators of words. Other characters (M-4711/2, 2.5, A_B) join the parts of one word.
 _BETWEEN = re.compile(r"[\s;()\[\]{}<>!?\"|=*]+|,(?!\d)|(?<!\d),")
 _PART = re.compile(r"(?:[^\W_][\u0300-\u036f]*)+")
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word and the other ways to write it. Each is one or more parts of letters and digits with a blank between
-    them, to be found as whole words side by side."""
+    """One word and its spellings. Each is one or more parts of letters and digits separated by a blank, to be found as
+    adjacent whole words."""
 
     alternatives: tuple[str, ...]
 
 
 def words(text: str) -> tuple[Word, ...]:
-    """The distinct words of `text` in order, at most MAX_WORDS; none when it holds no letter and no digit."""
+    """Return the distinct words of `text` in order, at most MAX_WORDS; () without letters and digits."""
     found: dict[str, Word] = {}
     for piece in _BETWEEN.split(unicodedata.normalize("NFC", text)):
         word = " ".join(_PART.findall(piece[:MAX_LENGTH]))
@@ -50,7 +48,7 @@ def words(text: str) -> tuple[Word, ...]:
 
 
 def _alternatives(word: str) -> tuple[str, ...]:
-    """A number is stored with leading zeros or without, and looked for with or without."""
+    """A number may be stored, and searched, with or without leading zeros."""
     if not (word.isascii() and word.isdigit()):
         return (word,)
     plain = word.lstrip("0") or "0"
@@ -60,8 +58,8 @@ def _alternatives(word: str) -> tuple[str, ...]:
 
 
 def as_key_value(number: str) -> tuple[str, ...]:
-    """What stands in a row's id, a JSON array, where a value of its key is this number (letters and digits): a text,
-    with leading zeros or without, or an integer. Any one of them is enough."""
+    """Return the forms, one of which a row's id (a JSON array) contains when this number (letters and digits) is a
+    value of its key: a text with or without leading zeros, or an integer."""
     texts = tuple(f'"{each}"' for each in _alternatives(number))
     plain = number.lstrip("0")
     if not (plain.isascii() and plain.isdigit()):
@@ -70,19 +68,19 @@ def as_key_value(number: str) -> tuple[str, ...]:
 
 
 def weight(count: int, texts: int) -> float:
-    """The most that a word adds to a score, when `count` of `texts` texts hold it: k1 + 1 times BM25's inverse document
-    frequency, in the form that is never below 0."""
+    """Return the most that a word adds to a score when `count` of `texts` texts hold it: k1 + 1 times BM25's inverse
+    document frequency, in the form that is never below 0."""
     return math.log1p((texts - count + 0.5) / (count + 0.5)) * (SATURATION + 1)
 
 
 def most_common(texts: int) -> int:
-    """How many of `texts` texts may hold a word that is worth looking for."""
+    """Return in how many of `texts` texts a word may occur that is worth a search."""
     return texts if texts < COMMON_FROM else int(texts * COMMON_SHARE)
 
 
 def worth_it(found: Sequence[Word], counts: Sequence[int], texts: int) -> list[int]:
-    """Places of the words to look for, when `counts` of `texts` texts hold them: the common ones are left out, unless
-    there is no other."""
+    """Return the places of the words to search, when `counts` of `texts` texts contain them: without common ones,
+    unless all are common."""
     limit = most_common(texts)
     rare = [place for place in range(len(found)) if counts[place] <= limit]
     return rare or list(range(len(found)))

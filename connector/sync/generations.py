@@ -1,6 +1,4 @@
-"""Which generation of a collection serves, which one is built for a model, what a sync would fill, and how alike two
-answer. Knows the protocols of `protocols.py` only; loads no model and switches nothing.
-"""
+"""Find the active, building and retired generations of a collection, and compare the answers of two."""
 
 from __future__ import annotations
 
@@ -10,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 
 from connector.errors import GenerationRefused, UnknownGeneration
 from connector.model import CollectionSpec, Generation
-from connector.protocols import Embedder, VectorStore
-from connector.stores.generation_rules import no_generation
+from connector.protocols import Embedder
+from connector.stores.generations import numbered
 from connector.stores.ranking import overlap, rank_biased_overlap
 from connector.stores.records import ModelStamp
+from connector.stores.store import VectorStore
 
 DEPTH = 10
-SAMPLED_FROM = 20_000
-"""Records that are read to draw sample texts from, at most: the oldest ones."""
+SAMPLED_FROM = 20_000  # records, the oldest ones, that sample texts are drawn from
 _SEED = 11
 
 
@@ -30,23 +28,20 @@ def is_of(generation: Generation, stamp: ModelStamp) -> bool:
 
 
 def building_for(generations: Sequence[Generation], stamp: ModelStamp) -> Generation | None:
-    """The one that a sync with this model goes on with: as `VectorStore.begin_generation` chooses."""
+    """Return the generation that a sync with this model continues, as `Generations.begin` chooses it."""
     return _newest(each for each in generations if each.state == "building" and is_of(each, stamp))
 
 
 def last_retired(generations: Sequence[Generation]) -> Generation | None:
-    """The one that served before."""
+    """Return the one that was active before."""
     retired = [each for each in generations if each.retired is not None and each.state == "retired"]
     return max(retired, key=lambda each: (each.retired, each.number), default=None)
 
 
 def chosen(collection: str, generations: Sequence[Generation], number: int | None) -> Generation:
-    """Generation `number`; None: the newest that is being built. Raises UnknownGeneration, GenerationRefused."""
+    """Return generation `number`; None: the newest building one. Raises UnknownGeneration, GenerationRefused."""
     if number is not None:
-        for each in generations:
-            if each.number == number:
-                return each
-        raise no_generation(collection, number, [each.number for each in generations])
+        return numbered(collection, generations, number)
     if not generations:
         raise UnknownGeneration(f"{collection!r} was never synced and has no generations")
     newest = _newest(each for each in generations if each.state == "building")
@@ -60,7 +55,7 @@ def _newest(generations: Iterable[Generation]) -> Generation | None:
 
 
 def needs_another(store: VectorStore, collection: str, generations: Sequence[Generation], stamp: ModelStamp) -> bool:
-    """Whether the one that serves holds rows, which vectors of this model must not be mixed with."""
+    """Return whether the active one has rows of another model, with which vectors must not be mixed."""
     serving = active(generations)
     if serving is None or is_of(serving, stamp):
         return False
@@ -71,9 +66,9 @@ def needs_another(store: VectorStore, collection: str, generations: Sequence[Gen
 def filled_by_sync(
     store: VectorStore, spec: CollectionSpec, embedder: Embedder
 ) -> tuple[CollectionSpec, VectorStore | None]:
-    """What a sync would compare with the source: the spec under the name of the generation it would fill; no store
-    where it would begin a new one."""
-    stamp, found = ModelStamp.of(embedder), store.generations(spec.name, counted=False)
+    """Return what a sync would compare with the source: the spec with the name of the generation it would fill, and the
+    store; None when it would begin a new generation."""
+    stamp, found = ModelStamp.of(embedder), store.generations.all(spec.name, counted=False)
     building = building_for(found, stamp)
     if building is not None:
         return replace(spec, name=building.name), store
@@ -85,9 +80,9 @@ def filled_by_sync(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How alike two generations answer `queries` texts; null without any. `overlap_at_10`: mean share of the first ten
-    rows that both find; `rank_biased_overlap`: the same with the upper ranks counting more (p = 0.9), 1 for the same
-    rows in the same order; `same_first`: share of the queries with the same best row."""
+    """How alike two generations answer `queries` texts; null without queries. `overlap_at_10`: mean share of the first
+    ten rows that both find; `rank_biased_overlap`: the same with upper ranks weighing more (p = 0.9), 1 for the same
+    rows in the same order; `same_first`: share of queries with the same best row. `complete`: of the other one."""
 
     collection: str
     serving: int
@@ -95,7 +90,6 @@ class Comparison:
     serving_rows: int
     other_rows: int
     complete: bool
-    """Whether the other one is."""
     queries: int
     overlap_at_10: float | None
     rank_biased_overlap: float | None
@@ -107,14 +101,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A generation with the model that its queries are embedded by."""
+    """A generation with the model for its queries."""
 
     generation: Generation
     embedder: Embedder
 
 
 def compare(store: VectorStore, collection: str, serving: Side, other: Side, texts: Sequence[str]) -> Comparison:
-    """Search both for each text. A text that a model has no vector for raises TextsNotEmbeddable."""
+    """Search both for each text. Raises TextsNotEmbeddable for a text without a vector."""
     alike = []
     for text in texts:
         first, second = (_found(store, side, text) for side in (serving, other))
@@ -136,12 +130,12 @@ def compare(store: VectorStore, collection: str, serving: Side, other: Side, tex
 
 def _found(store: VectorStore, side: Side, text: str) -> list[str]:
     generation = side.generation
-    hits = store.search(generation.name, side.embedder.embed_query(text), DEPTH, None, generation.number)
+    hits = store.view(generation.name, generation.number).search(side.embedder.embed_query(text), DEPTH)
     return [hit.id for hit in hits if not hit.id.startswith("record:")]
 
 
 def sample_texts(store: VectorStore, name: str, count: int) -> list[str]:
-    """Up to `count` different stored texts, drawn at random but always the same."""
+    """Return up to `count` different stored texts, chosen at random but always the same."""
     texts: dict[str, None] = {}
     for page in store.records(name) if count else ():
         texts |= {record.text: None for record in page if record.id is not None and record.text}

@@ -1,4 +1,4 @@
-"""The stand-in as tests start it: always a child process, never a thread of the client's process (both would hang)."""
+"""Start the emulator for tests, always as a child process: a thread of the client's process would block with it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class Emulator:
-    """A running stand-in and how to log in to it."""
+    """A running emulator and how to log in to it."""
 
     process: subprocess.Popen[str]
     host: str
@@ -65,7 +62,7 @@ class Emulator:
 def launch(*arguments: str) -> subprocess.Popen[str]:
     """`python -m hana_emulator ARGUMENTS`; it ends with this process at the latest."""
     command = [sys.executable, "-m", "hana_emulator", "--parent-pid", str(os.getpid()), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @contextmanager
@@ -76,7 +73,7 @@ def running(*arguments: str) -> Iterator[Emulator]:
     with process:  # closes its pipes
         try:
             line = process.stdout.readline()
-            assert line, f"the stand-in did not start: {process.stderr.read()}"
+            assert line, f"the emulator did not start: {process.stderr.read()}"
             yield Emulator(process, **json.loads(line))
         finally:
             process.kill()

@@ -17,7 +17,7 @@ import pytest
 from hdbcli import dbapi
 
 from emulator_background import Background, wait_until
-from hana_emulator.testing import REPOSITORY, Emulator, running
+from hana_emulator.testing import Emulator, running
 
 START = [(1, "one"), (2, "two"), (3, "three")]
 IMPATIENCE = 8.0
@@ -172,7 +172,7 @@ def test_killing_a_client_frees_its_locks(client: Clients, emulator: Emulator, p
     b = client()
     arguments = [emulator.host, str(emulator.port), emulator.user, emulator.password]
     command = [sys.executable, "-c", HOLDER, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as holder:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
         if parked:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hana_emulator.testing import REPOSITORY, launch, running
+from hana_emulator.testing import launch, running
 
 
 def test_the_first_line_says_how_to_log_in(tmp_path: Path) -> None:
@@ -66,7 +66,6 @@ def test_without_data_its_folder_is_temporary(tmp_path: Path) -> None:
         [sys.executable, "-m", "hana_emulator"],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=REPOSITORY,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     with process:
@@ -126,7 +125,7 @@ def test_it_ends_with_a_killed_parent(tmp_path: Path) -> None:
         f"p = subprocess.Popen([sys.executable, '-m', 'hana_emulator', '--data', {str(tmp_path)!r}, "
         "'--parent-pid', str(os.getpid())]); print(p.pid, flush=True); p.wait()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as parent:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         lines = [parent.stdout.readline(), parent.stdout.readline()]
         port = next(json.loads(line)["port"] for line in lines if line.startswith("{"))

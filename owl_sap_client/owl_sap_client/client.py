@@ -1,5 +1,4 @@
-"""The clients: one that waits and one for asyncio. Each method is the function of the same name in `operations`, sent;
-what cannot be said as one request and one answer stands here."""
+"""The synchronous and the asyncio client. Most methods send the operation of the same name in `operations`."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ from owl_sap_client.sending import Connection, Outcome, Retries, ended, finished
 
 P = ParamSpec("P")
 T = TypeVar("T")
+# Times the retries of a request: a stream survives a restart of the service, which loads a model.
 _BREAKS = 5
-"""Times the tries of a request: a stream outlives a restart of the service, which has a model to load."""
 
 
 def _patient(retries: Retries) -> Retries:
@@ -52,7 +51,7 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def _as_method(method: Method, operation: Callable[..., object]) -> Method:
-    """For help() and editors: the operation's parameters behind `self`."""
+    """Give the method the operation's signature, for help() and editors."""
     shown = inspect.signature(operation)
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     method.__signature__ = shown.replace(parameters=[this, *shown.parameters.values()])  # type: ignore[attr-defined]
@@ -60,10 +59,10 @@ def _as_method(method: Method, operation: Callable[..., object]) -> Method:
 
 
 class Client:
-    """A service at `url`. `key`: an API key or a token; default: the variable OWL_SAP_API_KEY, if it is set.
-    Connections are kept and used again: make one client and share it, between threads too; close it, or use `with`.
+    """A client of the service at `url`. `key`: an API key or a token; default: the variable OWL_SAP_API_KEY.
 
-    Methods raise what `owl_sap_client.errors` draws.
+    Connections are reused: create one client, share it between threads, and close it or use `with`. Methods raise the
+    errors of `owl_sap_client.errors`.
     """
 
     def __init__(self, url: str, key: str | None = None, **connection: Unpack[Connection]) -> None:
@@ -106,7 +105,7 @@ class Client:
     metrics = _now(operations.metrics)
 
     def send(self, call: Call[T], *, retries: Retries | None = None) -> T:
-        """Any operation, with tries as `retries` says; None: as the client's do."""
+        """Send an operation. `retries`: None for the client's own."""
         retries = retries or self._retries
         tried, outcome = 0, self._once(call)
         while (seconds := retries.wait(tried, outcome, repeatable=call.repeatable)) is not None:
@@ -122,16 +121,16 @@ class Client:
             return error
 
     def wait(self, job: str, *, timeout: float | None = None) -> Job:
-        """Until a job is over: its record, with its result. Raises JobFailed if it failed or was cancelled, WaitTimeout
-        after `timeout` seconds. Outlives a restart of the service, as `events` does."""
+        """Wait until a job has ended and return its record with the result. Raises JobFailed if it failed or was
+        cancelled, WaitTimeout after `timeout` seconds. Survives a restart of the service."""
         waiting, patient = pauses(job, timeout), _patient(self._retries)
         while not (found := self.send(operations.job(job), retries=patient)).over:
             time.sleep(next(waiting))
         return ended(found)
 
     def events(self, job: str, *, after: int = 0) -> Iterator[JobEvent]:
-        """What has happened to a job behind event `after`, and what happens, as it comes; the last is `result`. Goes on
-        by itself after a lost connection or a restart of the service."""
+        """Yield the events of a job after event `after`, past and future; the last is `result`. Reconnects by itself,
+        also after a restart of the service."""
         following = Following(job, after)
         while not following.over:
             outcome: Outcome
@@ -168,14 +167,17 @@ class Client:
 
 
 def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
-    """Seconds until a stream that broke off is asked for again. Raises why, when nothing comes any more."""
+    """Return the seconds until a lost stream is requested again, or raise its error when the retries are used up."""
     if following.over:
         return 0.0
     if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
         outcome = httpx.RemoteProtocolError("the stream ended before the job", request=outcome.request)
-    elif isinstance(outcome, httpx.Response) and outcome.status_code in (502, 504):  # a gateway's, while we restart
+    elif isinstance(outcome, httpx.Response) and outcome.status_code in (
+        502,
+        504,
+    ):  # a restart
         outcome = httpx.ReadError(f"{outcome.status_code} {outcome.reason_phrase}", request=outcome.request)
-    elif isinstance(outcome, httpx.ReadTimeout):  # here it is a lost connection: the service says something every 15 s
+    elif isinstance(outcome, httpx.ReadTimeout):  # the service sends a comment every 15 s, so this is a lost connection
         outcome = httpx.ReadError(str(outcome), request=outcome.request)
     seconds = _patient(retries).wait(following.quiet, outcome, repeatable=True)
     following.quiet += 1
@@ -187,7 +189,7 @@ def _break(retries: Retries, following: Following, outcome: Outcome) -> float:
 
 
 class AsyncClient:
-    """As Client, for asyncio: the same methods, awaited. It belongs to one event loop."""
+    """The asyncio client: the methods of Client, awaited. It belongs to one event loop."""
 
     def __init__(self, url: str, key: str | None = None, **connection: Unpack[Connection]) -> None:
         self._http = httpx.AsyncClient(**http_options(url, key, connection))
@@ -229,7 +231,7 @@ class AsyncClient:
     metrics = _later(operations.metrics)
 
     async def send(self, call: Call[T], *, retries: Retries | None = None) -> T:
-        """As Client.send."""
+        """Send an operation; see Client.send."""
         retries = retries or self._retries
         tried, outcome = 0, await self._once(call)
         while (seconds := retries.wait(tried, outcome, repeatable=call.repeatable)) is not None:
@@ -245,14 +247,14 @@ class AsyncClient:
             return error
 
     async def wait(self, job: str, *, timeout: float | None = None) -> Job:
-        """As Client.wait."""
+        """Wait for a job; see Client.wait."""
         waiting, patient = pauses(job, timeout), _patient(self._retries)
         while not (found := await self.send(operations.job(job), retries=patient)).over:
             await asyncio.sleep(next(waiting))
         return ended(found)
 
     async def events(self, job: str, *, after: int = 0) -> AsyncGenerator[JobEvent, None]:
-        """As Client.events. Left before its end, it is to be closed: `async with aclosing(client.events(job))`."""
+        """Yield the events of a job; see Client.events. To stop early: `async with aclosing(client.events(job))`."""
         following = Following(job, after)
         while not following.over:
             outcome: Outcome

@@ -1,11 +1,11 @@
-"""What can go wrong, as a tree. Messages hold what the service said, never a key or a text that was sent.
+"""The error tree. Messages quote the service, never a key or a text that was sent.
 
 OwlSapError
 ├── NotReached            no answer: refused, reset, timed out, or a certificate that is not trusted
-├── UnexpectedAnswer      an answer that this service does not give: a proxy's page, another service, another version
-├── JobFailed             a job that was waited for ended otherwise than well; `job` is its record
-├── WaitTimeout           a job that was waited for is not over; it goes on all the same. Also a TimeoutError
-└── ProblemError          the service refused, and said why
+├── UnexpectedAnswer      an answer this service never gives: a proxy's page, another service, another version
+├── JobFailed             a job ended as failed or cancelled; `job` is its record
+├── WaitTimeout           a job is still running after the timeout and continues. Also a TimeoutError
+└── ProblemError          the service rejected the request, with a reason
     ├── BadRequest 400    Unauthorized 401    Forbidden 403    NotFound 404    Conflict 409
     ├── TooLarge 413      Unprocessable 422   TooMany 429
     └── ServerError 5xx
@@ -25,20 +25,20 @@ from owl_sap_client.results import Job
 
 
 class OwlSapError(Exception):
-    """Everything that this package raises of its own accord, misuse (ValueError, TypeError) aside. Can be pickled: a
-    pool of processes would hang or break over one that cannot."""
+    """Base of all errors of this package, except ValueError and TypeError for wrong arguments. Can be pickled, so that
+    it passes through a pool of processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self.args), vars(self)
+        return _unpickled, (type(self), self.args), vars(self)
 
 
-def _again(kind: type[OwlSapError], args: tuple[Any, ...]) -> OwlSapError:
-    """Without the constructor, whose arguments nobody has any more."""
+def _unpickled(kind: type[OwlSapError], args: tuple[Any, ...]) -> OwlSapError:
+    """Create the error without its constructor: the arguments are not kept."""
     return kind.__new__(kind, *args)
 
 
 class NotReached(OwlSapError):
-    """`__cause__` is httpx's error."""
+    """The service did not answer; `__cause__` is httpx's error."""
 
 
 class UnexpectedAnswer(OwlSapError):
@@ -56,8 +56,9 @@ class WaitTimeout(OwlSapError, TimeoutError):
 
 
 class ProblemError(OwlSapError):
-    """`code`: the stable word for this kind of error, where the service gives one. `request_id` finds the request in
-    the service's log. `retry_after`: seconds. `errors`: for a body that does not fit `[{"where", "what"}]`."""
+    """An error answer. `code`: the stable code of this kind of error, None if the service gives none. `request_id`:
+    finds the request in the service's log. `retry_after`: seconds. `errors`: `[{"where", "what"}]` for an invalid
+    body."""
 
     def __init__(self, response: httpx.Response, document: Mapping[str, Any]) -> None:
         self.status = response.status_code
@@ -125,8 +126,7 @@ KINDS: Mapping[int, type[ProblemError]] = {
 
 
 def refused(response: httpx.Response) -> OwlSapError:
-    """The error of an answer, read to its end, that is none of those asked for: a problem document (RFC 9457), or
-    OpenAI's shape."""
+    """Return the error for an unexpected answer: a problem document (RFC 9457) or OpenAI's shape."""
     try:
         document = response.json()
     except ValueError:
@@ -142,7 +142,7 @@ def refused(response: httpx.Response) -> OwlSapError:
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Seconds; RFC 9110 allows a date instead."""
+    """Return the seconds of Retry-After, also from a date (RFC 9110); None if the header is absent or invalid."""
     said = response.headers.get("retry-after", "")
     if said.isascii() and said.isdecimal():
         return float(said)

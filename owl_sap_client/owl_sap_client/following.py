@@ -1,5 +1,4 @@
-"""The events of a job out of a stream of bytes (server-sent events), and where to go on after a break. Reads nothing
-itself."""
+"""Parse a job's server-sent events, and resume after a lost connection. Does no input or output itself."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from owl_sap_client.errors import UnexpectedAnswer
 from owl_sap_client.operations import EVENTS, place
 from owl_sap_client.results import JobEvent
 
+# The service sends a comment every 15 s.
 TIMEOUT = httpx.Timeout(30, read=60)
-"""The service says something every 15 s."""
 
 
 class Following:
-    """`after`: the number of the last event that came. `quiet`: breaks since one came."""
+    """The state of one stream. `after`: id of the last event received. `quiet`: lost connections since then."""
 
     def __init__(self, job: str, after: int) -> None:
         self.after = after
@@ -28,23 +27,24 @@ class Following:
         self._fields: dict[str, str] = {}
 
     def request(self, client: httpx.Client | httpx.AsyncClient) -> httpx.Request:
-        """For the events behind `after`."""
+        """Return the request for the events after `after`."""
         self._rest, self._fields = b"", {}
         headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "Last-Event-ID": str(self.after)}
         return client.build_request("GET", self._place, headers=headers, timeout=TIMEOUT)
 
     @staticmethod
     def check(response: httpx.Response) -> None:
-        """Raises UnexpectedAnswer for a page in the place of a stream: a proxy's, for a login."""
+        """Raise UnexpectedAnswer for anything but an event stream, such as a proxy's login page."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "text/event-stream":
-            raise UnexpectedAnswer(f"{response.url.host} answered no events; does the address lead to this service?")
+            raise UnexpectedAnswer(f"{response.url.host} sent no events; does the address lead to this service?")
 
     def feed(self, chunk: bytes) -> Iterator[JobEvent]:
-        """Lines end with LF or CR LF. Not by str.splitlines, which takes characters of texts for ends of lines."""
+        """Yield the events that `chunk` completes."""
+        # Lines end with LF or CR LF; str.splitlines would also split at characters inside texts.
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
-            if line.startswith(b":"):  # the service is there, and nothing happens: no sign that it is lost
+            if line.startswith(b":"):  # a comment: the service is alive
                 self.quiet = 0
             event = self._line(line.removesuffix(b"\r").decode(errors="replace"))
             if event is not None and event.id > self.after:
@@ -53,7 +53,7 @@ class Following:
                 yield event
 
     def _line(self, line: str) -> JobEvent | None:
-        """An empty line ends an event; one that begins with a colon is a comment."""
+        """Add a line to the current event; return the event at the empty line that ends it."""
         if line:
             name, _, value = line.partition(":")
             if name:
@@ -66,4 +66,4 @@ class Following:
         try:
             return JobEvent(int(fields["id"]), fields["event"], json.loads(fields["data"]))
         except (KeyError, ValueError) as error:
-            raise UnexpectedAnswer("what came is no event of a job") from error
+            raise UnexpectedAnswer("the stream holds an invalid event") from error

@@ -24,13 +24,13 @@ from owl_sap_client.operations import Vector
 from owl_sap_client.results import Hit, Row, SearchResult
 
 Mode = Literal["vector", "keyword", "hybrid"]
+# Ids in one request for rows.
 _MOST_ROWS = 100
-"""Ids in one request for rows."""
 _VECTOR: Mapping[str, Any] = {"mode": "vector"}
 
 
 class _Most:
-    """How many texts the service takes in one request, asked for once."""
+    """The service's limit of texts per request, fetched once."""
 
     def __init__(self, client: Client, async_client: AsyncClient | None) -> None:
         self._client = client
@@ -51,7 +51,7 @@ class _Most:
 
 
 class OwlSapEmbeddings(Embeddings):
-    """The service's model. `truncate`: cut what is longer than the model takes, instead of raising Unprocessable."""
+    """The service's model. `truncate`: cut texts that are too long instead of raising Unprocessable."""
 
     def __init__(self, client: Client, async_client: AsyncClient | None = None, *, truncate: bool = False) -> None:
         self._client = client
@@ -83,12 +83,10 @@ class OwlSapEmbeddings(Embeddings):
 
 
 class OwlSapVectorStore(VectorStore):
-    """A collection. Every collection can be searched and read; one with `documents = true` can be written too, others
-    follow their table and refuse (Conflict).
+    """A collection as vector store. Only collections with `documents = true` can be written; others raise Conflict.
 
-    Searches take `filter` (docs/search.md), `mode` and `min_score` (in the mode hybrid a cosine too, not the score).
-    A search by text has the mode hybrid; MMR, relevance scores and searches by vector have the mode vector. Scores are
-    those of the service: in the mode vector cosines, higher is nearer. `mode`: of searches by text.
+    Searches take `filter` (docs/search.md), `mode` and `min_score`. A search by text uses `mode` (default hybrid); MMR,
+    relevance scores and searches by vector use the mode vector, whose scores are cosines.
     """
 
     def __init__(
@@ -114,8 +112,8 @@ class OwlSapVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> OwlSapVectorStore:
-        """`client` and `collection` are arguments too. Raises ValueError for other embeddings than the service's own,
-        which it would not use."""
+        """Write texts into a new store; takes the arguments of the constructor too. Raises ValueError for embeddings
+        other than the service's own, which are the ones it uses."""
         if not isinstance(embedding, OwlSapEmbeddings):
             raise ValueError("the service embeds by its own model: give OwlSapEmbeddings(client)")
         made = cls(**kwargs)
@@ -132,8 +130,7 @@ class OwlSapVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **other: Any,
     ) -> list[str]:
-        """Texts whose ids are there already are written anew. `batch_size`, which LangChain's index() gives, is passed
-        over."""
+        """Write texts and return their ids; existing ids are replaced. `batch_size` is ignored."""
         _check_known(other, "batch_size")
         written: list[str] = []
         for some in _batches(_documents(texts, metadatas, ids), self._most.now()):
@@ -157,7 +154,7 @@ class OwlSapVectorStore(VectorStore):
         return written
 
     def delete(self, ids: list[str] | None = None, **other: Any) -> bool:
-        """Ids that are not there are passed over. Raises ValueError without ids: a collection is not emptied by
+        """Delete documents; unknown ids are ignored. Raises ValueError without ids, so that no collection is emptied by
         mistake."""
         _check_known(other)
         for some in _batches(_named(ids), self._most.now()):
@@ -203,7 +200,7 @@ class OwlSapVectorStore(VectorStore):
         return _plain(await self.asimilarity_search_with_score(query, k, **options))
 
     def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **options: Any) -> list[Document]:
-        """By numbers of the service's own model."""
+        """Search by a vector of the service's own model."""
         wanted = self._options(k, {**_VECTOR, **options, "vector": embedding})
         return _plain(_scored(self._client.search(self._collection, None, **wanted)))
 
@@ -255,9 +252,8 @@ class OwlSapVectorStore(VectorStore):
 
 
 class OwlSapRetriever(BaseRetriever):
-    """The best `k` rows of a collection, by meaning and words. Their metadata has the row's key (by column name) as
-    `_key` and the score as `_score` beside the row's own fields. `invoke` takes `k`, `filter`, `mode` and the like
-    too."""
+    """Retrieve the best `k` rows of a collection. Their metadata holds the row's key as `_key`, the score as `_score`,
+    and the row's own fields. `invoke` takes `k`, `filter`, `mode` and the other options too."""
 
     model_config = {"arbitrary_types_allowed": True, "extra": "forbid"}  # noqa: RUF012 - as pydantic reads it
 
@@ -274,7 +270,7 @@ class OwlSapRetriever(BaseRetriever):
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
         found = self.client.search(self.collection, query, **self._options(options))
-        return [_told(hit) for hit in found.hits]
+        return [_retrieved(hit) for hit in found.hits]
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
@@ -284,7 +280,7 @@ class OwlSapRetriever(BaseRetriever):
             found = await run_in_executor(None, ask)
         else:
             found = await self.async_client.search(self.collection, query, **self._options(options))
-        return [_told(hit) for hit in found.hits]
+        return [_retrieved(hit) for hit in found.hits]
 
     def _options(self, options: Mapping[str, Any]) -> operations.SearchOptions:
         own = {name: getattr(self, name) for name in ("k", "mode", "filter", "min_score", "mmr_lambda")}
@@ -304,13 +300,13 @@ def _numbers(vectors: Iterable[Vector]) -> list[list[float]]:
 
 
 def _named(ids: Sequence[str] | None) -> Sequence[str]:
-    if ids is None or isinstance(ids, str):  # whose letters would be taken for ids
-        raise ValueError("say which documents: a list of ids")
+    if ids is None or isinstance(ids, str):  # its letters would become ids
+        raise ValueError("ids must be a list of ids")
     return list(ids)
 
 
 def _check_known(options: Mapping[str, Any], *known: str) -> None:
-    """Raises TypeError: a misspelt keyword would be lost."""
+    """Raise TypeError for unknown keywords."""
     if unknown := sorted(set(options) - set(known)):
         raise TypeError(f"unexpected keywords: {', '.join(unknown)}")
 
@@ -318,25 +314,24 @@ def _check_known(options: Mapping[str, Any], *known: str) -> None:
 def _documents(
     texts: Iterable[str], metadatas: Sequence[Mapping[str, Any]] | None, ids: Sequence[str | None] | None
 ) -> list[operations.Document]:
-    """Raises ValueError when there are not as many of each, and for one string, whose letters would be texts."""
+    """Return the documents to write. Raises ValueError for lists of different lengths and for a single string."""
     if isinstance(texts, str):
         raise ValueError("texts is one string; give a list: [text]")
     texts = list(texts)
-    told = zip(texts, metadatas or [{}] * len(texts), ids or [None] * len(texts), strict=True)
-    return [{"id": id_, "text": text, "metadata": metadata or {}} for text, metadata, id_ in told]
+    rows = zip(texts, metadatas or [{}] * len(texts), ids or [None] * len(texts), strict=True)
+    return [{"id": id_, "text": text, "metadata": metadata or {}} for text, metadata, id_ in rows]
 
 
 def _spread(fetch_k: int, lambda_mult: float, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a search by MMR."""
+    """Return the options of a search by MMR."""
     return {**_VECTOR, "depth": fetch_k, **options, "mmr_lambda": lambda_mult}
 
 
 def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a search for relevance scores. Raises ValueError for another mode, whose scores say nothing about
-    how good a hit is."""
+    """Return the options of a search for relevance scores. Raises ValueError for modes other than vector."""
     wanted = {**_VECTOR, **options}
     if wanted["mode"] != "vector":
-        raise ValueError(f"relevance scores need the mode vector, and this search has the mode {wanted['mode']}")
+        raise ValueError(f"relevance scores need the mode vector, not {wanted['mode']}")
     return wanted
 
 
@@ -352,6 +347,6 @@ def _plain(scored: Iterable[tuple[Document, float]]) -> list[Document]:
     return [document for document, _ in scored]
 
 
-def _told(hit: Hit) -> Document:
+def _retrieved(hit: Hit) -> Document:
     metadata = {**hit.metadata, "_key": hit.key, "_score": hit.score}
     return Document(id=hit.id, page_content=hit.text, metadata=metadata)

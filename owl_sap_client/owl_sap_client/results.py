@@ -1,5 +1,7 @@
-"""What the service answers, as frozen dataclasses. A member that this version does not know is left out, so a newer
-service can be asked; one that an older service leaves out has its default."""
+"""The service's answers as frozen dataclasses.
+
+Unknown members are ignored, so that newer services work; members that an older service omits have defaults.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ T = TypeVar("T")
 
 
 def decode(kind: type[T], value: Any) -> T:
-    """JSON into `kind`: a dataclass, or a list or an optional of such; anything else stays as it is. Raises KeyError
-    and TypeError for what is no such document."""
+    """Convert JSON into `kind`: a dataclass, or a list or an optional of one; other values are returned unchanged.
+    Raises KeyError and TypeError for a document of another shape."""
     return cast("T", _decode(kind, value))
 
 
@@ -32,7 +34,7 @@ def _decode(kind: Any, value: Any) -> Any:
 
 @cache
 def _members(kind: Any) -> Mapping[str, tuple[Any, bool]]:
-    """Of a dataclass: type, and whether there is no default."""
+    """Return each field's type and whether it is required."""
     hints, missing = get_type_hints(kind), dataclasses.MISSING
     return {
         each.name: (hints[each.name], each.default is missing and each.default_factory is missing)
@@ -45,7 +47,7 @@ def _members(kind: Any) -> Mapping[str, tuple[Any, bool]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passage:
-    """A chunk of a row that matches."""
+    """A matching chunk of a row."""
 
     text: str
     score: float
@@ -54,9 +56,9 @@ class Passage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hit:
-    """`key` by column name. `score`: the cosine (mode vector), BM25 (keyword), or in hybrid nearness in meaning and up
-    to 0.5 more for the words, so up to 1.5. `text`: that of the best chunk. `passages`: where they were asked for, the
-    one that was found and then its others, best first."""
+    """A row that was found. `key`: by column name. `score`: the cosine (mode vector), BM25 (keyword), or in hybrid the
+    cosine plus up to 0.5 for the words. `text`: of the best chunk. `passages`: if requested, the matching chunks, best
+    first."""
 
     id: str
     key: dict[str, Any]
@@ -68,8 +70,8 @@ class Hit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Hits, best first. `notes`: what may have been overlooked. `stale_since`: while HANA is away, the UTC time of the
-    last complete sync. `explain`: stages and rankings, where it was asked for."""
+    """Hits, best first. `notes`: warnings about the request. `stale_since`: while HANA is unavailable, the UTC time of
+    the last complete sync. `explain`: stages and rankings, if requested."""
 
     hits: list[Hit]
     took_ms: dict[str, float]
@@ -80,7 +82,7 @@ class SearchResult:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """A stored row. `text`: all of it, its chunks joined as they are stored."""
+    """A stored row. `text`: its chunks, joined."""
 
     id: str
     key: dict[str, Any]
@@ -97,7 +99,7 @@ class FieldValue:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """A metadata field that filters can name. `values`: the most frequent first; `more`: there are others."""
+    """A metadata field for filters. `values`: the most frequent first; `more`: whether there are others."""
 
     name: str
     type: Literal["text", "number", "boolean", "mixed"]
@@ -109,7 +111,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fields:
-    """Of `rows` rows, `sampled` were looked at."""
+    """Metadata fields, found in `sampled` of `rows` rows."""
 
     fields: list[Field]
     sampled: int
@@ -127,7 +129,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Map:
-    """Rows in the plane (principal components). `explained`: the share of the variance along each axis."""
+    """Rows in the plane (principal components). `explained`: share of the variance along each axis."""
 
     points: list[Point]
     explained: list[float]
@@ -146,7 +148,7 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenAIEmbedding:
-    """`embedding`: numbers, or base64 of little-endian float32 if that was asked for."""
+    """`embedding`: numbers, or base64 of little-endian float32 if requested."""
 
     object: str
     index: int
@@ -225,7 +227,7 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """How alike two generations find; figures are None without queries."""
+    """How similar the results of two generations are; figures are None without queries."""
 
     collection: str
     serving: int
@@ -304,7 +306,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TableDetail:
-    """`proposal`: a `[[collections]]` block with its reasons, `toml` in it as text; or None, and `reason` says why."""
+    """`proposal`: a `[[collections]]` block with its reasons and, in `toml`, its text; None with a `reason`."""
 
     schema: str
     name: str
@@ -325,7 +327,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Preview:
-    """What a template makes of a sample of rows. `histogram`: rows by tokens. `truncated`: of `sampled` rows so many
+    """Sample rows rendered by a template. `histogram`: rows by tokens. `truncated`: how many of the `sampled` rows
     would lose text."""
 
     source: str
@@ -345,7 +347,7 @@ class Preview:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Health:
-    """`detail` and `note` are told to whoever is known."""
+    """Health of the service. `detail` and `note` need authentication."""
 
     status: str
     checks: dict[str, bool]
@@ -367,8 +369,8 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Info:
-    """`device` and `settings`: what is computed on, and what was chosen there and why. `models`: those that collections
-    have of their own; empty where the service is older than that."""
+    """`device`, `settings`: the device, and what was chosen on it and why. `models`: the collections' own models;
+    empty for an older service."""
 
     version: str
     model: str
@@ -385,7 +387,7 @@ class Info:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gpu:
-    """`devices`: by NVIDIA's driver, members as the API describes them, None where a card does not tell."""
+    """`devices`: as the NVIDIA driver reports them; None for values that a card does not report."""
 
     devices: list[dict[str, Any]]
     driver_version: str | None

@@ -73,7 +73,7 @@ BY_NAME = {
 
 # The extras that a package's users install; none is for developers only.
 EXTRAS = {
-    "app": {"hana", "engine", "onnx", "tensorrt", "train", "langchain", "mcp", "benchmark"},
+    "app": {"hana", "engine", "serve", "onnx", "tensorrt", "train", "langchain", "mcp", "benchmark"},
     "connector": {"hana", "langchain"},
     "hana_emulator": set(),
     "owl_sap_client": {"langchain"},

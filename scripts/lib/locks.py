@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deployment" / "requirements"
 PYTHON, PLATFORM = "3.11", "x86_64-manylinux_2_28"
 """Of the image. torch's wheels are manylinux_2_28, which Debian 12 and newer run."""
-BASE = ("hana", "engine")
+BASE = ("hana", "engine", "serve")
 EXTRAS = ("mcp", "onnx", "train")
 """What EXTRAS= of Dockerfile.t4 may name. Not `tensorrt`: its libraries are on NVIDIA's index and fetched by a build
 script, so that no hash would hold them."""

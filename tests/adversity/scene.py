@@ -21,14 +21,16 @@ from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.model import ChunkSpec, CollectionSpec, KeyRange, Row, TableRef
 from connector.model import Query as SourceQuery
-from connector.protocols import VectorStore
 from connector.retry import RetryPolicy
 from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.stores.store import VectorStore
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 from connector.sync.verify import verify
-from hana_emulator.testing import REPOSITORY, Emulator
+from hana_emulator.testing import Emulator
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 NAME = "rows"
 PAGE = 20

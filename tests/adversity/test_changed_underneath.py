@@ -9,7 +9,7 @@ import pytest
 
 from connector.errors import ConfigurationError, UnknownTable
 from connector.model import CollectionStatus
-from connector.sync.sync import Ends, SyncReport, sync
+from connector.sync.run import Ends, SyncReport, sync
 from connector.sync.verify import verify
 from tests.adversity.scene import EMPTY, NAME, ROWS, Scene, WatchedSource
 
@@ -129,7 +129,7 @@ def test_a_column_of_another_type_pauses_until_somebody_accepts_it(scene: Scene)
     assert "TXT was NVARCHAR and is NCLOB" in errors
     assert "--accept-schema" in errors
     assert (scene.content(), status(scene).last_sync) == (before, checkpoint)
-    assert scene.store().search(NAME, scene.embedder.embed_query("pump 5"), 3, None)
+    assert scene.store().view(NAME).search(scene.embedder.embed_query("pump 5"), 3)
     code, out, _ = scene.cli("sync", NAME, "--accept-schema", "--json")
     (report,) = json.loads(out)
     assert (code, report["paused"], report["deleted"]) == (0, None, 0)

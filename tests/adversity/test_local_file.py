@@ -26,7 +26,7 @@ from connector.errors import (
 )
 from connector.stores.local import sqlite_file
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends
+from connector.sync.run import Ends
 from connector.sync.verify import verify
 from tests.adversity.scene import EMPTY, NAME, ROWS, Content, Scene
 from tests.proof import invariants
@@ -110,8 +110,8 @@ def test_a_record_of_the_collection_that_cannot_be_read_is_damage(scene: Scene, 
     with closing(sqlite3.connect(file_of(scene))) as db, db:
         db.execute(f"UPDATE collections SET {column} = ?", (value,))
     with closing(LocalStore(file_of(scene).parent)) as store:
-        for ask in (store.status, store.generations, store.quarantine):
-            if ask != store.generations or column == "last_sync":
+        for ask in (store.status, store.generations.all, store.quarantine):
+            if ask != store.generations.all or column == "last_sync":
                 with pytest.raises(StoreCorrupt, match=r"vectors\.sqlite cannot be trusted"):
                     ask(NAME)
 
@@ -179,7 +179,7 @@ def test_a_file_that_another_process_has_locked(scene: Scene, monkeypatch: pytes
             with pytest.raises(TransactionRolledBack, match=r"vectors\.sqlite was locked by another writer"):
                 scene.sync(ends)
             assert scene.content(ends.store) == before
-            hits = ends.store.search(NAME, ends.embedder.embed_query("pump 50 of plant 1"), 1, None)
+            hits = ends.store.view(NAME).search(ends.embedder.embed_query("pump 50 of plant 1"), 1)
             assert hits[0].id == "[50]"
     assert scene.converges().upserted == 5
 

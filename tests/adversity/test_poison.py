@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core.backends import OutOfMemory
+from app.src.core.backends import OutOfMemory, TokenBatch
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
@@ -23,7 +23,7 @@ from connector.model import CollectionSpec, TableRef, Vectors
 from connector.retry import RetryPolicy
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 from tests.adversity.proxy import COMMIT, Fault, Proxy, Strike
 from tests.adversity.scene import EMPTY, NAME, PATIENT, ROWS, Scene
@@ -69,7 +69,7 @@ def test_strange_texts_stop_nobody(scene: Scene, type_: str) -> None:
     assert report.read == report.upserted + report.empty + report.quarantined
     assert report.empty == empty
     assert ends.store.quarantine("poison") == []
-    (best,) = ends.store.search("poison", ends.embedder.embed_query("a plain pump"), 1, None)
+    (best,) = ends.store.view("poison").search(ends.embedder.embed_query("a plain pump"), 1)
     assert best.id == "[900]"
     kept = {record.id: record.text for page in ends.store.records("poison") for record in page if record.number == 0}
     for number, (name, _, begin) in enumerate(chosen):
@@ -111,15 +111,15 @@ class SickBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def forward(self, batch: Sequence[Any], *, exact: bool = False) -> Vectors:
-        size = sum(map(len, batch))
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Any = None) -> Vectors:
+        size = batch.tokens
         if self._fault == "memory" and len(batch) > 1 and size > 100:
             self.failures += 1
             raise OutOfMemory("planted")
         self.batches.append(size)
         vectors: Vectors = np.array(self._backend.forward(batch, exact=exact))
         for row, tokens in enumerate(batch):
-            if sum(tokens) % self._every == 0 and self._fault in ("nan", "inf"):
+            if int(tokens.sum()) % self._every == 0 and self._fault in ("nan", "inf"):
                 vectors[row, 0] = float(self._fault)
         return vectors
 
@@ -192,7 +192,7 @@ def test_a_sick_query_is_refused(scene: Scene, query: np.ndarray) -> None:
     ends = scene.ends()
     scene.sync(ends)
     with pytest.raises(ConfigurationError, match="query vector"):
-        ends.store.search(NAME, query.astype(np.float32), 3, None)
+        ends.store.view(NAME).search(query.astype(np.float32), 3)
 
 
 @pytest.mark.parametrize("scene", ["local"], indirect=True)
@@ -291,7 +291,7 @@ def test_a_page_of_rubbish_is_damage_or_harmless_and_never_a_wrong_answer(scene:
     try:
         ends = scene.ends()
         sound = verify(scene.spec, ends).ok
-        hits = ends.store.search(NAME, ends.embedder.embed_query("pump 5 of plant 5"), 3, None)
+        hits = ends.store.view(NAME).search(ends.embedder.embed_query("pump 5 of plant 5"), 3)
     except StoreCorrupt as error:
         refusal, sound, hits = str(error), False, []
     else:

@@ -15,6 +15,7 @@ import pytest
 from app.src.access.principal import OPERATOR
 from app.src.service import browse as browsing
 from app.src.service.service import Service
+from connector.stores.local.view import LocalView
 from connector.sync.documents import NewDocument
 from tests.api.conftest import TEXTS, TableSource, serving
 from tests.api.test_document_routes import with_notes
@@ -90,13 +91,13 @@ def test_rows_whose_texts_are_too_long_together_are_asked_for_one_by_one(
     source.rows_by_key |= {key: {"MATNR": key, "MAKTX": text, "MTART": "ROH"} for key, text in texts.items()}
     service.sync("materials")
     read: list[str] = []
-    real = service.store.texts_of
+    real = LocalView.texts
 
-    def texts_of(name: str, ids: list[str], *given: Any) -> Any:
+    def reading(view: LocalView, ids: list[str]) -> Any:
         read.extend(ids)
-        return real(name, ids, *given)
+        return real(view, ids)
 
-    monkeypatch.setattr(service.store, "texts_of", texts_of)
+    monkeypatch.setattr(LocalView, "texts", reading)
     refused = client.post(ROWS, json={"ids": [id_of(key) for key in texts]})
     assert refused.status_code == 422
     assert "longer than 2000 characters together: ask for fewer ids" in refused.json()["detail"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.core.splitting import piece_spans
+from app.src.core.tokens import piece_spans
 from app.src.service import browse as browsing
 from app.src.service.browse import Field, joined, principal_plane
 

@@ -28,8 +28,9 @@ from starlette.types import Message
 from app.src.api import errors, schemas
 from app.src.api.desk import Desk
 from app.src.api.direct import DirectRoute, direct
-from app.src.core.backends.hashing import _to_word
-from app.src.core.lanes import Pace
+from app.src.core.backends.hashing import words_of
+from app.src.core.queue import Speed
+from app.src.core.tokens import TokenBatch
 from app.src.service.service import Service
 from connector.model import Vectors
 from tests.api.conftest import TableSource, serving, settings_in
@@ -285,14 +286,14 @@ Held = tuple[threading.Event, list[str]]
 def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """An engine that waits for the event, and the texts that it has begun to compute."""
     go, seen = threading.Event(), list[str]()
-    begin = service.engine.begin
+    begin = service.engine._runner.begin
 
-    def slow(batch: Sequence[Sequence[int]], *more: Any) -> Any:
-        seen.extend(" ".join(map(_to_word, ids)) for ids in batch)
+    def slow(batch: TokenBatch, *more: Any) -> Any:
+        seen.extend(map(" ".join, words_of(batch)))
         assert go.wait(20)
         return begin(batch, *more)
 
-    monkeypatch.setattr(service.engine, "begin", slow)
+    monkeypatch.setattr(service.engine._runner, "begin", slow)
     yield go, seen
     go.set()
 
@@ -301,14 +302,14 @@ def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 def threads_held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """Tokenising waits for the event, in the thread of the request; and the texts that it has begun with."""
     go, seen = threading.Event(), list[str]()
-    tokenize = service.engine.tokenize
+    tokenize = service.engine._tokenize
 
     def slow(texts: Sequence[str]) -> Any:
         seen.extend(texts)
         assert go.wait(20)
         return tokenize(texts)
 
-    monkeypatch.setattr(service.engine, "tokenize", slow)
+    monkeypatch.setattr(service.engine, "_tokenize", slow)
     yield go, seen
     go.set()
 
@@ -465,13 +466,13 @@ def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
     with connected(client) as first:
         first.sendall(request_bytes("the first"))
         until(lambda: seen == ["the first"])
-        monkeypatch.setattr(Pace, "wait", lambda *_: 41.2)
+        monkeypatch.setattr(Speed, "wait", lambda *_: 41.2)
         refused = client.post("/embed", json={"inputs": "steel"})
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "42")
         assert "embedding.max_wait" in refused.json()["detail"]
         assert client.post("/v1/embeddings", json={"input": "steel"}).status_code == 429
         assert seen == ["the first"]
-        monkeypatch.setattr(Pace, "wait", lambda *_: 0.0)
+        monkeypatch.setattr(Speed, "wait", lambda *_: 0.0)
         go.set()
         assert first.recv(20).startswith(b"HTTP/1.1 200 ")
 
@@ -481,7 +482,7 @@ def test_nobody_waits_for_a_thread_to_be_told_that_the_engine_is_busy(
 def test_who_would_wait_too_long_for_the_engine_is_told_at_once(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "wait", lambda *_: 41.2)
+    monkeypatch.setattr(Speed, "wait", lambda *_: 41.2)
     refused = client.post("/embed", json={"inputs": "steel"})
     assert (refused.status_code, refused.headers.get_list("retry-after")) == (429, ["42"]), "as measured"
     assert "embedding.max_wait" in refused.json()["detail"]

@@ -299,7 +299,7 @@ def test_documents_that_are_all_deleted_make_room_for_another_model(service: Ser
 
 def test_a_model_of_documents_that_is_gone_says_what_can_be_done(service: Service, wide: Service) -> None:
     service.documents.put("notes", [NewDocument("a", "garden hose")], principal=OPERATOR)
-    service.store.record_recipe("notes", 1, Recipe(service.spec("notes"), ModelSource("/no/such/model")))
+    service.store.generations.record("notes", 1, Recipe(service.spec("notes"), ModelSource("/no/such/model")))
     with pytest.raises(ModelMismatch, match=r"hash:64.*mode keyword.*another collection, or delete all") as refused:
         wide.search("notes", "garden hose", principal=OPERATOR)
     assert "owl-sap sync" not in str(refused.value)

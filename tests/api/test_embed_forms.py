@@ -296,7 +296,7 @@ def test_what_a_failed_job_tells(
     def failing(_texts: list[str], **_options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(service.embedder.batcher, "embed_counted", failing)
+    monkeypatch.setattr(service.embedder.engine, "embed_counted", failing)
     source.rows_by_key["7"] = {"MATNR": "7", "MAKTX": "a new row", "MTART": "ROH"}
     try:
         job = job_of(client)
@@ -309,7 +309,7 @@ def test_what_a_failed_job_tells(
 def test_a_row_without_a_vector_is_set_aside_by_the_job(
     client: Client, service: Service, source: TableSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embed = service.embedder.batcher.embed_counted
+    embed = service.embedder.engine.embed_counted
 
     def picky(texts: list[str], **options: Any) -> Any:
         bad = [index for index, text in enumerate(texts) if "poison" in text]
@@ -317,7 +317,7 @@ def test_a_row_without_a_vector_is_set_aside_by_the_job(
             raise NonFinite(bad)
         return embed(texts, **options)
 
-    monkeypatch.setattr(service.embedder.batcher, "embed_counted", picky)
+    monkeypatch.setattr(service.embedder.engine, "embed_counted", picky)
     rows = {"7": "poison", "8": "a healthy row"}
     source.rows_by_key |= {key: {"MATNR": key, "MAKTX": text, "MTART": "ROH"} for key, text in rows.items()}
     try:

@@ -16,7 +16,7 @@ from httpx import Client
 
 from app.src.api import desk, server
 from app.src.core.backends.hashing import HashingBackend
-from app.src.core.batcher import WorkerDied
+from app.src.core.queue import WorkerDied
 from app.src.service import readiness as probes
 from app.src.service.service import Service
 from app.src.settings import Settings
@@ -42,22 +42,22 @@ def client(synced: Service) -> Iterator[Client]:
 
 @pytest.fixture
 def clock(synced: Service, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The batcher's."""
+    """The queue's."""
     clock = Clock()
-    monkeypatch.setattr(synced.embedder.batcher, "_clock", clock)
+    monkeypatch.setattr(synced.embedder.engine._queue, "clock", clock)
     return clock
 
 
 @pytest.fixture
 def gate(synced: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Batches wait until it is set."""
-    begin, gate = synced.engine.begin, threading.Event()
+    begin, gate = synced.engine._runner.begin, threading.Event()
 
     def slow(*batch: Any) -> Any:
         assert gate.wait(30)
         return begin(*batch)
 
-    monkeypatch.setattr(synced.engine, "begin", slow)
+    monkeypatch.setattr(synced.engine._runner, "begin", slow)
     monkeypatch.setattr(probes, "PROBE_SECONDS", 0.05)
     yield gate
     gate.set()
@@ -74,12 +74,12 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.proves(29)
 def test_a_thread_that_dies_again_and_again(client: Client, synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits is told at once; after the third time only a new process helps; one batch that is computed mends it."""
-    working = synced.engine.begin
+    working = synced.engine._runner.begin
 
     def dying(*_: Any) -> Any:
         raise SystemExit
 
-    monkeypatch.setattr(synced.engine, "begin", dying)
+    monkeypatch.setattr(synced.engine._runner, "begin", dying)
     assert "ended unexpectedly" in problem(client.post("/embed", json={"inputs": "a"}), 503)["detail"]
     assert client.get("/health/live").status_code == 200, "the next thread may do better"
     ready = client.get("/health/ready")
@@ -90,7 +90,7 @@ def test_a_thread_that_dies_again_and_again(client: Client, synced: Service, mon
     live = client.get("/health/live")
     assert (live.status_code, live.json()["checks"]) == (503, {"engine": False})
     assert "3 times in a row" in live.json()["detail"]
-    monkeypatch.setattr(synced.engine, "begin", working)
+    monkeypatch.setattr(synced.engine._runner, "begin", working)
     assert client.post("/embed", json={"inputs": "a"}).status_code == 200
     assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
 
@@ -100,7 +100,7 @@ def test_a_thread_that_dies_again_and_again(client: Client, synced: Service, mon
 def test_a_batch_that_never_ends(client: Client, synced: Service, clock: Clock, gate: threading.Event) -> None:
     with ThreadPoolExecutor(1) as other:
         waiting = other.submit(client.post, "/embed", json={"inputs": "a"})
-        until(lambda: bool(synced.embedder.batcher._in_hand))
+        until(lambda: bool(synced.embedder.engine._queue._in_progress))
         for seconds, ready, live in ((29, 200, 200), (31, 503, 200), (299, 503, 200), (301, 503, 503)):
             clock.ahead = seconds
             answer = client.get("/health/ready")

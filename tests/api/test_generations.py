@@ -163,7 +163,7 @@ def test_nothing_to_go_back_to(synced: Service) -> None:
 
 
 def test_one_that_is_not_complete_is_not_switched_to(wide: Service) -> None:
-    wide.store.begin_generation(NAME, wide.embedder, Recipe(wide.spec(NAME), wide.parts.model_source_for(NAME)))
+    wide.store.generations.begin(NAME, wide.embedder, Recipe(wide.spec(NAME), wide.parts.model_source_for(NAME)))
     with pytest.raises(GenerationRefused, match=r"not complete.*--force"):
         wide.switch(NAME)
     assert states(wide) == {1: "active", 2: "building"}
@@ -246,7 +246,7 @@ def test_a_model_that_is_gone_does_not_hold_up_its_successor(
     wide: Service, synced: Service, configured: Configured, source: TableSource
 ) -> None:
     gone = Recipe(synced.spec(NAME), ModelSource("/no/such/model"))
-    synced.store.record_recipe(NAME, 1, gone)
+    synced.store.generations.record(NAME, 1, gone)
     with pytest.raises(ModelMismatch, match=r"generation 1 .*hash:64.*mode keyword.*owl-sap sync"):
         wide.search(NAME, "steel", principal=OPERATOR)
     assert configured("hash:64").search(NAME, "steel", 1, principal=OPERATOR).hits, (
@@ -262,7 +262,7 @@ def test_a_model_that_is_gone_does_not_hold_up_its_successor(
 
 
 def test_one_of_an_earlier_version_is_found_by_the_name_of_its_model(service: Service, configured: Configured) -> None:
-    from connector.sync.sync import Ends, sync
+    from connector.sync.run import Ends, sync
 
     sync(service.spec(NAME), Ends(service.source, service.store, service.embedder))
     assert service.generations(NAME)[0]["template"] is None
@@ -371,7 +371,7 @@ def test_switching_by_itself(synced: Service, configured: Configured, source: Ta
 
 
 def test_switching_by_itself_needs_something_to_compare_by(synced: Service, configured: Configured) -> None:
-    synced.store.record_recipe(NAME, 1, Recipe(synced.spec(NAME), ModelSource("/no/such/model")))
+    synced.store.generations.record(NAME, 1, Recipe(synced.spec(NAME), ModelSource("/no/such/model")))
     auto = configured("hash:128", switch="auto")
     report = auto.sync(NAME)
     assert any("was not switched to" in note for note in report.notes), report.notes

@@ -16,10 +16,11 @@ from httpx import Client, Response
 
 from app.src.api.errors import MOST_FAULTS, Crowded, retry_after
 from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory
-from app.src.core.batcher import EngineOverloaded, WorkerDied
+from app.src.core.queue import EngineOverloaded, WorkerDied
 from app.src.service.explaining import by_code
 from app.src.service.service import Service
 from connector import errors
+from connector.stores.local.view import LocalView
 from tests.api.conftest import TableSource, serving, settings_in
 
 # route, what it allows, a body that it would take
@@ -380,7 +381,7 @@ def test_who_would_wait_too_long_for_the_engine_hears_it_while_every_thread_is_t
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, let_go = threading.Semaphore(0), threading.Event()
-    real = service.store.keyword
+    real = LocalView.keyword
 
     def hanging(*given: Any, **more: Any) -> Any:
         taken.release()
@@ -388,14 +389,14 @@ def test_who_would_wait_too_long_for_the_engine_hears_it_while_every_thread_is_t
         return real(*given, **more)
 
     assert client.post(SEARCH, json={"query": "remembered"}).status_code == 200
-    monkeypatch.setattr(service.store, "keyword", hanging)
+    monkeypatch.setattr(LocalView, "keyword", hanging)
     threads = service.settings.api.threads
     with ThreadPoolExecutor(threads + 1) as others:
         try:
             words = {"query": "steel", "mode": "keyword"}
             waiting = [others.submit(client.post, SEARCH, json=words) for _ in range(threads)]
             assert all(taken.acquire(timeout=30) for _ in range(threads))
-            monkeypatch.setattr(service.embedder.batcher._pace, "wait", lambda _: 17.0)
+            monkeypatch.setattr(service.embedder.engine._queue._speed, "wait", lambda _: 17.0)
             refusals = [client.post(SEARCH, json={"query": f"unheard of {mode}", "mode": mode}) for mode in MEANING]
             refusals.append(client.post("/embed", json={"inputs": "unheard of"}))
             for refused in refusals:

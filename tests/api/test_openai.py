@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from app.src.core.backends import EngineClosed
-from app.src.core.batcher import EngineOverloaded
 from app.src.core.engine import EmbeddingEngine
+from app.src.core.queue import EngineOverloaded
 from app.src.service.service import Service
 from tests.api.conftest import TableSource, serving, settings_in
 
@@ -101,7 +101,7 @@ def test_the_clients_try_again_when_the_engine_is_busy(
     client: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both of OpenAI's clients, on their own: 429 with Retry-After is tried again, and only so often."""
-    submit = service.embedder.batcher.submit
+    submit = service.embedder.engine.submit
     refused: list[list[str]] = []
 
     def busy_at_first(texts: list[str], **options: Any) -> Any:
@@ -111,7 +111,7 @@ def test_the_clients_try_again_when_the_engine_is_busy(
         refused.append([])
         return submit(texts, **options)
 
-    monkeypatch.setattr(service.embedder.batcher, "submit", busy_at_first)
+    monkeypatch.setattr(service.embedder.engine, "submit", busy_at_first)
     address = f"{client.base_url}/v1"
     with openai.OpenAI(base_url=address, api_key="none", max_retries=1) as official:
         first = official.embeddings.create(model="hash:64", input="steel")
@@ -176,7 +176,7 @@ def test_an_engine_that_is_away(
     def closed(texts: list[str], **_: Any) -> Any:
         raise EngineClosed("the engine of hash:64 is closed")
 
-    monkeypatch.setattr(service.embedder.batcher, "submit", closed)
+    monkeypatch.setattr(service.embedder.engine, "submit", closed)
     with pytest.raises(openai.InternalServerError, match="closed") as caught:
         official.embeddings.create(model="hash:64", input="a")
     assert caught.value.status_code == 503
@@ -186,7 +186,7 @@ def test_an_engine_that_is_away(
     def broken(texts: list[str], **_: Any) -> Any:
         raise RuntimeError("canary-91")
 
-    monkeypatch.setattr(service.embedder.batcher, "submit", broken)
+    monkeypatch.setattr(service.embedder.engine, "submit", broken)
     assert "canary-91" not in refusal(client.post(ROUTE, json={"input": "a"}), 500)["message"]
     monkeypatch.setattr(EmbeddingEngine, "model", property(lambda self: closed([])))
     refusal(client.get("/v1/models"), 503)

@@ -91,13 +91,13 @@ def test_live_answers_while_the_engine_is_busy(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    begin = service.engine.begin
+    begin = service.engine._runner.begin
 
     def slow(*batch: Any) -> Any:
         assert go.wait(20)
         return begin(*batch)
 
-    monkeypatch.setattr(service.engine, "begin", slow)
+    monkeypatch.setattr(service.engine._runner, "begin", slow)
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(client.post("/embed", json={"inputs": "a"}).status_code))
     thread.start()

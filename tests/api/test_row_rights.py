@@ -29,7 +29,9 @@ from connector.errors import BadFilter
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, QuarantinedRow
 from connector.stores.hana.store import HanaStore
+from connector.stores.local.view import LocalView
 from connector.stores.ranking import FEWEST_ROWS
+from connector.stores.store import VectorStore
 from hana_emulator.testing import Emulator
 from tests.api.conftest import TableSource, serving, settings_in
 from tests.statements import statements
@@ -281,14 +283,19 @@ def test_one_who_asks_is_not_answered_with_what_another_was(asking: Asking) -> N
             assert {hit["metadata"]["MTART"] for hit in found} == {owner}
 
 
+def erring(store: VectorStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the store forget the row filter."""
+    view = store.view
+    monkeypatch.setattr(
+        store, "view", lambda collection, generation=None, row_filter=None: view(collection, generation)
+    )
+
+
 def test_a_store_that_errs_shows_nothing(
     asking: Asking, shared: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the store gives is looked at once more."""
-    store = shared.store
-    for name in ("search", "keyword"):
-        real: Callable[..., Any] = getattr(store, name)
-        monkeypatch.setattr(store, name, lambda *given, real=real: real(*given[:-1], None))
+    erring(shared.store, monkeypatch)
     for mode in MODES:
         found = asking.search(claiming("FERT"), query="pump", k=9, mode=mode)["hits"]
         assert {hit["metadata"]["MTART"] for hit in found} == {"FERT"}
@@ -333,13 +340,13 @@ def test_fields_that_are_remembered_are_those_of_who_asks(
     """Of a collection so large that a sample of it stands for a while."""
     monkeypatch.setattr(browsing, "SAMPLE", 5)
     looks: list[Any] = []
-    real = synced.store.sample
+    real = LocalView.sample
 
-    def sample(*given: Any, **more: Any) -> Any:
+    def sample(view: LocalView, *given: Any, **more: Any) -> Any:
         looks.append(given)
-        return real(*given, **more)
+        return real(view, *given, **more)
 
-    monkeypatch.setattr(synced.store, "sample", sample)
+    monkeypatch.setattr(LocalView, "sample", sample)
     for _ in range(3):
         for who, owner in ((claiming("FERT"), "FERT"), (claiming("ROH"), "ROH")):
             answer = alone.get(who, FIELDS).json()
@@ -428,10 +435,7 @@ def test_nothing_tells_a_row_of_others_from_none(asking: Asking) -> None:
 def test_what_a_store_that_errs_reads_is_not_shown(
     asking: Asking, shared: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = shared.store
-    for name in ("texts_of", "sample"):
-        real: Callable[..., Any] = getattr(store, name)
-        monkeypatch.setattr(store, name, lambda *given, real=real, **more: real(*given[:-1], None, **more))
+    erring(shared.store, monkeypatch)
     who = claiming("FERT")
     assert [row["id"] for row in asking.post(who, ROWS, ids=ALL_IDS).json()["rows"]] == own_ids("FERT")
     assert asking.get(who, FIELDS).json()["fields"][0]["values"] == [{"value": "FERT", "count": 20}]

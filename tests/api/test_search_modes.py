@@ -20,6 +20,7 @@ from app.src.settings import Settings
 from connector.errors import ModelMismatch
 from connector.model import CollectionSpec, Column, Filter, IndexUse, ModelSource, Recipe, TableRef
 from connector.stores import ranking
+from connector.stores.local.view import LocalView
 from connector.stores.ranking import FEWEST_ROWS, Backdrop
 from tests.api.conftest import TableSource, serving
 
@@ -91,13 +92,13 @@ def test_hybrid_beside_writes_finds_what_was_written_and_looks_at_all_rows_once(
     }
     service.sync("materials")
     looks: list[Any] = []
-    real = service.store.sample
+    real = LocalView.sample
 
-    def sample(*given: Any, **more: Any) -> Any:
+    def sample(view: LocalView, *given: Any, **more: Any) -> Any:
         looks.append(given)
-        return real(*given, **more)
+        return real(view, *given, **more)
 
-    monkeypatch.setattr(service.store, "sample", sample)
+    monkeypatch.setattr(LocalView, "sample", sample)
     for number in range(3):
         source.rows_by_key["new"] = {"MATNR": "new", "MAKTX": f"turnstile {number}", "MTART": "ROH"}
         service.sync("materials")
@@ -183,8 +184,8 @@ def test_the_length_of_a_vector_that_others_wrote_says_nothing(
 ) -> None:
     ways: list[dict[str, Any]] = [{"mode": "hybrid"}, {"passages": 2}, {"mode": "hybrid", "min_score": 0.1}]
     before = [ask(client, query="pump seal", k=50, **way)["hits"] for way in ways]
-    stored = synced.store.vectors
-    monkeypatch.setattr(synced.store, "vectors", lambda *given: stored(*given) * np.float32(7.0))
+    stored = LocalView.vectors
+    monkeypatch.setattr(LocalView, "vectors", lambda *given: stored(*given) * np.float32(7.0))
     for way, hits in zip(ways, before, strict=True):
         after = ask(client, query="pump seal", k=50, **way)["hits"]
         assert [hit["key"] for hit in after] == [hit["key"] for hit in hits]
@@ -301,7 +302,7 @@ def test_keyword_search_of_another_models_collection(synced: Service, settings: 
             assert keys(ask(client, query="gearbox", mode="keyword")) == ["1"]
             assert keys(ask(client, query="gearbox bearing", mode="hybrid"))[0] == "1", "by the model of what is stored"
             gone = Recipe(service.spec("materials"), ModelSource("/no/such/model"))
-            service.store.record_recipe("materials", 1, gone)
+            service.store.generations.record("materials", 1, gone)
             service._searching._embedders.clear()
             refused = client.post(SEARCH, json={"query": "gearbox", "mode": "hybrid"})
             assert (refused.status_code, "keyword" in refused.json()["detail"]) == (409, True)
@@ -416,7 +417,7 @@ def test_how_hits_were_found(client: httpx.Client, synced: Service) -> None:
 
 
 def test_the_store_s_plan_is_for_administrators(synced: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synced.store, "index_use", lambda *_: IndexUse(True, "HNSW INDEX SEARCH: of what HANA says"))
+    monkeypatch.setattr(LocalView, "index_use", lambda *_: IndexUse(True, "HNSW INDEX SEARCH: of what HANA says"))
 
     def index(*scopes: Scope) -> Any:
         who, options = Principal("somebody", frozenset(scopes)), SearchOptions("hybrid", explain=True)
@@ -439,13 +440,13 @@ def test_passages_of_many_hits_are_read_in_portions(synced: Service, monkeypatch
 
     asked: list[int] = []
 
-    def texts_of(name: str, ids: list[str], *given: Any) -> Any:
+    def texts(view: LocalView, ids: list[str]) -> Any:
         asked.append(len(ids))
-        return read(name, ids, *given)
+        return read(view, ids)
 
-    whole, read = found(), synced.store.texts_of
+    whole, read = found(), LocalView.texts
     monkeypatch.setattr("app.src.service.passages.PORTION", 4)
-    monkeypatch.setattr(synced.store, "texts_of", texts_of)
+    monkeypatch.setattr(LocalView, "texts", texts)
     assert found() == whole
     assert asked == [4, 4, 1]
 
@@ -494,7 +495,7 @@ def test_a_text_is_searched_by_hybrid_and_a_vector_or_a_row_by_vector(client: ht
 def test_where_words_cannot_be_looked_for_a_text_is_still_found_by_meaning(
     client: httpx.Client, synced: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synced.parts.store, "_has_keywords", False)  # as where SQLite has no FTS5
+    monkeypatch.setattr(synced.parts.store, "_texts", None)  # as where SQLite has no FTS5
     for body in ({}, {"mode": "hybrid"}):
         answer = ask(client, query="pump seal", **body)
         assert keys(answer)[0] == "5"

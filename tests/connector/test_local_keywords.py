@@ -17,6 +17,7 @@ import pytest
 
 from connector.errors import ConfigurationError, RowRejected, StoreCorrupt
 from connector.model import ChangeSet, Chunk
+from connector.stores.local import filter_cache
 from connector.stores.local import keywords as local_keywords
 from connector.stores.local import store as local
 from connector.stores.local.store import LocalStore
@@ -45,7 +46,7 @@ def write(store: LocalStore, texts: dict[str, str], deleted: tuple[str, ...] = (
 
 
 def found(store: LocalStore, text: str, k: int = 1000) -> set[str]:
-    return {hit.id for hit in store.keyword(NAME, text, k, None)}
+    return {hit.id for hit in store.view(NAME).keyword(text, k)}
 
 
 def without_index(folder: Path) -> None:
@@ -93,12 +94,12 @@ def test_random_writes_leave_the_index_as_if_made_anew(store: LocalStore, tmp_pa
     for word in vocabulary:
         assert found(store, word) == {id_ for id_, text in kept.items() if word in text.split()}
     asked = [*vocabulary, "pump hose", "Öl 4711 valve"]
-    before = {text: store.keyword(NAME, text, 99, None) for text in asked}
+    before = {text: store.view(NAME).keyword(text, 99) for text in asked}
     store.close()
     without_index(tmp_path)
     with closing(LocalStore(tmp_path)) as again:
         for text in asked:
-            after = again.keyword(NAME, text, 99, None)
+            after = again.view(NAME).keyword(text, 99)
             assert after == [replace(hit, score=pytest.approx(hit.score)) for hit in before[text]]
 
 
@@ -113,7 +114,7 @@ def test_metadata_alone_leaves_the_words(store: LocalStore):
     write(store, {"a": "pump"})
     with store.lease(NAME, "test", 5) as lease:
         store.apply(lease, ChangeSet(metadata_only=[Chunk("a", 0, "", {"T": "new"}, bytes(32))]))
-    (hit,) = store.keyword(NAME, "pump", 5, {"T": "new"})
+    (hit,) = store.view(NAME).keyword("pump", 5, {"T": "new"})
     assert (hit.text, hit.metadata) == ("pump", {"T": "new"})
 
 
@@ -123,7 +124,7 @@ def test_collections_of_one_file_are_apart(store: LocalStore):
     write(store, {"b": "pump c2", "c": "c1"}, name="other")
     assert found(store, "pump") == {"a"}
     assert found(store, "c2") == set(), "the name of a scope is no text"
-    assert {hit.id for hit in store.keyword("other", "c1 pump", 9, None)} == {"b", "c"}
+    assert {hit.id for hit in store.view("other").keyword("c1 pump", 9)} == {"b", "c"}
 
 
 def test_accents_do_not_count(store: LocalStore):
@@ -158,8 +159,8 @@ def test_common_words_are_looked_for_once_and_anew_after_a_write(store: LocalSto
 def test_the_best_are_found_below_many_that_a_filter_refuses(store: LocalStore):
     texts = {f"k{number:04}": "pump" for number in range(900)} | {"long": "pump with a very long description"}
     write(store, texts)
-    assert [hit.id for hit in store.keyword(NAME, "pump", 3, {"T": {"$ne": "pump"}})] == ["long"]
-    assert [hit.id for hit in store.keyword(NAME, "pump", 3, None)] == ["k0000", "k0001", "k0002"], "ties by id"
+    assert [hit.id for hit in store.view(NAME).keyword("pump", 3, {"T": {"$ne": "pump"}})] == ["long"]
+    assert [hit.id for hit in store.view(NAME).keyword("pump", 3)] == ["k0000", "k0001", "k0002"], "ties by id"
 
 
 def _open_and_search(folder: str) -> set[str]:
@@ -181,9 +182,9 @@ def test_without_fts5_all_but_words_works(store: LocalStore, tmp_path: Path, mon
     monkeypatch.setattr(local_keywords, "_has_fts5", lambda db: False)
     with closing(LocalStore(tmp_path)) as poor:
         write(poor, {"b": "pump"}, deleted=("a",))
-        assert [hit.id for hit in poor.search(NAME, QUERY, 5, None)] == ["b"]
+        assert [hit.id for hit in poor.view(NAME).search(QUERY, 5)] == ["b"]
         with pytest.raises(ConfigurationError, match=r"FTS5.*vector search"):
-            poor.keyword(NAME, "pump", 5, None)
+            poor.view(NAME).keyword("pump", 5)
     monkeypatch.undo()
     with closing(LocalStore(tmp_path)) as again:
         assert found(again, "pump") == {"b"}, "made anew"
@@ -194,7 +195,7 @@ def test_a_new_store_without_fts5(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with closing(LocalStore(tmp_path / "new")) as poor:
         poor.open(NAME, Model())
         write(poor, {"b": "pump"})
-        assert [hit.id for hit in poor.search(NAME, QUERY, 5, None)] == ["b"]
+        assert [hit.id for hit in poor.view(NAME).search(QUERY, 5)] == ["b"]
 
 
 def test_what_is_remembered_of_texts_is_what_a_new_look_finds(
@@ -215,7 +216,7 @@ def test_what_is_remembered_of_texts_is_what_a_new_look_finds(
         with closing(LocalStore(tmp_path)) as fresh:
             for text in queries:
                 for within in (None, {"T": "new"}, {"T": {"$in": list(texts.values())}}):
-                    asked = [each.keyword(NAME, text, 99, None, None, within) for each in (store, fresh)]
+                    asked = [each.view(NAME, row_filter=within).keyword(text, 99) for each in (store, fresh)]
                     assert asked[0] == asked[1], (turn, text, within)
 
 
@@ -225,9 +226,9 @@ def test_texts_are_remembered_within_bounds(store: LocalStore, monkeypatch: pyte
     cache = store._texts._known
     for number in range(6):
         within = {"T": {"$in": ["pump", str(number)]}}
-        assert len(store.keyword(NAME, "pump", 99, None, None, within)) == 10
+        assert len(store.view(NAME, row_filter=within).keyword("pump", 99)) == 10
         assert len(cache) == min(number + 1, 2), "two sets of ten fit"
-    monkeypatch.setattr(local_keywords, "SETS_REMEMBERED", 1)
+    monkeypatch.setattr(filter_cache, "FILTERS", 1)
     assert found(store, "pump") == {f"k{number}" for number in range(10)}
     assert len(cache) == 1
 
@@ -239,4 +240,4 @@ def test_damaged_lengths_are_told(store: LocalStore, tmp_path: Path, size: str):
         db.execute(f"UPDATE keywords_docsize SET sz = {size}")
         db.commit()
     with pytest.raises(StoreCorrupt, match="the index of words"):
-        store.keyword(NAME, "pump", 5, None)
+        store.view(NAME).keyword("pump", 5)

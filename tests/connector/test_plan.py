@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from connector.errors import ModelMismatch, PermissionRefused, TextsNotEmbeddable, UnknownColumn
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChunkSpec, CollectionSpec
-from connector.protocols import VectorStore
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import FILE, LocalStore
+from connector.stores.store import VectorStore
 from connector.sync.plan import Plan, PlanOptions, plan
 from connector.sync.reconcile import FREE_DELETES
-from connector.sync.sync import Ends, SyncOptions, SyncReport, sync
+from connector.sync.run import Ends, SyncOptions, SyncReport, sync
 from hana_emulator.testing import Emulator
 from tests.connector.conftest import MATERIALS, MemorySource, WordEmbedder
 

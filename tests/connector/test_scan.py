@@ -14,11 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
-from connector.protocols import Ranking, VectorScan
 from connector.stores import scan
 from connector.stores.local import int8_scan
 from connector.stores.local.int8_scan import Int8Scan, available, best_scan
-from connector.stores.scan import Blocks, NumpyScan, exact_scores, kth_largest, scan_error, shortlist, take
+from connector.stores.scan import (
+    Blocks,
+    NumpyScan,
+    Ranking,
+    VectorScan,
+    exact_scores,
+    kth_largest,
+    scan_error,
+    shortlist,
+    take,
+)
 
 SCANS: dict[str, VectorScan] = {"numpy": NumpyScan(), "int8": Int8Scan()}
 integers = pytest.mark.skipif(not available() and not os.environ.get("CI"), reason="SimSIMD is not installed")

@@ -160,7 +160,7 @@ def test_rows_carry_model_time_and_never_a_null_in_metadata(store, run):
 def test_no_value_ever_stands_in_a_statement(store, statements):
     secret = chunk("secret-key", 0, SECRETMETA="secret-value")
     write(store, ChangeSet([secret], unit(1)), ChangeSet(metadata_only=[secret]), ChangeSet(deleted=["secret-key"]))
-    store.search(NAME, unit(1)[0], 3, {"A": "secret-value", "B": {"$contains": "secret"}})
+    store.view(NAME).search(unit(1)[0], 3, {"A": "secret-value", "B": {"$contains": "secret"}})
     list(store.stored(NAME)), list(store.records(NAME))
     store.status(NAME), store.quarantine(NAME), store.optimise(NAME)
     assert len(statements) > 20
@@ -173,7 +173,7 @@ def test_a_table_dropped_by_hand_comes_back(store, run):
     assert store.status(NAME).rows == 0
     store.open(NAME, Model())
     write(store, ChangeSet([chunk("b")], unit(1)))
-    assert [hit.id for hit in store.search(NAME, unit(1)[0], 5, None)] == ["b"]
+    assert [hit.id for hit in store.view(NAME).search(unit(1)[0], 5)] == ["b"]
 
 
 def test_a_table_of_somebody_else_is_not_touched(store, run):
@@ -265,10 +265,10 @@ def test_foreign_rows_are_found_but_not_ours(store, foreign):
     assert everything["no vector"].vector is None
     assert (everything["bare"].number, everything["bare"].content_hash, everything["bare"].model) == (None, None, None)
 
-    hits = {hit.id: hit for hit in store.search(NAME, unit(1)[0], 10, None)}
+    hits = {hit.id: hit for hit in store.view(NAME).search(unit(1)[0], 10)}
     assert set(hits) == {"ours", f"record:{foreign['theirs']}", f"record:{foreign['bare']}"}
     assert hits[f"record:{foreign['bare']}"].metadata == {}
-    assert [hit.id for hit in store.search(NAME, unit(1)[0], 10, {"A": 2})] == [f"record:{foreign['theirs']}"]
+    assert [hit.id for hit in store.view(NAME).search(unit(1)[0], 10, {"A": 2})] == [f"record:{foreign['theirs']}"]
 
 
 def test_foreign_rows_outlive_whatever_we_do(store, foreign):
@@ -297,7 +297,7 @@ def test_hanadb_reads_our_table_and_what_it_adds_is_foreign(store, hana):
     assert (one.page_content, one.metadata) == ("text of b", {"MTART": "HALB", "N": 2})
     theirs.add_texts(["added by langchain"], [{"MTART": "ROH"}])
     assert store.status(NAME).foreign == 1
-    (hit,) = store.search(NAME, unit(1)[0], 5, {"MTART": "ROH"})
+    (hit,) = store.view(NAME).search(unit(1)[0], 5, {"MTART": "ROH"})
     assert (hit.text, hit.id.split(":")[0]) == ("added by langchain", "record")
 
 
@@ -317,7 +317,7 @@ def test_an_index_is_made_once_and_only_for_large_tables(store, pool, run, hana_
     large.optimise(NAME)
     large.optimise(NAME)
     assert hnsw(run, hana_schema) == [f"{TABLE}_HNSW"]
-    assert len(large.search(NAME, unit(1)[0], 5, None)) == 5
+    assert len(large.view(NAME).search(unit(1)[0], 5)) == 5
 
 
 def test_where_there_is_an_index_nothing_is_counted(store, pool, statements, hana_schema):
@@ -375,9 +375,9 @@ def test_a_thousand_chunks_are_one_short_transaction(pool, hana_schema):
 
 def test_a_search_is_one_statement(store, statements):
     write(store, ChangeSet([chunk(f"k{n}") for n in range(100)], unit(100)))
-    store.search(NAME, unit(1)[0], 5, None)
+    store.view(NAME).search(unit(1)[0], 5)
     statements.clear()
-    store.search(NAME, unit(1)[0], 5, {"A": None})
+    store.view(NAME).search(unit(1)[0], 5, {"A": None})
     assert len(statements) == 1
     assert statements[0].startswith("SELECT TOP 10 ")
 
@@ -385,10 +385,10 @@ def test_a_search_is_one_statement(store, statements):
 def test_a_filter_error_of_hana_becomes_ours_and_others_do_not(store, run):
     write(store, ChangeSet([chunk("a", 0, A="x")], unit(1)))
     with pytest.raises(BadFilter, match="A as number"):
-        store.search(NAME, unit(1)[0], 5, {"A": 1})
+        store.view(NAME).search(unit(1)[0], 5, {"A": 1})
     run(f'DROP TABLE "{TABLE}"')
     with pytest.raises(UnknownTable):
-        store.search(NAME, unit(1)[0], 5, {"A": 1})
+        store.view(NAME).search(unit(1)[0], 5, {"A": 1})
 
 
 # ------------------------------------------------------------------------------------------------ bytes and statements
@@ -434,39 +434,39 @@ RECIPE = Recipe(CollectionSpec(NAME, TableRef("S", "T"), "{T}"), ModelSource("b"
 
 def test_each_generation_has_a_table_of_its_own(store, run):
     write(store, ChangeSet([chunk("a")], unit(1)))
-    beside = store.begin_generation(NAME, Other(), RECIPE)
-    assert [each.table for each in store.generations(NAME)] == ["OWL_MATERIALS_G1", "OWL_MATERIALS_G2"]
+    beside = store.generations.begin(NAME, Other(), RECIPE)
+    assert [each.table for each in store.generations.all(NAME)] == ["OWL_MATERIALS_G1", "OWL_MATERIALS_G2"]
     store.open(beside, Other())
     with store.lease(beside, "writer", 5) as lease:
         store.apply(lease, ChangeSet([chunk("b")], unit(1), checkpoint=Checkpoint(1)))
-    store.switch(NAME, 2)
+    store.generations.switch(NAME, 2)
     assert store.status(NAME).table == "OWL_MATERIALS_G2"
     assert [tuple(row) for row in run('SELECT "SRC_KEY" FROM "OWL_MATERIALS_G2"')] == [("b",)]
-    store.drop_generation(NAME, 1)
+    store.generations.drop(NAME, 1)
     assert run("SELECT TABLE_NAME FROM SYS.TABLES WHERE TABLE_NAME = 'OWL_MATERIALS_G1' AND SCHEMA_NAME = "
                "CURRENT_SCHEMA") == []  # fmt: skip
 
 
 def test_a_drop_that_was_cut_short_is_finished_by_another(store, run, monkeypatch):
-    store.begin_generation(NAME, Other(), RECIPE)
+    store.generations.begin(NAME, Other(), RECIPE)
     with monkeypatch.context() as patched:
         patched.setattr(VectorSql, "drop", lambda self: "DROP NONSENSE")
         with pytest.raises(StatementFailed):
-            store.drop_generation(NAME, 2)
+            store.generations.drop(NAME, 2)
     with pytest.raises(GenerationRefused, match="drop it again"):
-        store.switch(NAME, 2)
+        store.generations.switch(NAME, 2)
     run('DROP TABLE "OWL_MATERIALS_G2"')
-    assert [each.rows for each in store.generations(NAME)] == [0, 0]
-    assert store.begin_generation(NAME, Other(), RECIPE) == f"{NAME}@3", "it is not built on"
-    store.drop_generation(NAME, 2)
-    assert [each.number for each in store.generations(NAME)] == [1, 3]
+    assert [each.rows for each in store.generations.all(NAME)] == [0, 0]
+    assert store.generations.begin(NAME, Other(), RECIPE) == f"{NAME}@3", "it is not built on"
+    store.generations.drop(NAME, 2)
+    assert [each.number for each in store.generations.all(NAME)] == [1, 3]
 
 
 def test_the_table_of_a_generation_that_another_collection_has(store):
-    store.begin_generation(NAME, Other(), RECIPE)
+    store.generations.begin(NAME, Other(), RECIPE)
     store.open("MATERIALS_G2X", Model())
     other = HanaStore(store._pool, store._schema)
     other._pool.execute(f'UPDATE "{store._schema}"."OWL_STATE" SET "TABLE_NAME" = \'OWL_MATERIALS_G3\' '
                         "WHERE COLLECTION = 'MATERIALS_G2X'")  # fmt: skip
     with pytest.raises(ConfigurationError, match="rename one"):
-        other.begin_generation(NAME, Wide(), RECIPE)
+        other.generations.begin(NAME, Wide(), RECIPE)

@@ -44,13 +44,13 @@ from connector.model import (
 from connector.stores import filter_sql
 from connector.stores.lease import LeaseTimes
 from connector.stores.local import generations as local_generations
-from connector.stores.local import schema as local_schema
 from connector.stores.local import search as local_search
 from connector.stores.local import snapshot
 from connector.stores.local import store as local
-from connector.stores.local.schema import SCHEMA
+from connector.stores.local.filter_cache import FILTERS
 from connector.stores.local.sqlite_file import SqliteFile
 from connector.stores.local.store import LocalStore
+from connector.stores.local.tables import SCHEMA, known
 from connector.stores.records import unit_query
 from connector.stores.scan import NumpyScan, exact_scores
 
@@ -95,7 +95,7 @@ def add(store: LocalStore, ids: range, seed: int = 0, **metadata: Any) -> np.nda
 
 
 def found(store: LocalStore, where: dict[str, Any] | None = None, k: int = 10_000) -> set[str]:
-    return {hit.id for hit in store.search(NAME, QUERY, k, where)}
+    return {hit.id for hit in store.view(NAME).search(QUERY, k, where)}
 
 
 def keys(ids: range) -> set[str]:
@@ -398,7 +398,7 @@ def test_a_snapshot_in_use_never_changes(store):
     vectors = add(store, range(50))
     found(store)
     with store._file.read() as db:
-        index = store._index(local._known(db, NAME))
+        index = store._indexes.of(known(db, NAME))
         before = index.snapshot(db)
     assert before is not None
     alive = before.alive.copy()
@@ -420,7 +420,7 @@ def test_the_copy_does_not_grow_with_churn(store):
         add(store, range(100), seed=seed)
         assert len(found(store)) == 100
     with store._file.read() as db:
-        now = store._index(local._known(db, NAME)).snapshot(db)
+        now = store._indexes.of(known(db, NAME)).snapshot(db)
     assert now is not None
     assert now.live == 100
     assert len(now.ids) <= 200
@@ -465,7 +465,7 @@ def test_damaged_vectors_are_reported_and_never_found(store, file):
     assert vectors[1] is None
     assert vectors[4] is None
     assert np.isnan(vectors[2]).all()
-    hits = store.search(NAME, QUERY, 10, None)
+    hits = store.view(NAME).search(QUERY, 10)
     assert {hit.id for hit in hits} == {"k4", "k5"}
     assert (hits[0].id, hits[0].score) == ("k4", 1.0), "the cosine, whatever the length"
 
@@ -535,7 +535,7 @@ class Churned:
         wanted = [(id_, -score) for score, id_ in sorted(best)[:k]]
         where = None if group is None else {"G": group}
         for store in self.stores:
-            assert [(hit.id, hit.score) for hit in store.search(NAME, query, k, where)] == wanted
+            assert [(hit.id, hit.score) for hit in store.view(NAME).search(query, k, where)] == wanted
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -563,7 +563,7 @@ def test_searches_are_exact_while_another_thread_writes(folder):
         def search() -> int:
             seen = 0
             while not done.is_set() or not seen:
-                hits = store.search(NAME, QUERY, 5, {"N": {"$gte": 0}} if seen % 2 else None)
+                hits = store.view(NAME).search(QUERY, 5, {"N": {"$gte": 0}} if seen % 2 else None)
                 of = {hit.metadata["ROUND"] for hit in hits}
                 assert len(of) <= 1, "rows of two moments"
                 if of:
@@ -608,7 +608,7 @@ def test_every_way_to_filter_gives_the_same(store, monkeypatch, selective_rows):
     ]
     for where, keep in cases:
         best = [f"k{number}" for number in order if number in keep][:7]
-        assert [hit.id for hit in store.search(NAME, QUERY, 7, where)] == best
+        assert [hit.id for hit in store.view(NAME).search(QUERY, 7, where)] == best
 
 
 def test_a_filter_that_takes_too_long_is_given_up(store, monkeypatch):
@@ -618,10 +618,12 @@ def test_a_filter_that_takes_too_long_is_given_up(store, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(local_search, "FILTER_SECONDS", 0.0)
         patch.setattr(local_search, "_STEPS", 1000)
-        for ask in (lambda: found(store, where), lambda: store.keyword(NAME, "text", 5, where)):
+        for ask in (lambda: found(store, where), lambda: store.view(NAME).keyword("text", 5, where)):
             with pytest.raises(BadFilter, match="fewer conditions"):
                 ask()
-        assert len(store.search(NAME, unit(1)[0], 500, None, within={"KIND": "a pump of steel"})) == 400, "not rights"
+        assert len(store.view(NAME, row_filter={"KIND": "a pump of steel"}).search(unit(1)[0], 500)) == 400, (
+            "not rights"
+        )
         assert len(found(store)) == 400
     assert found(store, where) == set()
     assert len(found(store, {"KIND": {"$contains": "pump of"}})) == 400
@@ -643,7 +645,7 @@ def test_a_search_that_nobody_waits_for_is_interrupted(folder, monkeypatch):
         with cancelled_by(call), pytest.raises(Cancelled):
             found(store, where)
         assert len(looked) == 1, "the rows after it were not looked at"
-        for ask in (lambda: found(store), lambda: store.keyword(NAME, "text", 5, None)):
+        for ask in (lambda: found(store), lambda: store.view(NAME).keyword("text", 5)):
             with cancelled_by(call), pytest.raises(Cancelled):
                 ask()
         call = Cancellation()
@@ -674,12 +676,12 @@ def test_a_remembered_filter_follows_every_change(store):
     assert found(store, {"V": 1}) == keys(range(10)) - {"k1", "k2"}
     add(store, range(10, 12), V=1)
     assert found(store, {"V": 1}) == keys(range(12)) - {"k1", "k2"}
-    for number in range(2 * local_search.REMEMBERED):
+    for number in range(2 * FILTERS):
         found(store, {"N": number})
     with store._file.read() as db:
-        now = store._index(local._known(db, NAME)).snapshot(db)
+        now = store._indexes.of(known(db, NAME)).snapshot(db)
     assert now is not None
-    assert len(now.filtered) <= local_search.REMEMBERED
+    assert len(now.filtered) <= FILTERS
 
 
 def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bounded(store):
@@ -698,10 +700,9 @@ def test_the_filters_of_many_askers_are_remembered_and_the_memory_for_them_is_bo
     for number in range(10):
         assert len(found(store, {"V": {"$gte": -1 - number}})) == 100
     with store._file.read() as db:
-        now = store._index(local._known(db, NAME)).snapshot(db)
+        now = store._indexes.of(known(db, NAME)).snapshot(db)
     assert now is not None
-    held = sum(len(kept.places) for kept in now.filtered.values() if kept.places is not None)
-    assert held <= local_search.REMEMBERED_ROWS * 100
+    assert now.filtered.rows <= local_search.REMEMBERED_ROWS * 100
     assert found(store, {"V": 3}) == keys(range(15, 20)), "forgotten, and looked up again"
 
 
@@ -763,7 +764,7 @@ def test_a_file_of_the_first_layout_is_taken_over(folder, file):
     """What an earlier version wrote: without the columns of generations."""
     file.parent.mkdir(parents=True)
     with closing(sqlite3.connect(file)) as database:
-        first = replace(local_schema.SCHEMA, migrations=local_schema.SCHEMA.migrations[:1])
+        first = replace(SCHEMA, migrations=SCHEMA.migrations[:1])
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA application_id = {first.application_id:d}")
         for statement in first.migrations[0].split(";\n\n"):
@@ -774,16 +775,16 @@ def test_a_file_of_the_first_layout_is_taken_over(folder, file):
         database.execute("PRAGMA user_version = 1")
         database.commit()
     with closing(LocalStore(folder, read_only=True)) as reader:
-        assert [(each.number, each.recipe, each.created) for each in reader.generations(NAME)] == [(1, None, None)]
+        assert [(each.number, each.recipe, each.created) for each in reader.generations.all(NAME)] == [(1, None, None)]
     with closing(LocalStore(folder)) as store:
-        assert [(each.number, each.state) for each in store.generations(NAME)] == [(1, "active")]
+        assert [(each.number, each.state) for each in store.generations.all(NAME)] == [(1, "active")]
     with closing(sqlite3.connect(file)) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (local_schema.SCHEMA.version,)
+        assert database.execute("PRAGMA user_version").fetchone() == (SCHEMA.version,)
 
 
 def test_a_drop_that_was_cut_short_is_finished_by_another(store, folder, monkeypatch):
     add(store, range(10))
-    beside = store.begin_generation(NAME, Other(), RECIPE)
+    beside = store.generations.begin(NAME, Other(), RECIPE)
     with store.lease(beside, "writer", 5) as lease:
         store.apply(lease, ChangeSet(chunks(range(20)), unit(20), checkpoint=Checkpoint(20)))
     monkeypatch.setattr(local_generations, "DELETE_PAGE", 7)
@@ -798,14 +799,14 @@ def test_a_drop_that_was_cut_short_is_finished_by_another(store, folder, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(local_generations.LocalGenerations, "_delete_page", dying)
         with pytest.raises(KeyboardInterrupt):
-            store.drop_generation(NAME, 2)
-    (_, left) = store.generations(NAME)
+            store.generations.drop(NAME, 2)
+    (_, left) = store.generations.all(NAME)
     assert (left.rows, left.complete) == (13, False)
     with pytest.raises(GenerationRefused, match="drop it again"):
-        store.switch(NAME, 2)
-    assert store.begin_generation(NAME, Other(), RECIPE) == f"{NAME}@3", "it is not built on"
-    store.drop_generation(NAME, 2)
-    assert [each.number for each in store.generations(NAME)] == [1, 3]
+        store.generations.switch(NAME, 2)
+    assert store.generations.begin(NAME, Other(), RECIPE) == f"{NAME}@3", "it is not built on"
+    store.generations.drop(NAME, 2)
+    assert [each.number for each in store.generations.all(NAME)] == [1, 3]
     assert found(store) == keys(range(10))
 
 

@@ -29,10 +29,10 @@ from connector.model import (
     TableRef,
     Vectors,
 )
-from connector.protocols import VectorStore
 from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
+from connector.stores.store import VectorStore
 from connector.sync.documents import Documents, NewDocument, Turn, delete, given_id, stored_id
 from connector.sync.schema import check_origin
 from hana_emulator.testing import Emulator
@@ -102,7 +102,7 @@ def notes(store: VectorStore, embedder: Counting) -> Documents:
 
 
 def texts(store: VectorStore, *ids: str) -> list[StoredText]:
-    return store.texts_of("notes", [stored_id(id_) for id_ in ids])
+    return store.view("notes").texts([stored_id(id_) for id_ in ids])
 
 
 def contents(store: VectorStore) -> dict[str, list[tuple[str, Any]]]:
@@ -146,8 +146,8 @@ def test_one_bad_document_and_nothing_of_the_call_is_stored(store: VectorStore, 
     notes.put([NewDocument("a", "as it was")])
     for bad, words in (
         (NewDocument("b", "poison"), "no finite vector"),
-        (NewDocument("b", "half \ud800"), "half a character"),
-        (NewDocument("\udc00", "fine"), "its id holds half a character"),
+        (NewDocument("b", "half \ud800"), "unpaired surrogate"),
+        (NewDocument("\udc00", "fine"), "the id contains an unpaired surrogate"),
         (NewDocument("b", "fine", {"x": "y" * 100_001}), "bytes as JSON"),
     ):
         with pytest.raises(BadDocument, match=words) as caught:
@@ -244,7 +244,7 @@ def test_a_writer_that_keeps_the_collection_is_waited_for_and_then_told(
     with store.lease("notes", "somebody", 1), pytest.raises(LeaseLost, match="being written by 'somebody'"):
         hasty.put([NewDocument("a", "another text")])
     turn = Turn(wait=0.05)
-    with turn.lock, pytest.raises(LeaseLost, match="others of this process"):
+    with turn.lock, pytest.raises(LeaseLost, match="other requests"):
         Documents(SPEC, store, embedder, turn).put([NewDocument("a", "another text")])
     assert contents(store) == {"a": [("text", {})]}
 

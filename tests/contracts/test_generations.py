@@ -32,7 +32,7 @@ from connector.model import (
     Recipe,
     TableRef,
 )
-from connector.protocols import VectorStore
+from connector.stores.store import VectorStore
 from tests.contracts.test_vector_store import (
     DIMENSION,
     Model,
@@ -74,7 +74,7 @@ def wide(*ids: str) -> ChangeSet:
 
 
 def generations(store: VectorStore, name: str) -> dict[int, Generation]:
-    return {each.number: each for each in store.generations(name)}
+    return {each.number: each for each in store.generations.all(name)}
 
 
 def states(store: VectorStore, name: str) -> dict[int, str]:
@@ -85,26 +85,26 @@ def states(store: VectorStore, name: str) -> dict[int, str]:
 def built(store: VectorStore, name: str) -> str:
     """The name of a complete second generation, beside a first one with the rows a, b and old."""
     write(store, name, changes(chunk("a"), chunk("b"), chunk("old"), checkpoint=DONE))
-    store.record_recipe(name, 1, recipe(name, model="a"))
-    beside = store.begin_generation(name, OTHER, recipe(name))
+    store.generations.record(name, 1, recipe(name, model="a"))
+    beside = store.generations.begin(name, OTHER, recipe(name))
     store.open(beside, OTHER)
     write(store, beside, wide("a", "b", "new"))
     return beside
 
 
 def test_what_there_is_of_a_collection_that_was_never_opened(store):
-    assert store.generations("never-opened") == []
+    assert store.generations.all("never-opened") == []
     with pytest.raises(UnknownCollection, match="never-opened"):
-        store.begin_generation("never-opened", OTHER, recipe("never-opened"))
-    for call in (store.switch, store.drop_generation):
+        store.generations.begin("never-opened", OTHER, recipe("never-opened"))
+    for call in (store.generations.switch, store.generations.drop):
         with pytest.raises(UnknownGeneration, match="never-opened"):
             call("never-opened", 1)
-    store.record_recipe("never-opened", 1, recipe("never-opened"))
-    assert store.generations("never-opened") == []
+    store.generations.record("never-opened", 1, recipe("never-opened"))
+    assert store.generations.all("never-opened") == []
 
 
 def test_a_first_generation(store, name):
-    (only,) = store.generations(name)
+    (only,) = store.generations.all(name)
     assert (only.name, only.number, only.state, only.rows, only.complete) == (name, 1, "active", 0, False)
     assert only.recipe is None
     assert only.created is not None
@@ -118,7 +118,7 @@ def test_both_are_kept_apart_and_say_what_they_are(store, name, built):
     assert {number: each.state for number, each in both.items()} == {1: "active", 2: "building"}
     assert {number: each.dimension for number, each in both.items()} == {1: DIMENSION, 2: WIDE}
     assert {number: each.rows for number, each in both.items()} == {1: 3, 2: 3}
-    assert [each.rows for each in store.generations(name, counted=False)] == [None, None]
+    assert [each.rows for each in store.generations.all(name, counted=False)] == [None, None]
     assert all(each.complete and each.model.startswith("model-") for each in both.values())
     assert {number: each.recipe for number, each in both.items()} == {1: recipe(name, model="a"), 2: recipe(name)}
     assert (status(store, name).generation, status(store, built).generation) == (1, 2)
@@ -132,23 +132,23 @@ def test_a_name_is_no_beginning_of_another(store):
     wild, like = f"{first}_y", f"{first}xy"
     for each in (wild, like):
         store.open(each, Model())
-    store.begin_generation(like, OTHER, recipe(like))
+    store.generations.begin(like, OTHER, recipe(like))
     assert set(states(store, first)) == {1}
     assert set(states(store, wild)) == {1}
     assert set(states(store, like)) == {1, 2}
 
 
 def test_an_unfinished_one_of_the_model_is_built_on(store, name, built, another):
-    assert another().begin_generation(name, OTHER, recipe(name)) == built
-    assert store.begin_generation(name, OTHER, recipe(name, "{T} {M}")) == built, "the next sync heals it in place"
-    assert store.begin_generation(name, Model("c", "c", 4), recipe(name)) == f"{name}@3"
+    assert another().generations.begin(name, OTHER, recipe(name)) == built
+    assert store.generations.begin(name, OTHER, recipe(name, "{T} {M}")) == built, "the next sync heals it in place"
+    assert store.generations.begin(name, Model("c", "c", 4), recipe(name)) == f"{name}@3"
     assert states(store, name) == {1: "active", 2: "building", 3: "building"}
 
 
 def test_only_what_was_begun_can_be_opened_and_only_for_its_model(store, name, built):
     with pytest.raises(UnknownCollection, match="@9"):
         store.open(f"{name}@9", OTHER)
-    empty = store.begin_generation(name, Model("c", "c", 4), recipe(name))
+    empty = store.generations.begin(name, Model("c", "c", 4), recipe(name))
     for each in (built, empty):
         with pytest.raises(ModelMismatch):
             store.open(each, Model())
@@ -158,7 +158,7 @@ def test_only_what_was_begun_can_be_opened_and_only_for_its_model(store, name, b
 def test_a_switch_changes_everything_at_once(store, name, built):
     write(store, name, ChangeSet(quarantined=[QuarantinedRow("q1", "render", "r")]))
     write(store, built, ChangeSet(quarantined=[QuarantinedRow("q2", "render", "r"), QuarantinedRow("q3", "s", "r")]))
-    store.switch(name, 2)
+    store.generations.switch(name, 2)
     retired = f"{name}@1"
     assert {number: (each.name, each.state) for number, each in generations(store, name).items()} == {
         1: (retired, "retired"),
@@ -167,13 +167,13 @@ def test_a_switch_changes_everything_at_once(store, name, built):
     assert (status(store, name).generation, status(store, name).dimension) == (2, WIDE)
     assert {row.id for row in store.quarantine(name)} == {"q2", "q3"}
     assert {row.id for row in store.quarantine(retired)} == {"q1"}
-    assert {hit.id for hit in store.search(name, unit(WIDE), 9, None)} == {"a", "b", "new"}
-    assert {hit.id for hit in store.search(retired, unit(DIMENSION), 9, None)} == {"a", "b", "old"}
+    assert {hit.id for hit in store.view(name).search(unit(WIDE), 9)} == {"a", "b", "new"}
+    assert {hit.id for hit in store.view(retired).search(unit(DIMENSION), 9)} == {"a", "b", "old"}
     assert store.open(name, OTHER).rows_read == 1
     assert generations(store, name)[1].retired is not None
-    store.switch(name, 2)
+    store.generations.switch(name, 2)
     assert status(store, name).generation == 2, "a second time changes nothing"
-    store.switch(name, 1)
+    store.generations.switch(name, 1)
     assert states(store, name) == {1: "active", 2: "retired"}
     assert ids(store, name) == {"a", "b", "old"}
     assert {row.id for row in store.quarantine(name)} == {"q1"}
@@ -184,7 +184,7 @@ def test_after_a_switch_everything_is_compared_again(store, name, built):
     known = Checkpoint(rows_read=3, key=("A",), last_full=datetime.now(UTC), mark={"log": 7})
     for each in (name, built):
         write(store, each, ChangeSet(checkpoint=known))
-    store.switch(name, 2)
+    store.generations.switch(name, 2)
     for each in (name, f"{name}@1"):
         now = status(store, each).checkpoint
         assert (now.mark, now.last_full, now.rows_read, now.key) == (None, None, 3, ("A",))
@@ -195,18 +195,18 @@ def test_a_search_of_another_process_never_mixes(store, name, built, another):
     """`other` has just searched, so it remembers the first generation for a while."""
     other = another()
     narrow, broad = unit(DIMENSION), unit(WIDE)
-    assert {hit.id for hit in other.search(name, narrow, 9, None, 1)} == {"a", "b", "old"}
-    store.switch(name, 2)
-    assert {hit.id for hit in other.search(name, broad, 9, None)} == {"a", "b", "new"}, "looks again instead of failing"
+    assert {hit.id for hit in other.view(name, 1).search(narrow, 9)} == {"a", "b", "old"}
+    store.generations.switch(name, 2)
+    assert {hit.id for hit in other.view(name).search(broad, 9)} == {"a", "b", "new"}, "looks again instead of failing"
     with pytest.raises(ConfigurationError, match="dimensions"):
-        other.search(name, narrow, 9, None)
-    assert {hit.id for hit in other.search(name, broad, 9, None, 2)} == {"a", "b", "new"}
-    hits = other.search(name, broad, 2, None, 2)
-    assert other.vectors(name, hits, 2).shape == (2, WIDE)
+        other.view(name).search(narrow, 9)
+    assert {hit.id for hit in other.view(name, 2).search(broad, 9)} == {"a", "b", "new"}
+    hits = other.view(name, 2).search(broad, 2)
+    assert other.view(name, 2).vectors(hits).shape == (2, WIDE)
     for call in (
-        lambda: other.search(name, narrow, 9, None, 1),
-        lambda: other.keyword(name, "text", 9, None, 1),
-        lambda: other.vectors(name, hits, 1),
+        lambda: other.view(name, 1).search(narrow, 9),
+        lambda: other.view(name, 1).keyword("text", 9),
+        lambda: other.view(name, 1).vectors(hits),
     ):
         with pytest.raises(GenerationChanged, match="generation 2"):
             call()
@@ -214,19 +214,19 @@ def test_a_search_of_another_process_never_mixes(store, name, built, another):
 
 def test_a_search_right_after_the_old_one_was_dropped(store, name, built, another):
     other = another()
-    assert len(other.search(name, unit(DIMENSION), 9, None)) == 3
-    store.switch(name, 2)
-    store.drop_generation(name, 1)
+    assert len(other.view(name).search(unit(DIMENSION), 9)) == 3
+    store.generations.switch(name, 2)
+    store.generations.drop(name, 1)
     with pytest.raises(GenerationChanged):
-        other.search(name, unit(DIMENSION), 9, None, 1)
-    assert len(other.keyword(name, "text", 9, None)) == 3
+        other.view(name, 1).search(unit(DIMENSION), 9)
+    assert len(other.view(name).keyword("text", 9)) == 3
 
 
 @pytest.mark.proves(25, 26)
 def test_whoever_writes_during_a_switch_writes_no_more(store, name, built, another):
     other = another()
     with store.lease(name, "old", 0) as old, store.lease(built, "new", 0) as new:
-        other.switch(name, 2)
+        other.generations.switch(name, 2)
         for lease in (old, new):
             with pytest.raises(LeaseLost):
                 store.apply(lease, ChangeSet(deleted=["a"]))
@@ -245,7 +245,7 @@ def test_searches_while_it_is_switched_to_and_fro_see_one_or_the_other(store, na
         while not stop.is_set():
             for number, dimension in ((1, DIMENSION), (2, WIDE)):
                 try:
-                    hits = other.search(name, unit(dimension), 9, None, number)
+                    hits = other.view(name, number).search(unit(dimension), 9)
                 except GenerationChanged:
                     continue
                 except Exception as error:
@@ -256,7 +256,7 @@ def test_searches_while_it_is_switched_to_and_fro_see_one_or_the_other(store, na
     searcher = threading.Thread(target=search)
     searcher.start()
     for turn in range(6):
-        store.switch(name, 2 - turn % 2)
+        store.generations.switch(name, 2 - turn % 2)
         time.sleep(0.03)
     stop.set()
     searcher.join(60)
@@ -276,54 +276,54 @@ def test_what_fails_in_the_middle_of_a_switch_leaves_it_undone(store, name, buil
     with monkeypatch.context() as patched:
         patched.setattr(failpoints, "reach", fail)
         with pytest.raises(KeyboardInterrupt):
-            store.switch(name, 2)
+            store.generations.switch(name, 2)
     assert reached == ["mid_alias_swap"]
     assert states(another(), name) == {1: "active", 2: "building"}
     assert ids(store, name) == {"a", "b", "old"}
-    store.switch(name, 2)
+    store.generations.switch(name, 2)
     assert states(store, name) == {1: "retired", 2: "active"}
 
 
 def test_dropping(store, name, built, another):
     with pytest.raises(GenerationRefused, match="serves"):
-        store.drop_generation(name, 1)
+        store.generations.drop(name, 1)
     with pytest.raises(UnknownGeneration, match="there are: 1, 2"):
-        store.drop_generation(name, 7)
+        store.generations.drop(name, 7)
     with another().lease(built, "writer", 0), pytest.raises(LeaseLost, match="writer"):
-        store.drop_generation(name, 2)
+        store.generations.drop(name, 2)
     write(store, built, ChangeSet(quarantined=[QuarantinedRow("q", "render", "r")]))
-    store.drop_generation(name, 2)
+    store.generations.drop(name, 2)
     assert states(store, name) == {1: "active"}
     assert store.status(built) is None
     assert ids(store, name) == {"a", "b", "old"}
     with pytest.raises(UnknownCollection):
         store.open(built, OTHER)
-    assert store.begin_generation(name, OTHER, recipe(name)) == f"{name}@3", "a number is given once"
+    assert store.generations.begin(name, OTHER, recipe(name)) == f"{name}@3", "a number is given once"
     assert stored(store, f"{name}@3") == {}
     assert store.quarantine(f"{name}@3") == []
 
 
 def test_numbers_are_not_given_again_after_a_switch_and_a_drop(store, name, built):
-    store.begin_generation(name, Model("c", "c", 4), recipe(name))
-    store.drop_generation(name, 3)
-    store.switch(name, 2)
-    store.drop_generation(name, 1)
+    store.generations.begin(name, Model("c", "c", 4), recipe(name))
+    store.generations.drop(name, 3)
+    store.generations.switch(name, 2)
+    store.generations.drop(name, 1)
     assert states(store, name) == {2: "active"}
-    assert store.begin_generation(name, Model("c", "c", 4), recipe(name)) == f"{name}@4"
+    assert store.generations.begin(name, Model("c", "c", 4), recipe(name)) == f"{name}@4"
 
 
 def test_a_retired_one_is_built_on_when_it_is_what_is_wanted(store, name, built):
-    store.switch(name, 2)
+    store.generations.switch(name, 2)
     other_texts = recipe(name, "{OTHER}", model="a")
-    assert store.begin_generation(name, Model(), other_texts) == f"{name}@3", "kept to go back to"
-    store.drop_generation(name, 3)
-    assert store.begin_generation(name, Model(), recipe(name, model="a")) == f"{name}@1"
+    assert store.generations.begin(name, Model(), other_texts) == f"{name}@3", "kept to go back to"
+    store.generations.drop(name, 3)
+    assert store.generations.begin(name, Model(), recipe(name, model="a")) == f"{name}@1"
     assert states(store, name) == {1: "building", 2: "active"}
     assert set(stored(store, f"{name}@1")) == {("a", 0), ("b", 0), ("old", 0)}
 
 
 def test_an_empty_collection_takes_another_model_under_a_number_of_its_own(store, name):
-    beside = store.begin_generation(name, OTHER, recipe(name))
+    beside = store.generations.begin(name, OTHER, recipe(name))
     store.open(name, Model("c", "c", 4))
     assert states(store, name) == {2: "building", 3: "active"}
     write(store, name, ChangeSet([chunk("x")], unit(1, 4)))
@@ -332,11 +332,11 @@ def test_an_empty_collection_takes_another_model_under_a_number_of_its_own(store
 
 def test_the_recipe_is_replaced(store, name, built):
     new = replace(recipe(name), spec=replace(recipe(name).spec, where=None, key=(), metadata=(), chunk=ChunkSpec()))
-    store.record_recipe(name, 2, new)
+    store.generations.record(name, 2, new)
     assert generations(store, name)[2].recipe == new
-    store.record_recipe(name, 3, new)
-    store.switch(name, 2)
-    store.record_recipe(name, 1, recipe(name, "{OTHER}"))
+    store.generations.record(name, 3, new)
+    store.generations.switch(name, 2)
+    store.generations.record(name, 1, recipe(name, "{OTHER}"))
     assert {number: each.recipe for number, each in generations(store, name).items()} == {
         1: recipe(name, "{OTHER}"),
         2: new,
@@ -345,5 +345,5 @@ def test_the_recipe_is_replaced(store, name, built):
 
 def test_a_vector_of_the_one_generation_is_none_of_the_other(store, name, built):
     with pytest.raises(Exception, match="dimension"):
-        store.search(name, unit(WIDE), 1, None)
-    assert np.isfinite(store.vectors(built, store.search(built, unit(WIDE), 2, None))).all()
+        store.view(name).search(unit(WIDE), 1)
+    assert np.isfinite(store.view(built).vectors(store.view(built).search(unit(WIDE), 2))).all()

@@ -16,11 +16,11 @@ import pytest
 from app.src.service.blending import Blending, Narrow, explanation
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, Filter, Hit
-from connector.protocols import VectorStore
-from connector.stores.hana import keywords as hana_keywords
+from connector.stores.hana.keywords import Keywords
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
 from connector.stores.ranking import FEWEST_ROWS
+from connector.stores.store import VectorStore
 from tests.statements import statements
 
 DIMENSION = 8
@@ -92,7 +92,7 @@ def stores(
             yield local
             return
         if request.param == "hana by LIKE":
-            monkeypatch.setattr(hana_keywords, "supports", lambda pool, table: False)
+            monkeypatch.setattr(Keywords, "_supported", lambda self, table: False)
         emulator, schema = request.getfixturevalue("emulator"), request.getfixturevalue("hana_schema")
         login = {name: getattr(emulator, name) for name in ("host", "port", "user", "password")}
         pool = stack.enter_context(HanaPool(ConnectionOptions(**login, encrypt=False), size=2))
@@ -107,22 +107,21 @@ def told(hits: list[Hit]) -> list[tuple[Any, ...]]:
 
 
 def assert_same_answers(stores: tuple[VectorStore, VectorStore], seed: int, within: Filter | None = WITHIN) -> None:
-    everything, seen = stores
     chosen = random.Random(seed)
     vector = np.random.default_rng(seed + 1).standard_normal(DIMENSION).astype(np.float32)
     vector /= np.linalg.norm(vector)
     for query in QUERIES:
         k, where = chosen.choice([1, 3, 10, 1000]), chosen.choice([None, None, {"N": {"$gte": 3}}])
-        asked = [store.keyword(NAME, query, k, where, None, within) for store in stores]
+        asked = [store.view(NAME, row_filter=within).keyword(query, k, where) for store in stores]
         assert told(asked[0]) == told(asked[1]), (query, k, where)
         blended = [explained(store, query, vector, k, Narrow(where, within)) for store in stores]
         assert blended[0] == blended[1], (query, k, where)
     for k in (1, 7, 1000):
-        near = [store.search(NAME, vector, k, None, None, within) for store in stores]
+        near = [store.view(NAME, row_filter=within).search(vector, k) for store in stores]
         assert told(near[0]) == told(near[1])
-    keyed = [store.keyed(NAME, "0000", 50, None, None, within) for store in stores]
+    keyed = [store.view(NAME, row_filter=within).keyed("0000", 50) for store in stores]
     assert told(keyed[0]) == told(keyed[1])
-    assert everything.sample(NAME, 10, None, within).rows == seen.sample(NAME, 10, None, within).rows
+    assert len({store.view(NAME, row_filter=within).sample(10).rows for store in stores}) == 1
 
 
 def explained(store: VectorStore, query: str, vector: np.ndarray, k: int, narrow: Narrow) -> dict[str, Any]:
@@ -132,7 +131,7 @@ def explained(store: VectorStore, query: str, vector: np.ndarray, k: int, narrow
     assert stored is not None
     ranked = Blending().hybrid(store, stored, (query, vector), max(k, 50), narrow)
     hits = ranked.hits[:k]
-    found = explanation(ranked, hits, [hit.id for hit in hits], store.index_use(NAME, k, narrow.where))
+    found = explanation(ranked, hits, [hit.id for hit in hits], store.view(NAME).index_use(k, narrow.where))
     for hit in found["hits"]:
         hit["score"], hit["cosine"] = round(hit["score"], 9), round(hit["cosine"], 9)
     return found
@@ -168,7 +167,7 @@ def test_a_row_that_becomes_visible_counts_from_then_on(stores: tuple[VectorStor
     with stores[0].lease(NAME, "writer", 5) as lease:
         stores[0].apply(lease, ChangeSet(metadata_only=[chunk for row in shown for chunk in row.chunks]))
     write(stores[1], shown)
-    asked = [sorted(told(store.keyword(NAME, "pump seal", 1000, None, None, WITHIN))) for store in stores]
+    asked = [sorted(told(store.view(NAME, row_filter=WITHIN).keyword("pump seal", 1000))) for store in stores]
     assert [(hit[0], round(hit[1], 12)) for hit in asked[0]] == [(hit[0], round(hit[1], 12)) for hit in asked[1]]
 
 
@@ -191,9 +190,9 @@ def test_a_hidden_id_is_looked_up_as_an_absent_one(stores: tuple[VectorStore, Ve
     hidden = next(row.id for row in made if not row.seen)
     sent: dict[str, list[str]] = {}
     for id_ in (hidden, '["absent"]', '["mine"]'):
-        stores[0].texts_of(NAME, [id_], None, WITHIN)  # what is remembered of the collection
+        stores[0].view(NAME, row_filter=WITHIN).texts([id_])  # what is remembered of the collection
         with statements() as sent[id_]:
-            found = stores[0].texts_of(NAME, [id_], None, WITHIN)
+            found = stores[0].view(NAME, row_filter=WITHIN).texts([id_])
         assert bool(found) is (id_ == '["mine"]')
     assert sent[hidden] == sent['["absent"]'] == sent['["mine"]']
     assert any("OWNER" in sql for sql in sent[hidden])

@@ -17,10 +17,10 @@ import pytest
 from connector.errors import BadFilter
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk
-from connector.protocols import VectorStore
-from connector.stores.hana import keywords as hana_keywords
+from connector.stores.hana.keywords import Keywords
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
+from connector.stores.store import VectorStore
 
 DIMENSION = 4
 _names = itertools.count(1)
@@ -45,7 +45,7 @@ def store(request: pytest.FixtureRequest, tmp_path, monkeypatch) -> Iterator[Vec
             yield local
             return
         if request.param == "hana by LIKE":
-            monkeypatch.setattr(hana_keywords, "supports", lambda pool, table: False)
+            monkeypatch.setattr(Keywords, "_supported", lambda self, table: False)
         options, schema = _live() if request.param == "live" else _stand_in(request)
         pool = stack.enter_context(HanaPool(options, size=2))
         yield HanaStore(pool, schema)
@@ -76,7 +76,7 @@ def fill(store: VectorStore, *texts: str | tuple[str, int, str], **metadata: Any
 
 
 def ids(store: VectorStore, name: str, text: str, k: int = 100, where: Any = None) -> list[str]:
-    return [hit.id for hit in store.keyword(name, text, k, where)]
+    return [hit.id for hit in store.view(name).keyword(text, k, where)]
 
 
 def test_texts_with_all_words_come_first(store):
@@ -133,7 +133,7 @@ def test_nothing_found(store, text):
 def test_one_hit_per_document_and_it_is_the_best_chunk(store):
     of_a = [("a", 0, "hose"), ("a", 1, "a long text in which pump is one word of many"), ("a", 2, "pump pump")]
     name = fill(store, *of_a, ("b", 0, "pump pump pump seal"), ("c", 0, "valve"))
-    hits = store.keyword(name, "pump", 10, None)
+    hits = store.view(name).keyword("pump", 10)
     assert sorted(hit.id for hit in hits) == ["a", "b"]
     assert {hit.id: (hit.number, hit.text) for hit in hits}["a"] == (2, "pump pump")
 
@@ -163,7 +163,7 @@ def test_filters(store):
     assert ids(store, name, "pump", where={"ID": "c"}) == []
     for bad in ({"N": {"$foo": 1}}, {"ID": {"$gt": 5}}):
         with pytest.raises(BadFilter):
-            store.keyword(name, "pump", 5, bad)
+            store.view(name).keyword("pump", 5, bad)
 
 
 def test_what_is_replaced_or_deleted_is_found_no_more(store):
@@ -183,14 +183,14 @@ def test_common_words_of_a_large_collection_are_left_out(store):
 
 def test_vectors_of_hits(store):
     name = fill(store, *(f"pump {at}" for at in range(7)))
-    hits = store.keyword(name, "pump", 7, None)
+    hits = store.view(name).keyword("pump", 7)
     expected = np.eye(DIMENSION, dtype=np.float32)[[(ord(hit.id) - 97) % DIMENSION for hit in hits]]
-    np.testing.assert_array_equal(store.vectors(name, hits), expected)
-    near = store.search(name, expected[0], 7, None)
-    assert store.vectors(name, near)[0].tolist() == expected[0].tolist()
+    np.testing.assert_array_equal(store.view(name).vectors(hits), expected)
+    near = store.view(name).search(expected[0], 7)
+    assert store.view(name).vectors(near)[0].tolist() == expected[0].tolist()
     with store.lease(name, "test", 5) as lease:
         store.apply(lease, ChangeSet(deleted=[hits[1].id]))
-    assert not store.vectors(name, hits)[1].any(), "zeros for one that is gone"
-    assert store.vectors(name, hits)[2].tolist() == expected[2].tolist()
-    assert store.vectors(name, []).shape == (0, DIMENSION)
-    assert store.vectors(name, hits * 200).shape == (1400, DIMENSION)
+    assert not store.view(name).vectors(hits)[1].any(), "zeros for one that is gone"
+    assert store.view(name).vectors(hits)[2].tolist() == expected[2].tolist()
+    assert store.view(name).vectors([]).shape == (0, DIMENSION)
+    assert store.view(name).vectors(hits * 200).shape == (1400, DIMENSION)

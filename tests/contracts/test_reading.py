@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from connector.errors import BadFilter, GenerationChanged, UnknownCollection
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, StoredText
-from connector.protocols import VectorStore
 from connector.stores import records
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
+from connector.stores.store import VectorStore, View
 from hana_emulator.testing import Emulator
 
 DIMENSION = 8
@@ -110,15 +110,15 @@ numbers = st.lists(st.integers(0, COUNT + 20), max_size=90)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(numbers=numbers, narrowed=st.booleans())
 def test_rows_in_the_order_of_their_ids(store: VectorStore, numbers: list[int], narrowed: bool) -> None:
-    found = store.texts_of(NAME, [id_of(number) for number in numbers], None, WITHIN if narrowed else None)
+    found = store.view(NAME, row_filter=WITHIN if narrowed else None).texts([id_of(number) for number in numbers])
     there = [n for n in dict.fromkeys(numbers) if n < COUNT and (not narrowed or owner_of(n) == "A")]
     assert plain(found) == [each for number in there for each in expected(number)]
 
 
 def test_more_ids_than_one_statement_takes(store: VectorStore) -> None:
     ids = [id_of(number) for number in reversed(range(COUNT))]
-    assert plain(store.texts_of(NAME, ids)) == [each for n in reversed(range(COUNT)) for each in expected(n)]
-    assert store.texts_of(NAME, []) == []
+    assert plain(store.view(NAME).texts(ids)) == [each for n in reversed(range(COUNT)) for each in expected(n)]
+    assert store.view(NAME).texts([]) == []
 
 
 @pytest.mark.parametrize(
@@ -127,26 +127,23 @@ def test_more_ids_than_one_statement_takes(store: VectorStore) -> None:
     ids=range(10),
 )
 def test_whatever_is_no_id_is_not_there(store: VectorStore, id_: str) -> None:
-    assert plain(store.texts_of(NAME, [id_, id_of(1), id_])) == expected(1)
+    assert plain(store.view(NAME).texts([id_, id_of(1), id_])) == expected(1)
 
 
 def test_its_vectors_are_those_of_its_chunks(store: VectorStore) -> None:
-    texts = store.texts_of(NAME, [id_of(5), id_of(0)])
+    texts = store.view(NAME).texts([id_of(5), id_of(0)])
     wanted = [ALL.index(chunk) for number in (5, 0) for chunk in chunks_of(number)]
-    assert np.array_equal(store.vectors(NAME, texts), VECTORS[wanted])
+    assert np.array_equal(store.view(NAME).vectors(texts), VECTORS[wanted])
 
 
 def test_what_was_never_there_and_what_is_not_served(store: VectorStore) -> None:
-    for read in (lambda *given: store.texts_of(given[0], [id_of(1)], *given[1:]), store_sample(store)):
+    reads: tuple[Callable[[View], Any], ...] = (lambda view: view.texts([id_of(1)]), lambda view: view.sample(3).chosen)
+    for read in reads:
         with pytest.raises(UnknownCollection):
-            read("nobody")
+            read(store.view("nobody"))
         with pytest.raises(GenerationChanged):
-            read(NAME, 7)
-        assert read(NAME, 1)
-
-
-def store_sample(store: VectorStore) -> Any:
-    return lambda name, *generation: store.sample(name, 3, *generation).chosen
+            read(store.view(NAME, 7))
+        assert read(store.view(NAME, 1))
 
 
 # ----------------------------------------------------------------------------------------------------------- a sample
@@ -154,7 +151,7 @@ def store_sample(store: VectorStore) -> Any:
 
 @pytest.mark.parametrize("within", [None, WITHIN], ids=["all", "some"])
 def test_a_sample_of_all_is_all_of_it_by_first_chunks(store: VectorStore, within: Any) -> None:
-    sample = store.sample(NAME, COUNT, None, within)
+    sample = store.view(NAME, row_filter=within).sample(COUNT)
     wanted = [n for n in range(COUNT) if within is None or owner_of(n) == "A"]
     assert sorted(plain(sample.chosen), key=lambda one: one[0]) == [expected(number)[0] for number in wanted]
     assert sample.rows == len(wanted)
@@ -162,7 +159,10 @@ def test_a_sample_of_all_is_all_of_it_by_first_chunks(store: VectorStore, within
 
 @pytest.mark.parametrize("within", [None, WITHIN], ids=["all", "some"])
 def test_a_smaller_sample_is_the_beginning_of_a_larger_one(store: VectorStore, within: Any) -> None:
-    whole, some = store.sample(NAME, 150, None, within), store.sample(NAME, 40, None, within, texts=False)
+    whole, some = (
+        store.view(NAME, row_filter=within).sample(150),
+        store.view(NAME, row_filter=within).sample(40, texts=False),
+    )
     assert [one.record for one in some.chosen] == [one.record for one in whole.chosen[:40]]
     assert some.rows == whole.rows
     assert {one.text for one in some.chosen} == {""}
@@ -171,7 +171,7 @@ def test_a_smaller_sample_is_the_beginning_of_a_larger_one(store: VectorStore, w
 
 def test_a_sample_is_from_all_over(store: VectorStore) -> None:
     """Neither the first rows nor every so-many-th: shares are what they are in the whole, for any period of rows."""
-    chosen = store.sample(NAME, 150).chosen
+    chosen = store.view(NAME).sample(150).chosen
     assert len({one.id for one in chosen}) == 150
     at = sorted(one.metadata["N"] for one in chosen)
     assert max(np.diff([0, *at, COUNT])) <= 20, "no long stretch is left out"
@@ -215,22 +215,23 @@ def beside(emulator: Emulator, hana_schema: str, hana: Any) -> Iterator[tuple[Ha
 
 def test_rows_of_others_are_read_as_ours(beside: tuple[HanaStore, list[str]]) -> None:
     store, (by_a, by_b, bare) = beside
-    read = store.texts_of("mixed", [bare, id_of(3), by_b, by_a])
+    read = store.view("mixed").texts([bare, id_of(3), by_b, by_a])
     assert [(one.id, one.text, one.metadata) for one in read] == [
         (bare, "by nobody", {}),
         (id_of(3), "text 0 of 3", {"M": "A", "N": 3}),
         (by_b, "by B", {"M": "B"}),
         (by_a, "by A", {"M": "A"}),
     ]
-    assert {one.id for one in store.sample("mixed", 9).chosen} == {bare, id_of(3), by_a, by_b}
-    assert store.sample("mixed", 9).rows == 4
-    assert not store.vectors("mixed", store.texts_of("mixed", [by_a])).any(), "it has none"
+    assert {one.id for one in store.view("mixed").sample(9).chosen} == {bare, id_of(3), by_a, by_b}
+    assert store.view("mixed").sample(9).rows == 4
+    assert not store.view("mixed").vectors(store.view("mixed").texts([by_a])).any(), "it has none"
 
 
 def test_rows_of_others_are_narrowed_as_ours(beside: tuple[HanaStore, list[str]]) -> None:
     store, (by_a, by_b, bare) = beside
-    assert [one.id for one in store.texts_of("mixed", [by_b, bare, by_a, id_of(3)], None, WITHIN)] == [by_a, id_of(3)]
-    sample = store.sample("mixed", 9, None, WITHIN)
+    view = store.view("mixed", row_filter=WITHIN)
+    assert [one.id for one in view.texts([by_b, bare, by_a, id_of(3)])] == [by_a, id_of(3)]
+    sample = view.sample(9)
     assert {one.id for one in sample.chosen} == {by_a, id_of(3)}
     assert sample.rows == 2
 
@@ -238,8 +239,8 @@ def test_rows_of_others_are_narrowed_as_ours(beside: tuple[HanaStore, list[str]]
 def test_a_record_of_ours_is_not_read_by_its_number(beside: tuple[HanaStore, list[str]]) -> None:
     """Else a row would have two ids, and one of several chunks would be torn apart."""
     store, _ = beside
-    (ours,) = store.texts_of("mixed", [id_of(3)])
-    assert store.texts_of("mixed", [f"record:{ours.record}"]) == []
+    (ours,) = store.view("mixed").texts([id_of(3)])
+    assert store.view("mixed").texts([f"record:{ours.record}"]) == []
 
 
 # ---------------------------------------------------------------------------------------- by numbers, and exactly
@@ -249,20 +250,20 @@ def test_a_record_of_ours_is_not_read_by_its_number(beside: tuple[HanaStore, lis
 def test_rows_whose_key_holds_a_number(store: VectorStore, within: Any) -> None:
     allowed = [number for number in range(COUNT) if within is None or owner_of(number) == "A"]
     wanted = [number for number in allowed if "059" in f"{number:04}"]
-    found = store.keyed(NAME, "059", 50, None, None, within)
+    found = store.view(NAME, row_filter=within).keyed("059", 50)
     assert [(hit.id, hit.number, hit.score) for hit in found] == [(id_of(number), 0, 0.0) for number in wanted]
-    assert store.keyed(NAME, "059", 2, None, None, within) == found[:2]
-    assert store.keyed(NAME, "no such", 5, None, None, within) == []
-    assert store.keyed(NAME, "secret", 5, None, None, within) == [], "another collection's"
-    read = store.texts_of(NAME, [found[0].id])[0]
+    assert store.view(NAME, row_filter=within).keyed("059", 2) == found[:2]
+    assert store.view(NAME, row_filter=within).keyed("no such", 5) == []
+    assert store.view(NAME, row_filter=within).keyed("secret", 5) == [], "another collection's"
+    read = store.view(NAME).texts([found[0].id])[0]
     assert (read.text, read.metadata, read.record) == (found[0].text, found[0].metadata, found[0].record)
 
 
 def test_a_number_that_is_a_value_of_the_key_comes_before_its_digits(store: VectorStore) -> None:
     by_id = [*sorted(HOLDING[:4]), *sorted(HOLDING[4:])]
-    assert [hit.id for hit in store.keyed(KEYS, "1001", 50, None)] == by_id
-    assert [hit.id for hit in store.keyed(KEYS, "1001", 2, None)] == by_id[:2]
-    assert [hit.id for hit in store.keyed(KEYS, "x1001", 50, None)] == ['["1","x1001"]']
+    assert [hit.id for hit in store.view(KEYS).keyed("1001", 50)] == by_id
+    assert [hit.id for hit in store.view(KEYS).keyed("1001", 2)] == by_id[:2]
+    assert [hit.id for hit in store.view(KEYS).keyed("x1001", 50)] == ['["1","x1001"]']
 
 
 @pytest.mark.parametrize(
@@ -278,11 +279,11 @@ def test_of_rows_whose_key_holds_a_number_a_filter_leaves_those_that_fit(
 ) -> None:
     """Before the limit: none of them is missed behind others that do not."""
     wanted = [id_ for place, id_ in enumerate(HOLDING) if fits(place)]
-    assert {hit.id for hit in store.keyed(KEYS, "1001", len(wanted), where)} == set(wanted)
+    assert {hit.id for hit in store.view(KEYS).keyed("1001", len(wanted), where)} == set(wanted)
     allowed = {id_ for id_ in wanted if owner_of(HOLDING.index(id_)) == "A"}
-    assert {hit.id for hit in store.keyed(KEYS, "1001", 50, where, None, WITHIN)} == allowed
+    assert {hit.id for hit in store.view(KEYS, row_filter=WITHIN).keyed("1001", 50, where)} == allowed
     with pytest.raises(BadFilter):
-        store.keyed(KEYS, "1001", 50, {"N": {"$nope": 1}})
+        store.view(KEYS).keyed("1001", 50, {"N": {"$nope": 1}})
 
 
 def test_exact_search_finds_the_truly_best(store: VectorStore) -> None:
@@ -291,16 +292,16 @@ def test_exact_search_finds_the_truly_best(store: VectorStore) -> None:
     for chunk, score in zip(ALL, (VECTORS.astype(float) @ query.astype(float)).tolist(), strict=True):
         best[chunk.id] = max(score, best.get(chunk.id, -2.0))
     ranking = sorted(best, key=lambda id_: (-best[id_], id_))[:7]
-    found = store.exact(NAME, query, 7)
+    found = store.view(NAME).search(query, 7, exact=True)
     assert [hit.id for hit in found] == ranking
     assert [hit.score for hit in found] == pytest.approx([best[id_] for id_ in ranking], abs=1e-5)
     with pytest.raises(UnknownCollection):
-        store.exact("nothing", query, 1)
+        store.view("nothing").search(query, 1, exact=True)
 
 
 def test_without_an_index_none_is_used(store: VectorStore) -> None:
     for where in (None, {"N": {"$gt": 5}}, {"M": "A"}):
-        use = store.index_use(NAME, 5, where, None, WITHIN)
+        use = store.view(NAME, row_filter=WITHIN).index_use(5, where)
         assert use.used is False
         assert use.detail
 
@@ -313,8 +314,8 @@ def test_an_index_that_is_used_is_named(emulator: Emulator) -> None:
         store = HanaStore(pool, "INDEXED", index_from=1)
         fill(store)
         store.optimise(NAME)
-        assert store.index_use(NAME, 5, None).used is True
-        assert "HNSW" in store.index_use(NAME, 5, None).detail
-        assert store.exact(NAME, VECTORS[0], 3)[0].id == ALL[0].id
+        assert store.view(NAME).index_use(5).used is True
+        assert "HNSW" in store.view(NAME).index_use(5).detail
+        assert store.view(NAME).search(VECTORS[0], 3, exact=True)[0].id == ALL[0].id
     connection.cursor().execute('DROP SCHEMA "INDEXED" CASCADE')
     connection.close()

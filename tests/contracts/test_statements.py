@@ -36,7 +36,7 @@ from connector.model import (
 )
 from connector.stores.hana import tables as hana_tables
 from connector.stores.hana.store import HanaStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 
 LIST = Path(__file__).resolve().parents[2] / "docs" / "hana-sql.md"
@@ -127,16 +127,16 @@ def exercise(pool: HanaPool, hana, schema: str, embedder: EngineEmbedder) -> Non
         store.apply(lease, ChangeSet(quarantined=[QuarantinedRow("[1]", "embed", "for the test")]))
         store.apply(lease, ChangeSet(released=["[2]"]))
         store.apply(lease, ChangeSet(checkpoint=Checkpoint(mark={"at": 1}), partial=True))
-    store.stored_of(spec.name, ['["0",2]', '["1",3]'])
+    list(store.stored(spec.name, ['["0",2]', '["1",3]']))
     verify(spec, ends, repair=True)
     for condition in FILTERS:
-        store.search(spec.name, embedder.embed_query("text 3"), 3, condition)
+        store.view(spec.name).search(embedder.embed_query("text 3"), 3, condition)
     for condition in (None, {"A": "x"}, {"B": {"$gt": 1}}):
-        store.search(spec.name, embedder.embed_query("text 3"), 3, condition, None, WITHIN)
+        store.view(spec.name, row_filter=WITHIN).search(embedder.embed_query("text 3"), 3, condition)
     by_words(pool, store, schema, spec.name)
     read(store, spec.name)
-    store.exact(spec.name, embedder.embed_query("text 3"), 3)
-    store.index_use(spec.name, 3, None)
+    store.view(spec.name).search(embedder.embed_query("text 3"), 3, exact=True)
+    store.view(spec.name).index_use(3)
     store.status(spec.name)
     source.rows(Query(spec.source, ("A", "B"), ("TXT",)), [("0", 2), ("1", 3)])
     HanaFeatures.probe(pool)
@@ -199,25 +199,25 @@ def discovered(pool: HanaPool, hana: Any, schema: str) -> None:
 def by_words(pool: HanaPool, store: HanaStore, schema: str, name: str) -> None:
     """One word, a number, several words, with a filter of either form; and where HANA refuses text search."""
     for text in ("text", "text 0003", "text other"):
-        store.keyword(name, text, 3, None)
+        store.view(name).keyword(text, 3)
     for condition in ({"A": "1"}, {"A": {"$contains": "1"}}):
-        store.keyword(name, "text", 3, condition)
-    store.keyword(name, "text", 3, {"B": 1}, None, WITHIN)
-    store.vectors(name, store.keyword(name, "text", 3, None))
+        store.view(name).keyword("text", 3, condition)
+    store.view(name, row_filter=WITHIN).keyword("text", 3, {"B": 1})
+    store.view(name).vectors(store.view(name).keyword("text", 3))
     without = HanaStore(RefusesTextSearch(pool), schema)  # type: ignore[arg-type]
     for text in ("text", "text other"):
-        without.keyword(name, text, 3, None)
+        without.view(name).keyword(text, 3)
 
 
 def read(store: HanaStore, name: str) -> None:
     """By ids of both kinds, and a sample; of all rows, and of those that somebody may see."""
     for within in (None, WITHIN):
-        assert store.texts_of(name, ['["0",2]', "record:1"], None, within)
+        assert store.view(name, row_filter=within).texts(['["0",2]', "record:1"])
         for texts in (True, False):
-            assert store.sample(name, 3, None, within, texts=texts).rows
+            assert store.view(name, row_filter=within).sample(3, texts=texts).rows
     for number in ("AB12", "1234"):
-        store.keyed(name, number, 3, None)
-        store.keyed(name, number, 3, {"A": {"$contains": "1"}})
+        store.view(name).keyed(number, 3)
+        store.view(name).keyed(number, 3, {"A": {"$contains": "1"}})
 
 
 class RefusesTextSearch:
@@ -256,18 +256,18 @@ def generations(pool: HanaPool, hana: Any, schema: str) -> None:
     store = HanaStore(pool, schema)
     store.open("beside", first)
     for _ in range(2):
-        store.begin_generation("beside", second, recipe)
-        store.switch("beside", 2)
-        store.switch("beside", 1)
-    store.record_recipe("beside", 1, Recipe(spec, ModelSource("hash:64")))
-    store.drop_generation("beside", 2)
+        store.generations.begin("beside", second, recipe)
+        store.generations.switch("beside", 2)
+        store.generations.switch("beside", 1)
+    store.generations.record("beside", 1, Recipe(spec, ModelSource("hash:64")))
+    store.generations.drop("beside", 2)
     hana.cursor().execute('ALTER TABLE "OWL_STATE" DROP ("CHECKPOINT")')
     hana.cursor().execute('ALTER TABLE "OWL_STATE" ADD ("CHECKPOINT" NVARCHAR(1000))')
     for column in ("SPEC", "CREATED_AT", "RETIRED_AT", "HIGHEST"):
         hana.cursor().execute(f'ALTER TABLE "OWL_STATE" DROP ("{column}")')
     hana.commit()
     earlier = HanaStore(pool, schema)
-    assert [each.number for each in earlier.generations("beside")] == [1]
+    assert [each.number for each in earlier.generations.all("beside")] == [1]
     earlier.open("beside", first)
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from connector.errors import BadFilter, ConnectorError
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk, Filter, Hit
-from connector.protocols import VectorStore
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
+from connector.stores.store import VectorStore
 
 DIMENSION = 12
 _names = itertools.count(1)
@@ -59,7 +59,7 @@ def fill(stores: tuple[VectorStore, ...], chunks: list[Chunk], vectors: np.ndarr
 def found(store: VectorStore, name: str, query: np.ndarray, k: int, where: Filter | None) -> list[Hit] | str:
     """The hits, or the name of the error: both must be the same in both stores."""
     try:
-        return store.search(name, query, k, where)
+        return store.view(name).search(query, k, where)
     except ConnectorError as error:
         return type(error).__name__
 
@@ -101,14 +101,14 @@ def test_the_same_top_k(stores, many, k: int, where: Filter | None):
 def test_the_length_of_a_query_does_not_matter(stores, many, factor: float):
     (query,) = unit(99, 1)
     for store in stores:
-        short = store.search(many, (query * factor).astype(np.float32), 5, None)
-        assert [hit.id for hit in short] == [hit.id for hit in store.search(many, query, 5, None)]
+        short = store.view(many).search((query * factor).astype(np.float32), 5)
+        assert [hit.id for hit in short] == [hit.id for hit in store.view(many).search(query, 5)]
         assert all(-1.00001 <= hit.score <= 1.00001 for hit in short)
 
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_nothing_asked_for_nothing_given(stores, many, k: int):
-    assert [store.search(many, unit(1, 1)[0], k, None) for store in stores] == [[], []]
+    assert [store.view(many).search(unit(1, 1)[0], k) for store in stores] == [[], []]
 
 
 # ------------------------------------------------------------------------------------------------------------ filters
@@ -182,7 +182,7 @@ def test_generated_filters_over_generated_rows(stores, rows: list[dict[str, Any]
 def test_the_same_filters_are_refused(stores, many, where: Any):
     for store in stores:
         with pytest.raises(BadFilter):
-            store.search(many, unit(1, 1)[0], 3, where)
+            store.view(many).search(unit(1, 1)[0], 3, where)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -204,7 +204,7 @@ def admitted(hits: list[Hit] | str) -> set[str] | str:
 
 def by_words(store: VectorStore, name: str, text: str, k: int, where: Filter | None) -> list[Hit] | str:
     try:
-        return store.keyword(name, text, k, where)
+        return store.view(name).keyword(text, k, where)
     except ConnectorError as error:
         return type(error).__name__
 
@@ -223,7 +223,7 @@ def test_the_same_texts_hold_the_words(stores, rows: list[str], queries: list[st
     chunks = [Chunk(f"[{place}]", 0, text, {}, bytes(32)) for place, text in enumerate(rows)]
     name = fill(stores, chunks, unit(3, len(chunks)))
     for query in queries:
-        ours, theirs = (store.keyword(name, query, 100, None) for store in stores)
+        ours, theirs = (store.view(name).keyword(query, 100) for store in stores)
         assert {hit.id: hit.text for hit in ours} == {hit.id: hit.text for hit in theirs}
         for hits in (ours, theirs):
             assert [(-hit.score, hit.id) for hit in hits] == sorted((-hit.score, hit.id) for hit in hits)
@@ -262,7 +262,7 @@ def test_the_same_texts_hold_the_words(stores, rows: list[str], queries: list[st
 )
 def test_no_search_text_is_syntax(stores, many, text: str):
     """Nothing fails, and rows are found only if the text says "text" or a number of theirs as a word."""
-    ours, theirs = ({hit.id for hit in store.keyword(many, text, 2000, None)} for store in stores)
+    ours, theirs = ({hit.id for hit in store.view(many).keyword(text, 2000)} for store in stores)
     assert ours == theirs
     if "text" not in text.lower() and not any(char.isdigit() for char in text):
         assert ours == set()

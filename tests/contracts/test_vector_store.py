@@ -34,11 +34,11 @@ from connector.errors import (
 )
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Checkpoint, Chunk, Lease, QuarantinedRow
-from connector.protocols import VectorStore
 from connector.stores import filters
 from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
+from connector.stores.store import VectorStore
 
 DIMENSION = 8
 PATIENT = LeaseTimes(ttl=60, renew=5, poll=0.05)
@@ -148,7 +148,7 @@ def status(store: VectorStore, name: str) -> Any:
 
 
 def ids(store: VectorStore, name: str, where: dict[str, Any] | None = None, k: int = 1000) -> set[str]:
-    return {hit.id for hit in store.search(name, unit(DIMENSION), k, where)}
+    return {hit.id for hit in store.view(name).search(unit(DIMENSION), k, where)}
 
 
 # ------------------------------------------------------------------------------------------------------ round trips
@@ -266,9 +266,9 @@ def test_collections_are_apart(store):
 def test_a_collection_nobody_opened(store):
     assert store.status("never-opened") is None
     for call in (
-        lambda: store.search("never-opened", unit(DIMENSION), 1, None),
-        lambda: store.keyword("never-opened", "text", 1, None),
-        lambda: store.vectors("never-opened", []),
+        lambda: store.view("never-opened").search(unit(DIMENSION), 1),
+        lambda: store.view("never-opened").keyword("text", 1),
+        lambda: store.view("never-opened").vectors([]),
         lambda: list(store.stored("never-opened")),
         lambda: list(store.records("never-opened")),
         lambda: store.quarantine("never-opened"),
@@ -463,7 +463,7 @@ def test_an_empty_collection_takes_another_model(store, name):
     wide = Model(model="model-b", fingerprint="b", dimension=DIMENSION + 1)
     assert store.open(name, wide) == Checkpoint()
     write(store, name, changes(chunk("w"), vectors=unit(1, DIMENSION + 1)))
-    assert [hit.id for hit in store.search(name, unit(DIMENSION + 1), 5, None)] == ["w"]
+    assert [hit.id for hit in store.view(name).search(unit(DIMENSION + 1), 5)] == ["w"]
     assert status(store, name).dimension == DIMENSION + 1
 
 
@@ -496,17 +496,17 @@ def test_quarantine_counts_attempts_and_releases(store, name):
 
 
 def test_empty_and_small_collections(store, name):
-    assert store.search(name, unit(DIMENSION), 10, None) == []
-    assert store.search(name, unit(DIMENSION), 10, {"A": 1}) == []
+    assert store.view(name).search(unit(DIMENSION), 10) == []
+    assert store.view(name).search(unit(DIMENSION), 10, {"A": 1}) == []
     write(store, name, changes(chunk("a")))
-    assert len(store.search(name, unit(DIMENSION), 10, None)) == 1
-    assert store.search(name, unit(DIMENSION), 0, None) == []
+    assert len(store.view(name).search(unit(DIMENSION), 10)) == 1
+    assert store.view(name).search(unit(DIMENSION), 0) == []
 
 
 def test_hits_carry_everything(store, name):
     vector = unit(DIMENSION)
     write(store, name, changes(chunk("a", 3, MTART="FERT"), vectors=vector[None, :]))
-    (hit,) = store.search(name, vector * 5, 1, None)
+    (hit,) = store.view(name).search(vector * 5, 1)
     assert (hit.id, hit.text, hit.metadata, hit.number) == ("a", "text of a 3", {"MTART": "FERT"}, 3)
     assert hit.score == pytest.approx(1.0, abs=1e-6)
     assert type(hit.score) is float
@@ -517,7 +517,7 @@ def test_hits_carry_everything(store, name):
 )
 def test_a_query_without_direction_is_refused(store, name, bad):
     with pytest.raises(ConfigurationError, match="query vector"):
-        store.search(name, bad, 1, None)
+        store.view(name).search(bad, 1)
 
 
 def test_one_hit_per_document_its_best_chunk(store, name):
@@ -530,7 +530,7 @@ def test_one_hit_per_document_its_best_chunk(store, name):
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     chunks = [chunk("crowd", number) for number in range(100)] + [chunk(f"single{number}") for number in range(5)]
     write(store, name, changes(*chunks, vectors=vectors.astype(np.float32)))
-    hits = store.search(name, base[0], 4, None)
+    hits = store.view(name).search(base[0], 4)
     scores = vectors @ base[0]
     assert hits[0].id == "crowd"
     assert hits[0].number == int(np.argmax(scores[:100]))
@@ -541,7 +541,7 @@ def test_ties_are_broken_by_id(store, name):
     same = np.repeat(unit(1, DIMENSION), 30, axis=0)
     names = [f"k{number:02}" for number in np.random.default_rng(3).permutation(30)]
     write(store, name, changes(*map(chunk, names), vectors=same))
-    hits = store.search(name, same[0], 7, None)
+    hits = store.view(name).search(same[0], 7)
     assert [hit.id for hit in hits] == sorted(names)[:7]
     assert len({hit.score for hit in hits}) == 1
 
@@ -563,7 +563,7 @@ def test_search_is_exact_through_churn(store, data):
             expected.pop(id_, None)
         expected.update(zip(names, vectors, strict=True))
         query, k = unit(DIMENSION, seed=step + 7), data.draw(st.integers(1, 50))
-        hits = store.search(name, query, k, None)
+        hits = store.view(name).search(query, k)
         scores = {id_: float(vector.astype(np.float64) @ query.astype(np.float64)) for id_, vector in expected.items()}
         best = sorted(scores, key=lambda id_: (-scores[id_], id_))[:k]
         assert [hit.id for hit in hits] == best
@@ -582,7 +582,7 @@ def test_reading_while_another_writes(store, name, another):
 
     def read() -> None:
         while not done.is_set():
-            hits = reader.search(name, unit(DIMENSION), 50, None)
+            hits = reader.view(name).search(unit(DIMENSION), 50)
             assert len(hits) == 41
             assert len({hit.metadata["G"] for hit in hits}) == 1, "one search sees one state"
             seen.append(hits[0].metadata["G"])
@@ -601,7 +601,7 @@ def test_reading_while_another_writes(store, name, another):
         for future in readers:
             future.result(30)
     assert len(set(seen)) > 1
-    assert {hit.metadata["G"] for hit in reader.search(name, unit(DIMENSION), 50, None)} == {generations - 1}
+    assert {hit.metadata["G"] for hit in reader.view(name).search(unit(DIMENSION), 50)} == {generations - 1}
 
 
 # ----------------------------------------------------------------------------------------------------------- filters
@@ -692,7 +692,7 @@ def test_filters_agree_with_the_plain_evaluation(store, filled, where):
 @pytest.mark.parametrize("where", [{"T": 5}, {"T": True}, {"T": {"$gt": {"type": "date", "date": "2024-01-01"}}}])
 def test_a_filter_of_another_type_than_the_data_is_refused(store, filled, where):
     with pytest.raises(BadFilter, match="T as "):
-        store.search(filled, unit(DIMENSION), 5, where)
+        store.view(filled).search(unit(DIMENSION), 5, where)
     assert ids(store, filled) == {f"r{place}" for place in range(len(ROWS))}, "and the store goes on"
 
 
@@ -712,7 +712,7 @@ def test_hostile_values_are_only_values(store, filled, text):
         assert ids(store, filled, where) == expected(where)
     assert ids(store, filled, {"T": {"$ne": text}}) == expected({"T": {"$ne": text}})
     with pytest.raises(BadFilter):
-        store.search(filled, unit(DIMENSION), 5, {text: 1})
+        store.view(filled).search(unit(DIMENSION), 5, {text: 1})
 
 
 def test_long_patterns_and_texts(store, name):
@@ -731,11 +731,11 @@ def test_long_patterns_and_texts(store, name):
 
 def test_bad_filters_are_refused_before_anything_is_asked(store, filled):
     with pytest.raises(BadFilter, match=r"\$eqq.*did you mean \$eq"):
-        store.search(filled, unit(DIMENSION), 5, {"T": {"$eqq": 1}})
+        store.view(filled).search(unit(DIMENSION), 5, {"T": {"$eqq": 1}})
 
 
 def test_more_documents_asked_for_than_fit(store, filled):
-    assert len(store.search(filled, unit(DIMENSION), 100, {"N": {"$gt": 5}})) == len(expected({"N": {"$gt": 5}}))
+    assert len(store.view(filled).search(unit(DIMENSION), 100, {"N": {"$gt": 5}})) == len(expected({"N": {"$gt": 5}}))
 
 
 def test_filter_and_ranking_agree(store, name):
@@ -756,7 +756,7 @@ def test_filter_and_ranking_agree(store, name):
         ({"H": {"$gte": 0}}, range(count)),
     ):
         best = sorted(keep, key=lambda number: -scores[number])[:10]
-        assert [hit.id for hit in store.search(name, query, 10, where)] == [f"k{number:04}" for number in best]
+        assert [hit.id for hit in store.view(name).search(query, 10, where)] == [f"k{number:04}" for number in best]
 
 
 def test_names_that_are_mapped_are_found_under_both(another):

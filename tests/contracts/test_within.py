@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from connector.errors import BadFilter
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.model import ChangeSet, Chunk
-from connector.protocols import VectorStore
 from connector.stores import filter_sql, filters
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
+from connector.stores.store import VectorStore
 from hana_emulator.testing import Emulator
 
 DIMENSION = 8
@@ -88,8 +88,8 @@ def as_text(value: Any) -> str | None:
 
 def found(store: VectorStore, where: Any, within: Any, k: int = 1000) -> dict[str, list[str]]:
     """The ids in both ways to search."""
-    near = store.search(NAME, QUERY, k, where, None, within)
-    worded = store.keyword(NAME, "pump row", k, where, None, within)
+    near = store.view(NAME, row_filter=within).search(QUERY, k, where)
+    worded = store.view(NAME, row_filter=within).keyword("pump row", k, where)
     return {"search": [hit.id for hit in near], "keyword": [hit.id for hit in worded]}
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core.backends import ModelInfo, OutOfMemory, TokenIds, Vectors
+from app.src.core.backends import Backend, ModelInfo, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.backends.folder import find_folder
-from app.src.core.backends.hashing import HashingBackend
+from app.src.core.backends.hashing import HashingBackend, words_of
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
@@ -44,20 +44,20 @@ def _needs_gpu(request: pytest.FixtureRequest) -> None:
             pytest.skip("no CUDA device here")
 
 
-class ScriptedBackend:
-    """A hashing backend that records its batches and fails as told."""
+class ScriptedBackend(Backend):
+    """A hashing backend that records the words of its batches and fails as told."""
 
     def __init__(self, most_tokens: int | None = None) -> None:
         self._inner = HashingBackend("hash:32")
         self.most_tokens = most_tokens
         self.info: ModelInfo = self._inner.info
         self.profile: DeviceProfile = self._inner.profile
-        self.batches: list[list[TokenIds]] = []
+        self.batches: list[list[list[str]]] = []
         self.exact_batches = 0
         self.closed = 0
-        self.spoil: Callable[[TokenIds, bool], float | None] = lambda _tokens, _exact: None
+        self.spoil: Callable[[list[str], bool], float | None] = lambda _tokens, _exact: None
 
-    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
+    def tokenize(self, texts: Sequence[str]) -> TokenBatch:
         return self._inner.tokenize(texts)
 
     def count(self, texts: Sequence[str]) -> list[int]:
@@ -66,20 +66,17 @@ class ScriptedBackend:
     def offsets(self, text: str) -> list[tuple[int, int]]:
         return self._inner.offsets(text)
 
-    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
-        if self.most_tokens is not None and sum(map(len, batch)) > self.most_tokens:
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
+        if self.most_tokens is not None and batch.tokens > self.most_tokens:
             raise OutOfMemory("scripted")
-        self.batches.append(list(batch))
+        self.batches.append(words_of(batch))
         self.exact_batches += exact
         vectors = np.array(self._inner.forward(batch))
-        for row, tokens in enumerate(batch):
+        for row, tokens in enumerate(self.batches[-1]):
             value = self.spoil(tokens, exact)
             if value is not None:
                 vectors[row] = value
         return vectors
-
-    def free_bytes(self) -> int:
-        return 0
 
     def close(self) -> None:
         self.closed += 1

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from app.src.core.backends import architectures
-from app.src.core.backends.architectures import ARCHITECTURES, PairBias, refusal, relative_buckets
+from app.src.core.backends import TokenBatch
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.packed import PackedEncoder, Place
-from app.src.core.backends.rectangular import PaddedEncoder
-from app.src.core.backends.target import Target
+from app.src.core.backends.torch import architectures
+from app.src.core.backends.torch.architectures import ARCHITECTURES, PairBias, refusal, relative_buckets
+from app.src.core.backends.torch.packed import PackedEncoder, Place
+from app.src.core.backends.torch.padded import PaddedEncoder
+from app.src.core.backends.torch.target import Target
 from app.src.core.device import DeviceProfile
 from app.src.core.loading import EngineOptions, load_engine
 from tests.core.conftest import module, write
@@ -97,15 +98,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory, minilm_folder: Path) -> Call
     return get
 
 
-def sequences(padding: int = 0) -> list[list[int]]:
+def sequences(padding: int = 0) -> TokenBatch:
     """Every length from 1 to the longest, in random order, some twice; the padding token now and then inside."""
     rng = random.Random(11)
     lengths = [*range(1, LONGEST + 1), 7, 7, 7, LONGEST]
     rng.shuffle(lengths)
-    return [
+    return TokenBatch.of(
         [rng.choice([padding, 1, 100]) if rng.random() < 0.05 else rng.randrange(999, 29_000) for _ in range(length)]
         for length in lengths
-    ]
+    )
 
 
 def least_cosine(ours: Any, theirs: Any) -> float:
@@ -120,9 +121,9 @@ def test_every_length_and_order_in_fp32(saved: Callable[[str], Path], name: str,
     encoder, reference = PackedEncoder.load(folder, Place.cpu(torch.float32)), PaddedEncoder(folder, CPU)
     batch = sequences()
     with torch.inference_mode():
-        wanted = torch.cat([reference([tokens]) for tokens in batch])
+        wanted = torch.cat([reference(batch.select([place])) for place in range(len(batch))])
         for order in (list(range(len(batch))), sorted(range(len(batch)), key=lambda place: -len(batch[place]))):
-            found = encoder([batch[place] for place in order])
+            found = encoder(batch.select(order))
             assert least_cosine(found, wanted[order]) >= 0.999999
             torch.testing.assert_close(found, wanted[order], rtol=1e-3, atol=1e-4)
 
@@ -198,7 +199,7 @@ def test_what_is_misunderstood_falls_back_and_says_so(
     kind = MODELS[model]["model_type"]
     reader = replace(ARCHITECTURES[kind], read=damaged(misunderstood))
     monkeypatch.setattr(
-        "app.src.core.backends.packed.read",
+        "app.src.core.backends.torch.packed.read",
         lambda folder, tensors: reader.read(folder.config, _plain(tensors, kind)),
     )
     with load_engine(EngineOptions(str(saved(model)), device="cpu", precision=precision)) as engine:

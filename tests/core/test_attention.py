@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import attention
-from app.src.core.backends.attention import (
+from app.src.core.backends.torch import attention
+from app.src.core.backends.torch.attention import (
     Attention,
     Bias,
     EqualRuns,

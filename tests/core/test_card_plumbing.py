@@ -7,23 +7,20 @@ import contextlib
 import dataclasses
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from app.src.core.backends import OutOfMemory, TokenIds, Vectors
-from app.src.core.backends.compute_thread import on_compute_thread
-from app.src.core.backends.encoders import _on_card
-from app.src.core.backends.footprint import Measurable
-from app.src.core.backends.graphs import CudaRecorder, Trials, with_graphs
-from app.src.core.backends.overlapping import Overlapping
-from app.src.core.backends.pytorch import TorchBackend, TorchOptions, _Mapped, memory_errors_mapped
-from app.src.core.backends.staging import CardDownloads, CardUploads, CudaCard, HostUploads, PageableDownloads
-from app.src.core.backends.target import Target
-from app.src.core.batcher import Batcher
+from app.src.core.backends import OutOfMemory, Pause, TokenBatch, Vectors
+from app.src.core.backends.torch.backend import TorchBackend, TorchOptions, _Mapped, memory_errors_mapped
+from app.src.core.backends.torch.compute_thread import on_compute_thread
+from app.src.core.backends.torch.encoders import _on_card
+from app.src.core.backends.torch.graphs import CudaRecorder, Trials, with_graphs
+from app.src.core.backends.torch.staging import CardDownloads, CardUploads, CudaCard, HostUploads, PageableDownloads
+from app.src.core.backends.torch.target import Target
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions
@@ -76,7 +73,7 @@ def by_way_of_a_card(packed: bool, pinned: bool) -> tuple[TorchBackend, HereAndN
     encoder: Any = backend._loaded()
     encoder._uploads = CardUploads(card, pinned=pinned)
     backend._downloads = CardDownloads(card) if pinned else PageableDownloads(card)
-    backend.ahead = 1
+    backend.ahead, backend.pauses = 1, 0
     return backend, card
 
 
@@ -85,9 +82,7 @@ def test_a_model_whose_numbers_go_by_way_of_a_card_gives_the_same_vectors(
     minilm: EmbeddingEngine, packed: bool, pinned: bool
 ) -> None:
     backend, card = by_way_of_a_card(packed, pinned)
-    assert isinstance(backend, Overlapping)
     with EmbeddingEngine(backend) as engine:
-        assert engine.ahead == 1
         engine.memory.shrink(512)  # many batches
         texts = TEXTS[:24]
         wanted = minilm.embed(texts)
@@ -95,14 +90,12 @@ def test_a_model_whose_numbers_go_by_way_of_a_card_gives_the_same_vectors(
         batches = engine.stats().batches
         assert batches > 3
         assert card.copies >= 2 * batches
-        batcher = Batcher(engine)
-        np.testing.assert_allclose(batcher.embed(texts, "bulk"), wanted, atol=1e-5)
-        batcher.close()
+        np.testing.assert_allclose(engine.embed(texts, "bulk"), wanted, atol=1e-5)
 
 
 def test_on_a_cpu_nothing_is_overlapped(minilm: EmbeddingEngine) -> None:
-    assert minilm.ahead == 0
     backend = minilm._backend
+    assert backend.ahead == 0
     assert isinstance(backend, TorchBackend)
     assert backend._downloads is None
     assert isinstance(backend._loaded()._uploads, HostUploads)  # type: ignore[attr-defined]
@@ -143,14 +136,14 @@ def test_what_failed_is_gone_while_it_is_computed_again(words: str) -> None:
     alive: list[int] = []
 
     class Failing(ScriptedBackend):
-        def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+        def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
             return on_compute_thread(lambda: self._mapped(batch))
 
-        def _mapped(self, batch: Sequence[TokenIds]) -> Vectors:
+        def _mapped(self, batch: TokenBatch) -> Vectors:
             with memory_errors_mapped():
                 return self._computed(batch)
 
-        def _computed(self, batch: Sequence[TokenIds]) -> Vectors:
+        def _computed(self, batch: TokenBatch) -> Vectors:
             alive.append(sum(each() is not None for each in seen))
             activations = Activations()
             seen.append(weakref.ref(activations))
@@ -158,18 +151,18 @@ def test_what_failed_is_gone_while_it_is_computed_again(words: str) -> None:
                 raise RuntimeError(words) if words else MemoryError
             return super().forward(batch)
 
-    engine = EmbeddingEngine(Failing())
-    batcher = Batcher(engine)
+    backend = Failing()
+    engine = EmbeddingEngine(backend)
     gc.disable()
     try:
-        running = engine.begin(engine.tokenize(TEXTS))  # noqa: F841  keeps the error, until it is asked for
+        running = engine._runner.begin(backend.tokenize(TEXTS))  # noqa: F841  keeps the error, until it is asked for
         assert seen[0]() is None
         if words != "planted":
             engine.embed(TEXTS)
-            batcher.embed(TEXTS, "bulk")
+            engine.embed(TEXTS, "bulk")
     finally:
         gc.enable()
-        batcher.close()
+        engine.close()
     assert not any(alive)
 
 
@@ -224,7 +217,7 @@ class FakeMemory:
     def max_memory_allocated(self, index: int) -> int:
         return self.peak
 
-    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         self.weights += self.fixed  # a workspace that stays
         self.fixed = 0
         self.calls.append(f"forward {sum(map(len, batch))}")
@@ -253,7 +246,6 @@ def test_an_engine_plans_by_the_measured_cost(monkeypatch: pytest.MonkeyPatch, o
     memory = FakeMemory(monkeypatch, per_token=100_000, per_batch=10 << 20)
     monkeypatch.setattr(on_card, "forward", memory.forward)
     monkeypatch.setattr(on_card, "free_bytes", lambda: 2 << 30)
-    assert isinstance(on_card, Measurable)
     engine = EmbeddingEngine(on_card, MemoryLimits(0.8, 512 << 20))
     assert engine.token_budget == ((1536 - 10) << 20) // (100_000 * HEADROOM)
 
@@ -263,8 +255,8 @@ def test_a_small_vocabulary_is_not_exceeded(monkeypatch: pytest.MonkeyPatch, on_
     memory = FakeMemory(monkeypatch, per_token=20_000)
     largest: list[int] = []
 
-    def forward(batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
-        largest.append(max(map(max, batch)))
+    def forward(batch: TokenBatch, *, exact: bool = False) -> Vectors:
+        largest.append(int(batch.ids.max()))
         return memory.forward(batch)
 
     monkeypatch.setattr(on_card, "forward", forward)
@@ -278,7 +270,7 @@ def test_closing_lets_go_of_the_buffers_and_leaves_what_is_on_its_way() -> None:
     backend, _card = by_way_of_a_card(packed=True, pinned=True)
     batch = backend.tokenize(TEXTS[:3])
     wanted = backend.forward(batch)
-    pending = backend.begin(batch)
+    pending = backend.launch(batch)
     assert isinstance(backend._downloads, CardDownloads)
     buffers = [weakref.ref(slot.buffer) for slot in backend._downloads._slots]
     backend.close()
@@ -299,7 +291,7 @@ def test_a_cost_below_one_hidden_state_is_not_believed(
 def test_a_card_without_room_for_the_trial_falls_back(monkeypatch: pytest.MonkeyPatch, on_card: TorchBackend) -> None:
     FakeMemory(monkeypatch, per_token=1)
 
-    def fail(batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+    def fail(batch: TokenBatch, *, exact: bool = False) -> Vectors:
         raise OutOfMemory("planted")
 
     monkeypatch.setattr(on_card, "forward", fail)
@@ -432,8 +424,8 @@ def test_graphs_are_tried_within_a_small_vocabulary() -> None:
         path = "packed"
         longest = 40
 
-        def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
-            seen.extend(max(tokens) for tokens in batch)
+        def __call__(self, batch: TokenBatch) -> torch.Tensor:
+            seen.append(int(batch.ids.max()))
             return torch.ones(len(batch), 2)
 
     def record(work: Callable[[], torch.Tensor]) -> Any:
@@ -447,7 +439,7 @@ def test_graphs_are_tried_within_a_small_vocabulary() -> None:
 
 @pytest.mark.parametrize(("pinned", "way"), [(True, CardDownloads), (False, PageableDownloads)])
 def test_pinned_memory_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, pinned: bool, way: type) -> None:
-    from app.src.core.backends import staging
+    from app.src.core.backends.torch import staging
 
     card = HereAndNow()
     monkeypatch.setattr(staging, "CudaCard", lambda device: card)
@@ -477,7 +469,7 @@ def test_every_switch_gives_the_same_vectors_on_a_card(minilm: EmbeddingEngine, 
 
     with load_engine(EngineOptions(MINILM, device="cuda", **switches)) as engine:
         engine.memory.shrink(4096)  # many batches
-        assert engine.ahead == (0 if switches.get("overlap") is False else 1)
+        assert engine._runner.ahead == (0 if switches.get("overlap") is False else 1)
         for texts in (TEXTS * 8, TEXTS[:1], TEXTS[:40]):
             texts = [f"{text} {place}" for place, text in enumerate(texts)]
             found, wanted = engine.embed(texts), minilm.embed(texts)
@@ -486,17 +478,18 @@ def test_every_switch_gives_the_same_vectors_on_a_card(minilm: EmbeddingEngine, 
 
 @pytest.mark.gpu
 def test_a_card_that_overlaps_is_launched_ahead() -> None:
-    """`begin` comes back long before the batch is done."""
+    """`launch` comes back long before the batch is done."""
     import time
 
     from app.src.core.loading import load_engine
 
     with load_engine(EngineOptions(MINILM, device="cuda", precision="fp32")) as engine:
-        batch = engine.tokenize([" ".join(["pump"] * 250)] * 100)
-        engine.begin(batch).result()
+        begin = engine._runner.begin
+        batch = engine._backend.tokenize([" ".join(["pump"] * 250)] * 100)
+        begin(batch).result()
         torch.cuda.synchronize()
         started = time.perf_counter()
-        running = [engine.begin(batch) for _ in range(2)]
+        running = [begin(batch) for _ in range(2)]
         launched = time.perf_counter() - started
         for each in running:
             each.result()
@@ -560,16 +553,16 @@ def test_after_a_recording_that_failed_memory_comes_back() -> None:
 def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaying takes 1 ms and a token 1/1,000 ms more; computing 2 ms at least."""
     clock = [0.0]
-    monkeypatch.setattr("app.src.core.backends.graphs.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", lambda: clock[0])
 
     class Model:
         path, longest = "packed", 512
 
-        def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+        def __call__(self, batch: TokenBatch) -> torch.Tensor:
             clock[0] += max(2e-3, 1e-3 + 1e-6 * sum(map(len, batch)))
             return torch.ones(len(batch), 3)
 
-        def staged(self, batch: Sequence[TokenIds]) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
+        def staged(self, batch: TokenBatch) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
             return [np.zeros(sum(map(len, batch)), dtype=np.int32)] * 3
 
         def compute(self, inputs: Any) -> torch.Tensor:
@@ -590,7 +583,7 @@ def test_graphs_pay_up_to_the_size_to_which_they_measure_faster(monkeypatch: pyt
     best, reason = with_graphs(Model(), record, HostUploads(), lambda: None, Trials(1000))
     assert "up to 512 tokens" in reason
     assert best.recorded == [32, 128, 512]
-    best([[1] * 300])
+    best(TokenBatch.of([[1] * 300]))
     assert best.recorded == [32, 128, 512, 384]
-    best([[1] * 400, [1] * 300])
+    best(TokenBatch.of([[1] * 400, [1] * 300]))
     assert best.recorded == [32, 128, 512, 384], "larger ones are computed"

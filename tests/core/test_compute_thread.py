@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.src.core.backends import compute_thread
-from app.src.core.backends.compute_thread import TRIM_EVERY, give_back, on_compute_thread
+from app.src.core.backends.torch import compute_thread
+from app.src.core.backends.torch.compute_thread import TRIM_EVERY, give_back, on_compute_thread
 
 
 def test_all_work_is_done_on_one_thread_also_work_of_work() -> None:

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.core import planning
-from app.src.core.backends import EngineClosed, EngineError, ModelNotFound, NonFinite, OutOfMemory, TokenIds
-from app.src.core.engine import EmbeddingEngine, usable
+from app.src.core import engine as engine_module
+from app.src.core.backends import EngineClosed, EngineError, ModelNotFound, NonFinite, OutOfMemory, Pause, TokenBatch
+from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.planning import padded, plan_batches, windows_of
+from app.src.core.runner import usable
+from app.src.core.tokens import padded, plan_batches
 
 WORDS = [
     *("pump", "valve", "seal", "bearing", "leak", "oil", "filter", "pressure"),
@@ -55,17 +56,6 @@ def test_plan_by_example() -> None:
     assert plan_batches([9, 9, 9], 32, multiple=8) == [[0, 1], [2]]
     assert plan_batches([9, 9, 9], 32, multiple=1) == [[0, 1, 2]]
     assert plan_batches([], 32) == []
-
-
-@given(st.lists(st.text(max_size=30), max_size=50))
-def test_windows_cut_the_call_in_order(texts: list[str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "WINDOW_TEXTS", 7)
-        patch.setattr(planning, "WINDOW_CHARACTERS", 50)
-        windows = list(windows_of(texts))
-    assert [position for window in windows for position in window] == list(range(len(texts)))
-    assert all(len(window) <= 7 for window in windows)
-    assert all(sum(len(texts[place]) for place in window[:-1]) < 50 for window in windows)
 
 
 # ------------------------------------------------------------------------------------------------------------ embedding
@@ -138,22 +128,22 @@ def test_what_is_no_list_of_texts_is_refused(engine: EmbeddingEngine, wrong: Any
 
 def test_several_windows_give_the_same_vectors(engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = engine.embed(TEXTS)
-    monkeypatch.setattr(planning, "WINDOW_TEXTS", 7)
+    monkeypatch.setattr(engine_module, "REQUEST_TEXTS", 7)
     np.testing.assert_allclose(engine.embed(TEXTS), whole, atol=1e-6)
 
 
 def test_the_next_window_is_tokenised_while_this_one_computes(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "WINDOW_TEXTS", 10)
+    monkeypatch.setattr(engine_module, "REQUEST_TEXTS", 10)
     tokenized = threading.Semaphore(0)
     tokenize, forward = scripted.tokenize, scripted.forward
     overlapped: list[bool] = []
 
-    def counted(texts: list[str]) -> list[TokenIds]:
-        ids: list[TokenIds] = tokenize(texts)
+    def counted(texts: list[str]) -> TokenBatch:
+        ids: TokenBatch = tokenize(texts)
         tokenized.release()
         return ids
 
-    def waiting(batch: list[TokenIds], *, exact: bool = False) -> Any:
+    def waiting(batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Any:
         if not overlapped:  # the first batch of the first window: its own tokens, then those of the next window
             overlapped.append(tokenized.acquire(timeout=60) and tokenized.acquire(timeout=60))
         return forward(batch, exact=exact)
@@ -164,23 +154,14 @@ def test_the_next_window_is_tokenised_while_this_one_computes(scripted: Any, mon
 
 
 def test_a_failure_in_tokenising_comes_out(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "WINDOW_TEXTS", 10)
+    monkeypatch.setattr(engine_module, "REQUEST_TEXTS", 10)
 
-    def broken(_texts: list[str]) -> list[TokenIds]:
+    def broken(_texts: list[str]) -> TokenBatch:
         raise ZeroDivisionError("planted")
 
     scripted.tokenize = broken
     with pytest.raises(ZeroDivisionError, match="planted"):
         EmbeddingEngine(scripted).embed(TEXTS)
-    assert not [thread for thread in threading.enumerate() if thread.name == "owl-sap-tokenize"]
-
-
-def test_a_failure_in_computing_stops_the_tokenising_thread(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "WINDOW_TEXTS", 1)
-    scripted.most_tokens = 0
-    with pytest.raises(OutOfMemory):
-        EmbeddingEngine(scripted).embed(TEXTS)
-    assert not [thread for thread in threading.enumerate() if thread.name == "owl-sap-tokenize"]
 
 
 # ------------------------------------------------------------------------------------------------------------- failures
@@ -271,7 +252,7 @@ def test_forward_is_never_entered_twice(scripted: Any) -> None:
     inside, most = [0], [0]
     forward = scripted.forward
 
-    def counted(batch: list[TokenIds], *, exact: bool = False) -> Any:
+    def counted(batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Any:
         inside[0] += 1
         most[0] = max(most[0], inside[0])
         found = forward(batch, exact=exact)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -15,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core import planning
-from app.src.core.backends import EngineClosed, EngineError, NonFinite, OutOfMemory, TokenIds, Vectors
+from app.src.core import engine as engine_module
+from app.src.core.backends import EngineClosed, EngineError, NonFinite, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.planning import padded, plan_batches
+from app.src.core.tokens import padded, plan_batches
 from tests.core.conftest import ScriptedBackend
 
 FEW = settings(max_examples=25, deadline=None)
@@ -42,7 +41,7 @@ class FailsAt(ScriptedBackend):
         super().__init__()
         self.number, self.error, self.calls = number, error, 0
 
-    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         self.calls += 1
         if self.calls == self.number:
             raise self.error("planted")
@@ -124,25 +123,6 @@ def test_packed_plans_fill_the_budget_and_keep_it(lengths: list[int], budget: in
     assert all(len(batch) == 1 or sum(lengths[place] for place in batch) <= budget for batch in plan)
     for batch, following in pairwise(plan):
         assert sum(lengths[place] for place in batch) + lengths[following[0]] > budget
-
-
-@pytest.mark.parametrize(
-    ("sizes", "texts", "characters", "windows"),
-    [
-        ([1, 1, 1, 1], 2, 100, [[0, 1], [2, 3]]),
-        ([1, 1, 1], 2, 100, [[0, 1], [2]]),
-        ([60, 60, 60], 10, 100, [[0, 1], [2]]),
-        ([100, 1, 100], 10, 100, [[0], [1, 2]]),
-        ([500], 10, 100, [[0]]),
-        ([0, 0, 0, 0, 0], 5, 1, [[0, 1, 2, 3, 4]]),
-    ],
-)
-def test_windows_by_hand(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], texts: int, characters: int, windows: list[list[int]]
-) -> None:
-    monkeypatch.setattr(planning, "WINDOW_TEXTS", texts)
-    monkeypatch.setattr(planning, "WINDOW_CHARACTERS", characters)
-    assert list(planning.windows_of(["x" * size for size in sizes])) == windows
 
 
 # ------------------------------------------------------------------------------------- order, company and duplicates
@@ -274,13 +254,12 @@ def test_a_failing_batch_leaves_a_healthy_engine() -> None:
         np.testing.assert_array_equal(engine.embed(VARIED), fresh()[0].embed(VARIED))
 
 
-def test_a_failing_window_leaves_no_thread_and_a_healthy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "WINDOW_TEXTS", 5)
-    for number in (1, 4, 9):
+def test_a_failing_part_leaves_a_healthy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "REQUEST_TEXTS", 5)
+    for number in (1, 3):  # at most three parts wait, so there are at least five batches
         engine = EmbeddingEngine(FailsAt(number, RuntimeError))
         with pytest.raises(RuntimeError, match="planted"):
             engine.embed(VARIED)
-        assert not [thread for thread in threading.enumerate() if thread.name == "owl-sap-tokenize"]
         assert engine.embed(VARIED).shape == (len(VARIED), 32)
 
 
@@ -360,7 +339,7 @@ def test_closing_waits_for_the_batch_and_ends_the_call() -> None:
     engine.memory.shrink(200)
     forward = scripted.forward
 
-    def slow(batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
+    def slow(batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
         inside.set()
         assert go.wait(60)
         assert scripted.closed == 0, "the model went away under a batch"

@@ -3,7 +3,7 @@ stand-in that computes again at each replay, from the numbers that were copied: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import TokenIds
-from app.src.core.backends.attention import Bias, Choice, Inputs, Layout, layout_of
+from app.src.core.backends import TokenBatch
 from app.src.core.backends.folder import read_folder
-from app.src.core.backends.graphs import (
+from app.src.core.backends.torch.attention import Bias, Choice, Inputs, Layout, layout_of
+from app.src.core.backends.torch.graphs import (
     KEPT,
     LADDER,
     SEQUENCES,
@@ -26,8 +26,8 @@ from app.src.core.backends.graphs import (
     rung_for,
     with_graphs,
 )
-from app.src.core.backends.packed import PackedEncoder, Place
-from app.src.core.backends.staging import HostUploads, uploads_for
+from app.src.core.backends.torch.packed import PackedEncoder, Place
+from app.src.core.backends.torch.staging import HostUploads, uploads_for
 
 
 class ByBorders:
@@ -91,13 +91,13 @@ class Counting:
         self.batches = 0
         self.fail: Exception | None = None
 
-    def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+    def __call__(self, batch: TokenBatch) -> torch.Tensor:
         if self.fail:
             raise self.fail
         self.batches += 1
         return torch.zeros(len(batch), 2)
 
-    def staged(self, batch: Sequence[TokenIds]) -> Any:
+    def staged(self, batch: TokenBatch) -> Any:
         return PackedEncoder.staged(self, batch)  # type: ignore[arg-type]
 
     _padding_id = None
@@ -107,8 +107,9 @@ class Counting:
         return torch.stack([borders[1:], borders[:-1]], dim=1).float()
 
 
-def texts(*lengths: int) -> list[list[int]]:
-    return [[101 + (7 * row + column) % 900 for column in range(length)] for row, length in enumerate(lengths)]
+def texts(*lengths: int) -> TokenBatch:
+    rows = enumerate(lengths)
+    return TokenBatch.of([101 + (7 * row + column) % 900 for column in range(length)] for row, length in rows)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_result_outlives_the_next_replay(encoder: PackedEncoder) -> None:
     with torch.inference_mode():
         first = graphed(texts(5))
         before = first.clone()
-        graphed([[101, 5000, 6000, 7000, 102]])
+        graphed(TokenBatch.of([[101, 5000, 6000, 7000, 102]]))
     torch.testing.assert_close(first, before)
 
 
@@ -221,12 +222,12 @@ def test_graphs_are_used_where_they_measure_faster(
     encoder: PackedEncoder, monkeypatch: pytest.MonkeyPatch, computing: float, replaying: float, used: bool
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("app.src.core.backends.graphs.time.perf_counter", clock)
+    monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", clock)
 
     class Slow(Counting):
         longest = 512
 
-        def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+        def __call__(self, batch: TokenBatch) -> torch.Tensor:
             clock.now += computing
             return encoder(batch)
 
@@ -270,7 +271,7 @@ def test_where_nothing_can_be_recorded_the_encoder_stays(encoder: PackedEncoder)
 def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a card that is nearly full: from the first failure on nothing is recorded any more."""
     clock = Clock()
-    monkeypatch.setattr("app.src.core.backends.graphs.time.perf_counter", clock)
+    monkeypatch.setattr("app.src.core.backends.torch.graphs.time.perf_counter", clock)
 
     class Full(Recorder):
         def __call__(self, work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
@@ -281,7 +282,7 @@ def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypat
     class Slow(Counting):
         longest = 512
 
-        def __call__(self, batch: Sequence[TokenIds]) -> torch.Tensor:
+        def __call__(self, batch: TokenBatch) -> torch.Tensor:
             clock.now += 3.0
             return torch.ones(len(batch), 2)
 
@@ -296,7 +297,7 @@ def test_where_larger_batches_cannot_be_recorded_no_graphs_are_claimed(monkeypat
 
 @pytest.mark.gpu
 def test_cuda_graphs_give_the_computed_vectors(minilm_folder: Path) -> None:
-    from app.src.core.backends.graphs import CudaRecorder
+    from app.src.core.backends.torch.graphs import CudaRecorder
     from app.src.core.device import detect
 
     profile = detect("cuda")

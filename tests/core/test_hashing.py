@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.src.core.backends import Vectors
-from app.src.core.backends.hashing import HashingBackend, _to_id, _to_word
+from app.src.core.backends.hashing import HashingBackend, words_of
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 
@@ -73,9 +73,13 @@ def test_a_text_whose_features_cancel_is_as_an_empty_one() -> None:
     assert np.isfinite(engine.embed(["", "   ", "\ud800", "\x00"])).all()
 
 
-@given(st.text(min_size=1, max_size=24).filter(lambda word: word[0] != "\x00"))
-def test_ids_are_words(word: str) -> None:
-    assert _to_word(_to_id(word)) == word
+@given(st.lists(st.text(max_size=24), max_size=5))
+def test_ids_are_words(texts: list[str]) -> None:
+    backend = HashingBackend("hash:16")
+    batch = backend.tokenize(texts)
+    assert batch.lengths.tolist() == [len(words) for words in words_of(batch)]
+    spelled = ["".join(words) for words in words_of(batch)]
+    assert spelled == ["".join(text.lower().split()).replace("\x00", "") for text in texts]
 
 
 @given(st.text(max_size=100))
@@ -107,7 +111,7 @@ def test_a_vector_does_not_depend_on_what_else_is_embedded(texts: list[str], cut
     """To the last bit: not on the batch, its size or its order, nor on which words are remembered."""
     backend, forgetful = HashingBackend("hash:16"), HashingBackend("hash:16")
     tokens = backend.tokenize(texts)
-    one_by_one = [backend.forward([ids]).tobytes() for ids in tokens]
+    one_by_one = [backend.forward(tokens.select([place])).tobytes() for place in range(len(tokens))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.src.core.backends.hashing._REMEMBERED", 3)
         halves = [forgetful.forward(part) for part in (tokens[:cut], tokens[cut:])]

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from app.src.core.backends import DeviceUnavailable, ModelUnsupported, calibration, int8, quantising
-from app.src.core.backends.int8 import Grid, Int8Linears, Observing, Product, Seen, smoothed
-from app.src.core.backends.linears import Affine
+from app.src.core.backends import DeviceUnavailable, ModelUnsupported
+from app.src.core.backends.torch import int8
+from app.src.core.backends.torch.int8 import Grid, Int8Linears, Observing, Product, Seen, smoothed
+from app.src.core.backends.torch.linears import Affine
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 
@@ -31,7 +32,7 @@ def random(*shape: int, seed: int = 1) -> torch.Tensor:
 def fast_products() -> None:
     """Without the instructions oneDNN would take its reference, which is right but takes minutes. The best of a few:
     what is asked is whether the CPU has them, not how busy it is."""
-    if max(quantising.int8_gain() for _ in range(3)) < quantising.PAYS:
+    if max(int8.int8_gain() for _ in range(3)) < int8.PAYS:
         pytest.skip("this CPU has no fast 8-bit products")
 
 
@@ -155,7 +156,7 @@ def cosines(one: EmbeddingEngine, other: EmbeddingEngine, texts: list[str]) -> A
 
 
 def test_vectors_are_near_those_of_fp32(engine: EmbeddingEngine, minilm: EmbeddingEngine) -> None:
-    texts = [*ODD, *calibration.texts(60, 99)]
+    texts = [*ODD, *int8.calibration_texts(60, 99)]
     found = cosines(engine, minilm, texts)
     assert found.min() > 0.985
     assert found[len(ODD) :].mean() > 0.997
@@ -168,7 +169,7 @@ def test_it_says_what_it_is(engine: EmbeddingEngine, minilm: EmbeddingEngine) ->
 
 
 def test_a_text_has_the_same_vector_in_every_batch_but_for_rounding(engine: EmbeddingEngine) -> None:
-    texts = calibration.texts(30, 7)
+    texts = int8.calibration_texts(30, 7)
     together, alone = engine.embed(texts), np.concatenate([engine.embed([text]) for text in texts])
     assert np.einsum("ij,ij->i", together, alone).min() > 0.9999
 
@@ -179,7 +180,7 @@ def test_what_is_not_finite_does_not_become_finite(minilm_folder: Path) -> None:
     from app.src.core.backends.folder import read_folder
     from app.src.core.device import DeviceProfile
 
-    encoder, _ = quantising.load_int8(read_folder(minilm_folder, MINILM), DeviceProfile.cpu(), torch.float32)
+    encoder, _ = int8.load_int8(read_folder(minilm_folder, MINILM), DeviceProfile.cpu(), torch.float32)
     encoder._words = encoder._words.clone()
     encoder._words[2345] = torch.nan
     with torch.inference_mode():
@@ -193,7 +194,7 @@ def test_other_texts_may_be_learnt_from(minilm_folder: Path) -> None:
     from app.src.core.device import DeviceProfile
 
     folder = read_folder(minilm_folder, MINILM)
-    _, reason = quantising.load_int8(folder, DeviceProfile.cpu(), torch.float32, calibration.texts(40, 12))
+    _, reason = int8.load_int8(folder, DeviceProfile.cpu(), torch.float32, int8.calibration_texts(40, 12))
     assert "calibrated" in reason
 
 
@@ -205,7 +206,7 @@ def load(folder: Path | str = MINILM) -> None:
 
 
 def test_a_cpu_that_gains_nothing_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantising, "int8_gain", lambda: 0.7)
+    monkeypatch.setattr(int8, "int8_gain", lambda: 0.7)
     with pytest.raises(DeviceUnavailable, match=r"0\.70 x as fast as fp32; use bf16, fp32 or auto"):
         load()
 
@@ -218,16 +219,16 @@ def test_a_torch_without_the_operators_is_told_so(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(int8, "_operators", Nothing)
     assert int8.probe_products() is None
-    assert quantising.int8_gain() == 0.0
-    monkeypatch.setattr(quantising, "int8_gain", lambda: 3.0)
+    assert int8.int8_gain() == 0.0
+    monkeypatch.setattr(int8, "int8_gain", lambda: 3.0)
     with pytest.raises(DeviceUnavailable, match="lacks its operators"):
         load()
 
 
 @eight_bits
 def test_a_model_that_loses_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantising, "int8_gain", lambda: 3.0)
-    monkeypatch.setattr(quantising, "LEAST_COSINE", 0.99999)
+    monkeypatch.setattr(int8, "int8_gain", lambda: 3.0)
+    monkeypatch.setattr(int8, "LEAST_COSINE", 0.99999)
     with pytest.raises(ModelUnsupported, match=r"loses too much in int8: cosine 0\.99"):
         load()
 
@@ -244,17 +245,17 @@ def test_models_that_are_not_packed_are_refused(
     from app.src.core.backends.folder import read_folder
     from app.src.core.device import DeviceProfile
 
-    monkeypatch.setattr(quantising, "int8_gain", lambda: 3.0)
+    monkeypatch.setattr(int8, "int8_gain", lambda: 3.0)
     found = read_folder(make_folder(), "tiny")
     folder = replace(found, config=found.config | {"hidden_activation": "gelu"} | config)
     if reason is None:
         folder = replace(folder, pooling="")
     with pytest.raises(ModelUnsupported, match=reason or "more than an encoder"):
-        quantising.load_int8(folder, DeviceProfile.cpu(), torch.float32)
+        int8.load_int8(folder, DeviceProfile.cpu(), torch.float32)
 
 
 def test_calibration_texts_are_the_same_everywhere() -> None:
-    texts = calibration.texts(96, 5)
-    assert texts == calibration.texts(96, 5)
-    assert not set(texts[17:]) & set(calibration.texts(32, 6)[17:])
+    texts = int8.calibration_texts(96, 5)
+    assert texts == int8.calibration_texts(96, 5)
+    assert not set(texts[17:]) & set(int8.calibration_texts(32, 6)[17:])
     assert len(set(texts)) == len(texts)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from app.src.core.backends import linears
-from app.src.core.backends.linears import Affine, PlainLinears, PrepackedLinears
+from app.src.core.backends.torch import linears
+from app.src.core.backends.torch.linears import Affine, PlainLinears, PrepackedLinears
 
 
 def layer(dtype: torch.dtype = torch.float32, *, bias: bool = True) -> tuple[Affine, torch.Tensor, torch.Tensor]:

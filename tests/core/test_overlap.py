@@ -14,15 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core import batcher as batcher_module
-from app.src.core import planning
-from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, TokenIds, Vectors
-from app.src.core.backends.hashing import HashingBackend
-from app.src.core.backends.overlapping import Overlapping
-from app.src.core.batcher import Batcher, WorkerDied
-from app.src.core.computing import Computing
+from app.src.core import queue as queue_module
+from app.src.core.backends import EngineClosed, NonFinite, OutOfMemory, TokenBatch, Vectors
+from app.src.core.backends.hashing import words_of
 from app.src.core.engine import EmbeddingEngine
-from app.src.core.lanes import LANES, Lane
+from app.src.core.queue import LANES, Lane, WorkerDied
+from app.src.core.runner import BatchRunner
 from tests.core.conftest import ScriptedBackend
 
 PATIENCE = 20.0
@@ -30,7 +27,7 @@ POISON = "poison"
 
 
 class Remote(ScriptedBackend):
-    """`begin` only notes the batch; everything happens, and fails, in `result`. While the gate is shut each result
+    """`launch` only notes the batch; everything happens, and fails, in `result`. While the gate is shut each result
     waits for `let`."""
 
     def __init__(self, most_tokens: int | None = None, *, gate_open: bool = True) -> None:
@@ -40,28 +37,28 @@ class Remote(ScriptedBackend):
         self.events: list[tuple[str, int]] = []
         """("launch" or "result", number of the batch), in order."""
         self.sizes: list[int] = []
-        self.fail: Callable[[Sequence[TokenIds]], BaseException | None] = lambda _batch: None
-        self.fail_launch: Callable[[Sequence[TokenIds]], BaseException | None] = lambda _batch: None
+        self.fail: Callable[[list[list[str]]], BaseException | None] = lambda _batch: None
+        self.fail_launch: Callable[[list[list[str]]], BaseException | None] = lambda _batch: None
         self.now = 1000.0
         self.seconds_per_batch = 0.0
         self.launched: queue.Queue[int] = queue.Queue()
         self._permits = threading.Semaphore(0)
 
-    def begin(self, batch: Sequence[TokenIds]) -> Awaited:
+    def launch(self, batch: TokenBatch) -> Awaited:
         number = len(self.sizes)
         self.sizes.append(len(batch))
         self.events.append(("launch", number))
         self.launched.put(len(batch))
-        if error := self.fail_launch(batch):
+        if error := self.fail_launch(words_of(batch)):
             raise error
-        return Awaited(self, number, list(batch))
+        return Awaited(self, number, batch)
 
-    def end(self, number: int, batch: Sequence[TokenIds]) -> Vectors:
+    def end(self, number: int, batch: TokenBatch) -> Vectors:
         if not self.open:
             assert self._permits.acquire(timeout=PATIENCE), "nobody opened the gate"
         self.events.append(("result", number))
         self.now += self.seconds_per_batch
-        if error := self.fail(batch):
+        if error := self.fail(words_of(batch)):
             raise error
         return self.forward(batch)
 
@@ -78,7 +75,7 @@ class Remote(ScriptedBackend):
 
 
 class Awaited:
-    def __init__(self, backend: Remote, number: int, batch: Sequence[TokenIds]) -> None:
+    def __init__(self, backend: Remote, number: int, batch: TokenBatch) -> None:
         self._backend, self._number, self._batch = backend, number, batch
 
     def result(self) -> Vectors:
@@ -99,8 +96,8 @@ def expected(texts: Sequence[str]) -> Vectors:
         return engine.embed(texts)
 
 
-def is_poison(tokens: TokenIds) -> bool:
-    return bool(tokens) and tokens[0] == HashingBackend("hash:8").tokenize([POISON])[0][0]
+def is_poison(tokens: list[str]) -> bool:
+    return tokens[:1] == [POISON]
 
 
 def in_flight(events: Sequence[tuple[str, int]]) -> list[int]:
@@ -113,7 +110,6 @@ def in_flight(events: Sequence[tuple[str, int]]) -> list[int]:
 
 
 def test_the_next_batch_is_launched_before_this_one_is_waited_for(remote: Remote) -> None:
-    assert isinstance(remote, Overlapping)
     np.testing.assert_allclose(EmbeddingEngine(remote).embed(many(600)), expected(many(600)), atol=1e-6)
     count = len(remote.sizes)
     assert count == 5
@@ -123,18 +119,11 @@ def test_the_next_batch_is_launched_before_this_one_is_waited_for(remote: Remote
     assert remote.events == [*order, ("result", count - 1)]
 
 
-def test_a_window_does_not_end_the_overlap(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "WINDOW_TEXTS", 50)
-    np.testing.assert_allclose(EmbeddingEngine(remote).embed(many(300)), expected(many(300)), atol=1e-6)
-    assert len(remote.sizes) == 6
-    assert in_flight(remote.events)[1:-1].count(0) == 0
-
-
 def test_switched_off_nothing_is_launched_ahead(remote: Remote) -> None:
     remote.ahead = 0
     engine = EmbeddingEngine(remote)
     np.testing.assert_allclose(engine.embed(many(600)), expected(many(600)), atol=1e-6)
-    assert (engine.ahead, remote.events) == (0, [])
+    assert (engine._runner.ahead, remote.events) == (0, [])
 
 
 @pytest.mark.parametrize("most_tokens", [40, 64, 300, 700])
@@ -168,13 +157,13 @@ def test_memory_that_runs_out_at_launching_is_told_by_the_result() -> None:
     np.testing.assert_allclose(engine.embed(many(500)), expected(many(500)), atol=1e-6)
 
 
-def test_an_error_comes_out_and_what_was_launched_is_left(remote: Remote) -> None:
+def test_an_error_comes_out_and_leaves_a_healthy_engine(remote: Remote) -> None:
     engine = EmbeddingEngine(remote)
     remote.fail = lambda batch: RuntimeError("planted") if any(map(is_poison, batch)) else None
     with pytest.raises(RuntimeError, match="planted"):
         engine.embed([*many(600), f"{POISON} " * 9])
-    assert in_flight(remote.events)[-1] == 1
     np.testing.assert_allclose(engine.embed(many(5)), expected(many(5)), atol=1e-6)
+    assert in_flight(remote.events)[-1] == 0
 
 
 @pytest.mark.proves(21)
@@ -190,26 +179,27 @@ def test_rows_that_overflow_are_computed_again_while_the_next_batch_is_on_its_wa
 
 
 def test_closing_refuses_the_next_launch_and_leaves_what_was_launched(remote: Remote) -> None:
-    computing = Computing(remote, lambda tokens, seconds, recomputed: None)
+    runner = BatchRunner(remote)
     tokens = remote.tokenize(many(3))
-    running = computing.begin(tokens)
-    computing.close()
+    running = runner.begin(tokens)
+    runner.close()
     np.testing.assert_array_equal(running.result(), remote.forward(tokens))
     with pytest.raises(EngineClosed):
-        computing.begin(tokens).result()
+        runner.begin(tokens).result()
     assert remote.closed == 1
 
 
 def test_the_time_of_two_batches_at_once_counts_once(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launched at 0 and 1, ended at 10 and 14: busy for 14 seconds, not for 23."""
     now = iter([0.0, 1.0, 10.0, 14.0])
-    monkeypatch.setattr("app.src.core.computing.time.perf_counter", lambda: next(now))
-    told: list[float] = []
-    computing = Computing(remote, lambda tokens, seconds, recomputed: told.append(seconds))
+    monkeypatch.setattr("app.src.core.runner.time.perf_counter", lambda: next(now))
+    runner = BatchRunner(remote)
     tokens = remote.tokenize(many(3))
-    first, second = computing.begin(tokens), computing.begin(tokens)
-    first.result(), second.result()
-    assert told == [10.0, 4.0]
+    first, second = runner.begin(tokens), runner.begin(tokens)
+    first.result()
+    assert runner.stats().compute_seconds == 10.0
+    second.result()
+    assert runner.stats().compute_seconds == 14.0
 
 
 def test_callers_in_threads_launch_between_each_other(remote: Remote) -> None:
@@ -234,12 +224,10 @@ def test_callers_in_threads_launch_between_each_other(remote: Remote) -> None:
 class Scene:
     def __init__(self, backend: Remote) -> None:
         self.backend = backend
-        self.engine = EmbeddingEngine(backend)
-        self.batcher = Batcher(self.engine, clock=backend.clock)
+        self.engine = EmbeddingEngine(backend, clock=backend.clock)
 
     def close(self) -> None:
         self.backend.let_all()
-        self.batcher.close()
         self.engine.close()
 
 
@@ -261,9 +249,9 @@ def shut(scenes: Callable[..., Scene]) -> Scene:
     return scenes(gate_open=False)
 
 
-def test_the_batcher_keeps_one_batch_ahead(scenes: Callable[..., Scene]) -> None:
+def test_the_queue_keeps_one_batch_ahead(scenes: Callable[..., Scene]) -> None:
     scene = scenes()
-    np.testing.assert_allclose(scene.batcher.embed(many(1200), "bulk"), expected(many(1200)), atol=1e-6)
+    np.testing.assert_allclose(scene.engine.embed(many(1200), "bulk"), expected(many(1200)), atol=1e-6)
     events = scene.backend.events
     assert max(in_flight(events)) == 2
     assert [number for what, number in events if what == "result"] == list(range(len(scene.backend.sizes)))
@@ -272,7 +260,7 @@ def test_the_batcher_keeps_one_batch_ahead(scenes: Callable[..., Scene]) -> None
 
 
 def test_a_single_query_does_not_wait_for_company(shut: Scene) -> None:
-    query = shut.batcher.submit(["alone"])
+    query = shut.engine.submit(["alone"])
     assert shut.backend.launched.get(timeout=PATIENCE) == 1
     shut.backend.let()
     assert query.result(PATIENCE).shape == (1, 32)
@@ -282,9 +270,9 @@ def test_a_single_query_does_not_wait_for_company(shut: Scene) -> None:
 def test_a_query_is_launched_behind_the_batch_that_computes(shut: Scene) -> None:
     """It need not wait for the bulk batch to come back, nor for the next one."""
     backend = shut.backend
-    bulk = shut.batcher.submit(many(600), "bulk")
+    bulk = shut.engine.submit(many(600), "bulk")
     assert [backend.launched.get(timeout=PATIENCE) for _ in range(2)] == [128, 128]
-    query = shut.batcher.submit(["who waits"], "interactive")
+    query = shut.engine.submit(["who waits"], "interactive")
     backend.let()
     assert backend.launched.get(timeout=PATIENCE) == 1
     backend.let()
@@ -299,15 +287,15 @@ def test_steps_of_bulk_work_are_half_as_long_with_one_ahead(shut: Scene) -> None
     """Whoever interactive comes waits for both, so both together take what one took."""
     backend = shut.backend
     backend.seconds_per_batch = 5.0
-    first = shut.batcher.submit(many(100), "bulk")
+    first = shut.engine.submit(many(100), "bulk")
     backend.let()
     first.result(PATIENCE)
-    query = shut.batcher.submit(["was here lately"])
+    query = shut.engine.submit(["was here lately"])
     backend.let()
     query.result(PATIENCE)
     while not backend.launched.empty():
         backend.launched.get()
-    bulk = shut.batcher.submit(many(600), "bulk")
+    bulk = shut.engine.submit(many(600), "bulk")
     assert [backend.launched.get(timeout=PATIENCE) for _ in range(2)] == [16, 16]  # an eighth of 1,024 tokens
     backend.let_all()
     while not bulk.done():
@@ -324,8 +312,8 @@ def test_a_shrunken_budget_recovers_while_somebody_searches(scenes: Callable[...
     while scene.engine.token_budget > 64:
         scene.engine.memory.shrink(scene.engine.token_budget)
     for _ in range(10):
-        scene.batcher.embed(["who searches"], "interactive")
-        scene.batcher.embed(many(800), "bulk")
+        scene.engine.embed(["who searches"], "interactive")
+        scene.engine.embed(many(800), "bulk")
     assert full // 8 <= scene.engine.token_budget <= full
     assert max(scene.backend.sizes[-10:]) == full // 8 // 8  # texts of 8 tokens
 
@@ -341,13 +329,12 @@ def test_everybody_gets_his_own_vectors_or_his_own_error(
     calls: list[tuple[Lane | None, int, str]], most: int | None, length: int
 ) -> None:
     remote = Remote(most)
-    nan = remote.tokenize(["nan"])[0][0]
     remote.fail = lambda batch: RuntimeError("planted") if any(map(is_poison, batch)) else None
-    remote.spoil = lambda tokens, _exact: np.nan if tokens and tokens[0] == nan else None
+    remote.spoil = lambda tokens, _exact: np.nan if tokens[:1] == ["nan"] else None
     scene = Scene(remote)
     try:
         wanted = [[*many(count, length), *([extra] if extra else [])] for _, count, extra in calls]
-        futures = [scene.batcher.submit(texts, calls[place][0]) for place, texts in enumerate(wanted)]
+        futures = [scene.engine.submit(texts, calls[place][0]) for place, texts in enumerate(wanted)]
         for (_, count, extra), texts, future in zip(calls, wanted, futures, strict=True):
             if extra == POISON:
                 with pytest.raises(RuntimeError, match="planted"):
@@ -365,11 +352,11 @@ def test_everybody_gets_his_own_vectors_or_his_own_error(
 
 def test_what_is_cancelled_on_its_way_harms_nobody(shut: Scene) -> None:
     backend = shut.backend
-    gone = shut.batcher.submit(many(600), "bulk")
+    gone = shut.engine.submit(many(600), "bulk")
     for _ in range(2):
         backend.launched.get(timeout=PATIENCE)
     assert gone.cancel()
-    kept = shut.batcher.submit(["stays"])
+    kept = shut.engine.submit(["stays"])
     backend.let_all()
     np.testing.assert_allclose(kept.result(PATIENCE), expected(["stays"]), atol=1e-6)
     assert backend.sizes == [128, 128, 1]
@@ -385,13 +372,13 @@ def test_a_dying_thread_takes_what_was_launched_with_it_and_nothing_else(
         backend.fail = lambda batch: kind() if len(batch) == 30 else None
     else:
         backend.fail_launch = lambda batch: kind() if len(batch) == 100 else None
-    shut.batcher.submit(["at the gate"])
+    shut.engine.submit(["at the gate"])
     assert backend.launched.get(timeout=PATIENCE) == 1
-    query = shut.batcher.submit(many(30), "interactive")  # first: the thread may look for more work between the two
-    bulk = shut.batcher.submit(many(100), "bulk")
+    query = shut.engine.submit(many(30), "interactive")  # first: the thread may look for more work between the two
+    bulk = shut.engine.submit(many(100), "bulk")
     backend.let()
     assert [backend.launched.get(timeout=PATIENCE) for _ in range(2)] == [30, 100]
-    queued = shut.batcher.submit(many(5), "bulk")
+    queued = shut.engine.submit(many(5), "bulk")
     backend.let_all()
     for future in (query, bulk):
         outcome = future.exception(PATIENCE)
@@ -403,7 +390,7 @@ def test_a_dying_thread_takes_what_was_launched_with_it_and_nothing_else(
 def test_a_batch_that_dies_behind_one_that_came_back_is_not_forgotten(shut: Scene) -> None:
     backend = shut.backend
     backend.fail = lambda batch: SystemExit() if backend.events[-1] == ("result", 1) else None
-    bulk = shut.batcher.submit(many(256), "bulk")
+    bulk = shut.engine.submit(many(256), "bulk")
     for _ in range(2):
         backend.launched.get(timeout=PATIENCE)
     backend.let_all()
@@ -413,9 +400,9 @@ def test_a_batch_that_dies_behind_one_that_came_back_is_not_forgotten(shut: Scen
 def test_a_failing_launch_leaves_the_batch_before_it_alone(shut: Scene) -> None:
     backend = shut.backend
     backend.fail_launch = lambda batch: RuntimeError("planted") if any(map(is_poison, batch)) else None
-    good = shut.batcher.submit(many(128), "bulk")
+    good = shut.engine.submit(many(128), "bulk")
     backend.launched.get(timeout=PATIENCE)
-    bad = shut.batcher.submit([POISON], "interactive")
+    bad = shut.engine.submit([POISON], "interactive")
     backend.let_all()
     with pytest.raises(RuntimeError, match="planted"):
         bad.result(PATIENCE)
@@ -424,11 +411,11 @@ def test_a_failing_launch_leaves_the_batch_before_it_alone(shut: Scene) -> None:
 
 def test_closing_waits_for_both_and_delivers_them(shut: Scene) -> None:
     backend = shut.backend
-    launched = shut.batcher.submit(many(256), "bulk")
+    launched = shut.engine.submit(many(256), "bulk")
     for _ in range(2):
         backend.launched.get(timeout=PATIENCE)
-    queued = shut.batcher.submit(many(600), "bulk")
-    closing = threading.Thread(target=shut.batcher.close)
+    queued = shut.engine.submit(many(600), "bulk")
+    closing = threading.Thread(target=shut.engine.close)
     closing.start()
     with pytest.raises(EngineClosed):
         queued.result(PATIENCE)
@@ -442,12 +429,12 @@ def test_closing_waits_for_both_and_delivers_them(shut: Scene) -> None:
 def test_an_idle_thread_ends_with_nothing_on_its_way(
     scenes: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batcher_module, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(queue_module, "IDLE_SECONDS", 0.01)
     scene = scenes()
-    scene.batcher.embed(many(300), "bulk")
-    thread = scene.batcher._thread
+    scene.engine.embed(many(300), "bulk")
+    thread = scene.engine._queue._thread
     if thread is not None:
         thread.join(PATIENCE)
-    assert scene.batcher._thread is None
-    assert scene.batcher._in_hand == []
-    assert scene.batcher.embed(["again"]).shape == (1, 32)
+    assert scene.engine._queue._thread is None
+    assert scene.engine._queue._in_progress == []
+    assert scene.engine.embed(["again"]).shape == (1, 32)

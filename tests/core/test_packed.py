@@ -5,20 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends.attention import Layout, layout_of
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.packed import FEW_TOKENS, PackedEncoder, Place, counted_positions, filling, places_of
+from app.src.core.backends.torch.attention import Layout, layout_of
+from app.src.core.backends.torch.packed import FEW_TOKENS, PackedEncoder, Place, counted_positions, filled, places_of
+from app.src.core.tokens import TokenBatch
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60))
 def test_places_count_from_0_in_each_sequence(lengths: list[int]) -> None:
-    assert places_of(lengths).tolist() == [place for length in lengths for place in range(length)]
+    assert places_of(TokenBatch.of(range(length) for length in lengths)).tolist() == [
+        place for length in lengths for place in range(length)
+    ]
 
 
 @settings(deadline=None)  # the first example imports transformers
@@ -26,10 +28,9 @@ def test_places_count_from_0_in_each_sequence(lengths: list[int]) -> None:
 def test_counted_positions_are_those_of_transformers(sequences: list[list[int]], padding: int) -> None:
     from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
-    ids = np.concatenate([np.array(sequence) for sequence in sequences])
     theirs: Any = RobertaEmbeddings.create_position_ids_from_input_ids
     wanted = [theirs(torch.tensor([sequence]), padding)[0].tolist() for sequence in sequences]
-    found = counted_positions(ids, [len(sequence) for sequence in sequences], padding).tolist()
+    found = counted_positions(TokenBatch.of(sequences), padding).tolist()
     assert found == [position for sequence in wanted for position in sequence]
 
 
@@ -40,10 +41,11 @@ def folder(minilm_folder: Path) -> Folder:
 
 def test_order_of_lengths_does_not_matter(folder: Folder) -> None:
     encoder = PackedEncoder.load(folder, Place.cpu(torch.float32))
-    batch = [[101, 2000 + number, 3000, *range(4000, 4000 + number), 102] for number in (5, 1, 5, 3, 1, 0)]
+    numbers = (5, 1, 5, 3, 1, 0)
+    batch = TokenBatch.of([101, 2000 + number, 3000, *range(4000, 4000 + number), 102] for number in numbers)
     with torch.inference_mode():
         together = encoder(batch)
-        alone = torch.cat([encoder([tokens]) for tokens in batch])
+        alone = torch.cat([encoder(batch.select([place])) for place in range(len(batch))])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
@@ -64,17 +66,17 @@ def test_pooling_by_borders_is_pooling_by_runs(pooling: str, lengths: list[int],
 
 
 def test_batches_are_filled_up_so_that_there_are_few_sizes() -> None:
-    sizes = {tokens + filling(tokens) for tokens in range(1, 1025)}
-    assert len(sizes) == 32 + 48
-    assert all(0 <= filling(tokens) < (8 if tokens < FEW_TOKENS else 16) for tokens in range(1, 2000))
+    sizes = {tokens: len(filled(TokenBatch.of([range(tokens)])).ids) for tokens in range(1, 2000)}
+    assert len({sizes[tokens] for tokens in range(1, 1025)}) == 32 + 48
+    assert all(0 <= size - tokens < (8 if tokens < FEW_TOKENS else 16) for tokens, size in sizes.items())
 
 
 def test_filling_up_changes_no_vector(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = PackedEncoder.load(folder, Place.cpu(torch.float32))
-    batch = [[101, 2000, 102], [101, *range(3000, 3040), 102]]
+    batch = TokenBatch.of([[101, 2000, 102], [101, *range(3000, 3040), 102]])
     with torch.inference_mode():
-        filled = encoder(batch)
-        monkeypatch.setattr("app.src.core.backends.packed.filling", lambda _tokens: 0)
+        longer = encoder(batch)
+        monkeypatch.setattr("app.src.core.backends.torch.packed.filled", lambda batch: batch)
         plain = encoder(batch)
-    assert filled.shape == plain.shape == (2, 384)
-    torch.testing.assert_close(filled, plain, rtol=1e-4, atol=1e-5)
+    assert longer.shape == plain.shape == (2, 384)
+    torch.testing.assert_close(longer, plain, rtol=1e-4, atol=1e-5)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.src.core.backends import probe
-from app.src.core.backends.probe import BUDGET, LEAST_ROUNDS, ROUNDS, gain
+from app.src.core.backends.torch import probe
+from app.src.core.backends.torch.probe import BUDGET, LEAST_ROUNDS, ROUNDS, gain
 from app.src.core.device import BF16_PAYS, DeviceProfile, choose_precision
 from app.src.core.loading import EngineOptions, load_engine
 

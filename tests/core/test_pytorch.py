@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, WeightsMismatch
-from app.src.core.backends.compute_thread import on_compute_thread
+from app.src.core import queue
+from app.src.core.backends import DeviceUnavailable, ModelUnsupported, OutOfMemory, Pause, TokenBatch, WeightsMismatch
 from app.src.core.backends.folder import sha256_of
-from app.src.core.backends.packed import PackedEncoder
-from app.src.core.backends.pytorch import TorchBackend, TorchOptions, memory_errors_mapped
-from app.src.core.backends.rectangles import rectangle, width_of
+from app.src.core.backends.torch.backend import TorchBackend, TorchOptions, memory_errors_mapped
+from app.src.core.backends.torch.compute_thread import on_compute_thread
+from app.src.core.backends.torch.packed import PackedEncoder
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.tokens import rectangle, width_of
 
 MINILM = "all-MiniLM-L6-v2"
 WORDS = ["pump", "Dichtung", "überhitzt", "oil", "bearing", "M8x20", "DIN-933", "leckt", "and", "the", "4711", "späte"]
@@ -91,7 +92,7 @@ def test_one_thread_computes_a_search_text_and_all_compute_a_batch(
     seen: list[int] = []
     forward = PackedEncoder.__call__
 
-    def counted(self: PackedEncoder, batch: Sequence[Any]) -> Any:
+    def counted(self: PackedEncoder, batch: TokenBatch, pause: Pause | None = None) -> Any:
         seen.append(torch.get_num_threads())
         return forward(self, batch)
 
@@ -108,13 +109,14 @@ def test_one_thread_computes_a_search_text_and_all_compute_a_batch(
 
 
 def test_out_of_memory_gives_the_same_vectors(minilm: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "RECENT_SECONDS", 0.0)  # so that batches are full, whatever ran before
     texts = mixed_lengths(100)
     wanted = minilm.embed(texts)
     backend: Any = minilm._backend
     forward = backend.forward
 
-    def failing(batch: Any, *, exact: bool = False) -> Any:
-        if sum(map(len, batch)) > 300:
+    def failing(batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Any:
+        if batch.tokens > 300:
             raise OutOfMemory("planted")
         return forward(batch, exact=exact)
 
@@ -144,11 +146,12 @@ class Spoiled:
     """An encoder as half precision is when it overflows."""
 
     path = "packed"
+    pauses = 0
 
     def __init__(self, inner: Callable[[Any], Any]) -> None:
         self._inner = inner
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Any, pause: Pause | None = None) -> Any:
         return self._inner(batch) * float("nan")
 
 
@@ -277,7 +280,7 @@ def test_other_errors_stay_themselves() -> None:
 
 
 def test_padding_to_a_multiple() -> None:
-    batch = [[5, 6, 7], [8]]
+    batch = TokenBatch.of([[5, 6, 7], [8]])
     assert [width_of(batch, 8, most) for most in (512, 8, 5, 2)] == [8, 8, 5, 3]
     ids, mask = rectangle(batch, width=8, pad_id=1)
     assert ids.tolist() == [[5, 6, 7, 1, 1, 1, 1, 1], [8, 1, 1, 1, 1, 1, 1, 1]]

@@ -89,7 +89,7 @@ def test_nvtx_is_given_the_names_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_forgets_openers")
 @pytest.mark.parametrize(("profile", "asked", "shown"), [("card", True, 1), ("card", False, 0), ("cpu", True, 0)])
 def test_profiling_is_for_cards(monkeypatch: pytest.MonkeyPatch, profile: str, asked: bool, shown: int) -> None:
-    from app.src.core.backends.pytorch import TorchBackend
+    from app.src.core.backends.torch.backend import TorchBackend
 
     class Loaded:
         def __init__(self) -> None:

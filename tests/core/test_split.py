@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.core.splitting import cut_position, overlap_start
+from app.src.core.tokens import cut_position, overlap_start
 
 FEW = settings(max_examples=30, deadline=None)
 HASHING = load_engine(EngineOptions("hash:16"))

@@ -16,9 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.core.backends import Vectors
-from app.src.core.backends.overlapping import Pending
-from app.src.core.backends.staging import (
+from app.src.core.backends import Pending, Vectors
+from app.src.core.backends.torch.staging import (
     CardDownloads,
     CardUploads,
     CudaCard,

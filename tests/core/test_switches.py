@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.core import switches
-from app.src.core.backends import ModelUnsupported, OutOfMemory, TokenIds, Vectors, pytorch
+from app.src.core.backends import ModelUnsupported, OutOfMemory, Pause, TokenBatch, Vectors
 from app.src.core.backends.hashing import HashingBackend
+from app.src.core.backends.torch import backend as pytorch
+from app.src.core.backends.torch import switches
+from app.src.core.backends.torch.switches import Tf32Switch, tune_convolutions
 from app.src.core.device import PRECISIONS, DeviceProfile, Precision
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine, preallocate
-from app.src.core.switches import Tf32Switch, tune_convolutions
 
 T4, A100 = DeviceProfile.of_card("Tesla T4"), DeviceProfile.of_card("NVIDIA A100")
 CPU = DeviceProfile.cpu()
@@ -141,7 +141,7 @@ def test_memory_goes_back_after_large_batches_only(tokens: int, gives: bool, mon
 
     emptied: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    batch = [[1] * (tokens // 2), [1] * (tokens - tokens // 2)]
+    batch = TokenBatch.of([[1] * (tokens // 2), [1] * (tokens - tokens // 2)])
     assert pytorch.give_back_after(T4, batch) is gives
     assert pytorch.give_back_after(CPU, batch) is False
     assert len(emptied) == gives
@@ -173,8 +173,8 @@ class Cards(HashingBackend):
         self.most_tokens = most_tokens
         self.batches: list[int] = []
 
-    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
-        self.batches.append(sum(map(len, batch)))
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
+        self.batches.append(batch.tokens)
         if self.batches[-1] > self.most_tokens:
             raise OutOfMemory("more than fits")
         return super().forward(batch, exact=exact)

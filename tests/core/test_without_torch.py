@@ -34,7 +34,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
         "from app.src.core.memory import *; from app.src.core.device import DeviceProfile\n"
         "T4MemoryManager(DeviceProfile.of_card('Tesla T4')).calculate_optimal_batch_size(1, 1)",
         "from app.src.core.backends.folder import *; check_files(read_folder(find_folder('all-MiniLM-L6-v2'), 'x'))",
-        "import app.src.core.t4_gpu_optimizer, app.src.core.backends.pytorch, app.src.core.backends.tokenizing",
+        "import app.src.core.t4_gpu_optimizer, app.src.core.backends.torch.backend, app.src.core.backends.tokenizing",
     ],
     ids=["hashing", "device", "memory", "folder", "imports"],
 )

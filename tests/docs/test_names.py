@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from app.src.cli import app
-from app.src.cli.showing import NEXT
+from app.src.cli.demo import NEXT
 from app.src.settings.sources import own_variables
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
 

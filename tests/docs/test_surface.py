@@ -20,6 +20,7 @@ from app.src.service.service import Service
 from app.src.settings import Settings
 from tests.docs.sections import ROOT, check_section
 
+pytestmark = pytest.mark.not_fast  # it reads all tests
 PAGE = "docs/surface.md"
 NO_ERRORS = {"config schema": "prints what is compiled in and reads nothing that could fail"}
 """What has no errors of its own, and why."""

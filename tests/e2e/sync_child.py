@@ -18,11 +18,11 @@ from app.src.service.service import EngineEmbedder
 from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef
-from connector.protocols import VectorStore
 from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
 from connector.stores.local import store as local
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.stores.store import VectorStore
+from connector.sync.run import Ends, SyncOptions, sync
 
 TIMES = LeaseTimes(ttl=1, renew=0.3, poll=0.05)
 PATIENT = LeaseTimes(ttl=60, renew=5, poll=0.05)

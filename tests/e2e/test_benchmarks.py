@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from hana_emulator.testing import REPOSITORY
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 
 FORMS = ("base64", "floats", "raw")
 ALONE = os.environ | {"OMP_NUM_THREADS": "1"}

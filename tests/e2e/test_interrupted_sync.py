@@ -15,13 +15,15 @@ import pytest
 
 from connector.hana.connection import ConnectionOptions, HanaPool, load_driver
 from connector.hana.source import HanaSource
-from connector.protocols import VectorStore
 from connector.stores.hana.store import HanaStore
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, sync
+from connector.stores.store import VectorStore
+from connector.sync.run import Ends, sync
 from connector.sync.verify import verify
-from hana_emulator.testing import REPOSITORY, running
+from hana_emulator.testing import running
 from tests.e2e import sync_child
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 ROWS = 200
 KILLS = {"hana": (9, 24, 39, 43), "local": (9, 24, 250, 250, 250)}

@@ -13,7 +13,7 @@ from connector.errors import ConfigurationError, NoKey, UnknownColumn, UnknownTa
 from connector.hana.source import HanaSource
 from connector.model import ChunkSpec, CollectionSpec, TableRef
 from connector.stores.hana.store import HanaStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 from connector.sync.verify import verify
 from hana_emulator.testing import running
 
@@ -49,7 +49,7 @@ def spec(hana_schema, run_sql) -> CollectionSpec:
 
 
 def search(ends: Ends, text: str, k: int = 3, where: dict | None = None, name: str = "materials") -> list[str]:
-    return [hit.id for hit in ends.store.search(name, ends.embedder.embed_query(text), k, where)]
+    return [hit.id for hit in ends.store.view(name).search(ends.embedder.embed_query(text), k, where)]
 
 
 def test_two_column_keys_find_their_rows(ends, spec):
@@ -143,7 +143,7 @@ def test_odd_names_stand_as_they_are(emulator, open_pool, hashing, run_sql, hana
     odd = CollectionSpec("odd-1", source, '{"/BIC/TXT"} in {"Key One"}', metadata=("/BIC/Grp", "a.b"))
     assert sync(odd, ends, OPTIONS).upserted == 11
     assert verify(odd, ends).ok
-    hits = ends.store.search("odd-1", ends.embedder.embed_query("text number 7"), 20, {"/BIC/Grp": "G1"})
+    hits = ends.store.view("odd-1").search(ends.embedder.embed_query("text number 7"), 20, {"/BIC/Grp": "G1"})
     assert {json.loads(hit.id)[1] % 2 for hit in hits} == {1}
     assert run_sql('SELECT COUNT(*) FROM "OWL_ODD_1_G1"') == [(11,)]
 
@@ -261,6 +261,6 @@ def test_hanadb_reads_our_collection_and_its_rows_are_foreign(ends, spec, emulat
     assert (report.foreign, report.rows, report.ok, report.repaired) == (1, 7, True, 0)
     assert sync(spec, ends, OPTIONS).deleted == 0
     assert run_sql('SELECT COUNT(*) FROM "OWL_MATERIALS_G1" WHERE "SRC_KEY" IS NULL') == [(1,)]
-    (hit,) = ends.store.search("materials", ends.embedder.embed_query("garden hoses"), 1, None)
+    (hit,) = ends.store.view("materials").search(ends.embedder.embed_query("garden hoses"), 1)
     assert hit.id.startswith("record:")
     assert ends.store.status("materials").foreign == 1

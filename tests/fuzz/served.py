@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from emulator_wire import WireClient
-from hana_emulator.testing import REPOSITORY, Emulator
+from hana_emulator.testing import Emulator
 from tests.fuzz.packets import Reading
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 ANSWERED_SECONDS = 30.0
 """A reply takes milliseconds; a machine with many tests at work is given time."""

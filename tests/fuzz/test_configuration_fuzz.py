@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from app.src.settings.sources import own_variables
 from app.src.settings.variables import GUIDE_VARIABLES, VARIABLES
-from hana_emulator.testing import REPOSITORY
 from tests.fuzz import outcomes
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 QUICKLY = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 EXAMPLE = (REPOSITORY / "owl-sap.example.toml").read_text(encoding="utf-8")

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from emulator_sql import STATEMENTS
-from hana_emulator.testing import REPOSITORY, running
+from hana_emulator.testing import running
 from tests.fuzz import recordings
 from tests.fuzz.packets import HEADER_SIZE
 from tests.fuzz.statements import SEEDS, TABLES, WORDS
 from tests.fuzz.test_configuration_fuzz import EXAMPLE, FULL
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.slow,

@@ -159,6 +159,7 @@ def test_all_end_when_their_clients_leave(target: Target) -> None:
     target.check_alive()
 
 
+@pytest.mark.not_fast
 @pytest.mark.parametrize(
     "statement",
     [

@@ -15,7 +15,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from app.src.access.principal import OPERATOR, Principal
-from app.src.evaluation.run import Wanted as Labelled
+from app.src.evaluation.run import EvaluationRequest
 from app.src.langchain import Owl
 from app.src.service.search import Like
 from connector.errors import BadDocument, BadFilter, UnknownCollection, UnknownRow, WrongOrigin
@@ -287,7 +287,7 @@ def test_search_quality_is_measured_by_the_ids_that_were_given(local: OwlVectorS
     service = local.collection._service  # type: ignore[attr-defined]
     file = tmp_path / "queries.jsonl"
     file.write_text('{"query": "garden hose of rubber", "relevant": [["b"]]}\n')
-    measured = service.evaluating.evaluate("notes", Labelled(file, ("vector",))).as_dict()
+    measured = service.evaluating.evaluate("notes", EvaluationRequest(file, ("vector",))).as_dict()
     assert measured["missing"] == 0
     assert measured["modes"]["vector"]["all"]["mrr"] == 1
 

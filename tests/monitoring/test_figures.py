@@ -23,7 +23,7 @@ from app.src.service.watching import ANSWER_SECONDS, LOOK_SECONDS, LOOK_WAIT, St
 from app.src.settings import Settings
 from connector.errors import ConnectionLost
 from connector.model import Checkpoint, CollectionStatus
-from connector.protocols import VectorStore
+from connector.stores.store import VectorStore
 from tests.adversity.scene import NAME
 from tests.adversity.scene import Scene as Adversity
 from tests.api.conftest import TableSource, settings_in

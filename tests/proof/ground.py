@@ -17,12 +17,13 @@ from connector.hana.change_log import log_of
 from connector.hana.connection import ConnectionOptions, HanaPool, quote
 from connector.hana.source import HanaSource
 from connector.model import ChangeSpec, Checkpoint, ChunkSpec, CollectionSpec, TableRef
-from connector.protocols import Embedder, VectorStore
+from connector.protocols import Embedder
 from connector.retry import RetryPolicy
 from connector.stores.hana.store import HanaStore
 from connector.stores.lease import LeaseTimes
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends
+from connector.stores.store import VectorStore
+from connector.sync.run import Ends
 from connector.sync.verify import verify
 from hana_emulator.testing import Emulator
 from tests.proof import invariants

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from connector.model import StoredRecord
-from connector.protocols import Embedder, VectorStore
+from connector.protocols import Embedder
+from connector.stores.store import VectorStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,13 +98,10 @@ class MemoryStore:
             data.checkpoint = replace(changes.checkpoint, last_sync=last)
             failpoints.reach("mid_checkpoint")
 
-    def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
-        yield self.stored_of(collection, list(self.data.documents))
-
-    def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
-        return [
+    def stored(self, collection: str, ids: Sequence[str] | None = None) -> Iterator[list[StoredChunk]]:
+        yield [
             StoredChunk(record.record, id_, record.number or 0, record.content_hash or b"")
-            for id_ in ids
+            for id_ in (list(self.data.documents) if ids is None else ids)
             for record in self.data.documents.get(id_, [])
         ]
 

@@ -5,7 +5,9 @@ those pass without it and fail with it, or the tests are not worth their name.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,24 +41,79 @@ PASSED, FAILED = 0, 1
 """What pytest exits with; anything else (no such test, an error while collecting) proves nothing."""
 
 
+PRODUCT = ("app", "connector")
+EACH_RUN = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`old` stands exactly once in `file` and becomes `new`; then one of `tests` at least must fail."""
+    """In the function or class `place` of `file`, `old` becomes `new`; then at least one of `tests` must fail."""
 
     name: str
     file: str
+    place: str
     old: str
     new: str
     tests: tuple[str, ...]
 
     def applied(self, text: str) -> str:
-        """Raises ValueError when `old` no longer stands there: then the list has to follow the code."""
-        count = text.count(self.old)
-        if count != 1:
-            raise ValueError(f"{self.name}: what it changes stands {count} times in {self.file}, not once")
-        changed = text.replace(self.old, self.new)
+        """Return `text` with the bug; raises ValueError when `old` does not stand once in that place."""
+        found = [match for first, end in places(text, self.place) for match in self._pattern.finditer(text, first, end)]
+        if len(found) != 1:
+            raise ValueError(f"{self.name}: found {len(found)} times in {self.place} of {self.file}, not once")
+        start, end = found[0].span()
+        line = text[text.rfind("\n", 0, start) + 1 :]
+        indent = line[: len(line) - len(line.lstrip())]
+        changed = text[:start] + self.new.replace("\n", "\n" + indent) + text[end:]
         compile(changed, self.file, "exec")
         return changed
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(r"\n\s*".join(re.escape(line.strip()) for line in self.old.splitlines()))
+
+    def located(self, root: Path) -> Path:
+        """Return the file that takes the bug: the one named, or the only other one with that place."""
+        if (named := root / self.file).is_file() and self._fits(named):
+            return named
+        others = [path for folder in PRODUCT for path in sorted((root / folder).rglob("*.py")) if self._fits(path)]
+        if len(others) != 1:
+            raise ValueError(f"{self.name}: {self.place} of {self.file} has changed; {len(others)} other files fit")
+        return others[0]
+
+    def _fits(self, path: Path) -> bool:
+        try:
+            self.applied(path.read_text(encoding="utf-8"))
+        except (ValueError, SyntaxError):
+            return False
+        return True
+
+
+def places(text: str, name: str) -> Iterator[tuple[int, int]]:
+    """Yield where the functions and classes of this qualified name begin and end in the text."""
+    starts = [0, *(match.end() for match in re.finditer("\n", text)), len(text)]
+    waiting: list[tuple[str, ast.AST]] = [("", ast.parse(text))]
+    while waiting:
+        prefix, node = waiting.pop()
+        for child in ast.iter_child_nodes(node):
+            own = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                own = f"{prefix}.{child.name}".lstrip(".")
+                if own == name:
+                    yield starts[child.lineno - 1], starts[child.end_lineno or child.lineno]
+            waiting.append((own, child))
+
+
+def chosen_for_commit() -> tuple[list[Mutation], list[Mutation]]:
+    """Return the mutations that this commit plants, and the others; another commit plants others."""
+    command = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    every = mutations()
+    first = int(done.stdout.strip()[:8] or "0", 16) % len(every)
+    turned = every[first:] + every[:first]
+    step = max(1, len(every) // EACH_RUN)
+    chosen = turned[::step][:EACH_RUN]
+    return chosen, [mutation for mutation in every if mutation not in chosen]
 
 
 def mutations() -> list[Mutation]:
@@ -84,7 +141,7 @@ class Copy:
 
     @contextmanager
     def broken(self, mutation: Mutation) -> Iterator[None]:
-        file = self._folder / mutation.file
+        file = mutation.located(self._folder)
         whole = file.read_text(encoding="utf-8")
         file.write_text(mutation.applied(whole), encoding="utf-8")
         try:
@@ -92,7 +149,7 @@ class Copy:
         finally:
             file.write_text(whole, encoding="utf-8")
 
-    def test(self, tests: Sequence[str]) -> tuple[int, str]:
+    def test(self, tests: Sequence[str], seconds: int = SECONDS) -> tuple[int, str]:
         """Pytest's exit code and the end of what it said."""
         done = subprocess.run(
             [
@@ -114,7 +171,7 @@ class Copy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=SECONDS,
+            timeout=seconds,
         )
         return done.returncode, done.stdout[-3000:]
 
@@ -139,7 +196,7 @@ def run(chosen: Sequence[Mutation], workers: int = 2) -> list[str]:
         copies: SimpleQueue[Copy] = SimpleQueue()
         first = Copy(Path(folder) / "0")
         tests = sorted({test for mutation in chosen for test in mutation.tests})
-        code, said = first.test(tests)
+        code, said = first.test(tests, SECONDS * (1 + len(tests) // 6))
         if code != PASSED:
             return [f"without any bug the tests end with {code}\n{said}"]
         copies.put(first)

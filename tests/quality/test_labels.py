@@ -1,4 +1,4 @@
-"""The labelled queries of benchmarks/queries: their keys exist in the stand-in's sample rows, there are enough of them,
+"""The labelled queries of benchmarks/queries: their keys exist in the emulator's sample rows, there are enough of them,
 and those of the group `paraphrase` share no content word with any row that answers them."""
 
 from __future__ import annotations

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.src.evaluation.measures import MEASURES, figures, hit, mean, ndcg, recall, reciprocal_rank
-from app.src.evaluation.significance import paired
+from app.src.evaluation.measures import MEASURES, figures, hit, mean, ndcg, paired, recall, reciprocal_rank
 
-FOUND = [False, True, False, True, False]
-"""Two of three right rows, at ranks 2 and 4."""
+FOUND = (2, 4)  # the ranks of two of three relevant rows
 
 
 def test_by_hand() -> None:
@@ -21,40 +19,35 @@ def test_by_hand() -> None:
     assert recall(FOUND, 3, 3) == pytest.approx(1 / 3)
     assert [hit(FOUND, k) for k in (1, 2, 3)] == [0, 1, 1]
     assert reciprocal_rank(FOUND) == 0.5
-    assert reciprocal_rank([False]) == 0
+    assert reciprocal_rank(()) == 0
     best = 1 + 1 / math.log2(3) + 1 / 2
     assert ndcg(FOUND, 3, 5) == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / best)
     assert ndcg(FOUND, 3, 5) == pytest.approx(0.49819, abs=1e-5)
-    assert ndcg([True] * 10, 40, 10) == 1, "no order of ten is better, however many there are"
-    assert ndcg([False, True], 1, 10) == pytest.approx(1 / math.log2(3))
+    assert ndcg(range(1, 11), 40, 10) == 1, "no order of ten is better, however many there are"
+    assert ndcg([2], 1, 10) == pytest.approx(1 / math.log2(3))
 
 
 def test_the_mean_is_of_each_measure() -> None:
-    both = mean([figures([True], 1, 10), figures([False] * 10, 1, 10)])
+    both = mean([figures([1], 1, 10), figures([], 1, 10)])
     assert {getattr(both, name) for name in MEASURES} == {0.5}
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="nothing to average"):
         mean([])
 
 
-@given(st.lists(st.booleans(), max_size=15), st.integers(0, 9), st.integers(1, 12))
-def test_every_measure_lies_between_none_and_all(found: list[bool], more: int, k: int) -> None:
-    right = max(1, sum(found) + more)
-    for value in vars_of(found, right, k):
+@given(st.lists(st.integers(1, 15), max_size=15, unique=True), st.integers(0, 9), st.integers(1, 12))
+def test_every_measure_lies_between_none_and_all(ranks: list[int], more: int, k: int) -> None:
+    for value in values(ranks, max(1, len(ranks) + more), k):
         assert 0 <= value <= 1
 
 
-@given(st.integers(1, 8), st.integers(1, 12))
-def test_a_right_row_further_up_is_never_worse(place: int, k: int) -> None:
-    found = [False] * 10
-    found[place] = True
-    above = [False] * 10
-    above[place - 1] = True
-    for lower, higher in zip(vars_of(found, 2, k), vars_of(above, 2, k), strict=True):
+@given(st.integers(2, 9), st.integers(1, 12))
+def test_a_relevant_row_further_up_is_never_worse(rank: int, k: int) -> None:
+    for lower, higher in zip(values([rank], 2, k), values([rank - 1], 2, k), strict=True):
         assert lower <= higher
 
 
-def vars_of(found: list[bool], right: int, k: int) -> list[float]:
-    each = figures(found, right, k)
+def values(ranks: list[int], relevant: int, k: int) -> list[float]:
+    each = figures(ranks, relevant, k)
     return [getattr(each, name) for name in MEASURES]
 
 
@@ -62,11 +55,11 @@ def test_a_difference_that_is_sure_and_one_that_is_not() -> None:
     random = np.random.default_rng(3)
     before = random.random(200)
     better = paired(before.tolist(), (before + 0.1 + 0.05 * random.standard_normal(200)).tolist())
-    assert better.sure
+    assert better.significant
     assert better.low < better.difference < better.high
     assert better.low == pytest.approx(0.1, abs=0.02)
     luck = paired(before.tolist(), (before + 0.5 * random.standard_normal(200)).tolist())
-    assert not luck.sure
+    assert not luck.significant
     assert luck.low < 0 < luck.high
     same = paired(before.tolist(), before.tolist())
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
@@ -89,11 +82,11 @@ def test_few_queries_prove_nothing(before: list[float], after: list[float], p: f
     """Resamples of differences that are all alike do not scatter, so they alone would say p = 0."""
     found = paired(before, after)
     assert found.p == p
-    assert not found.sure
+    assert not found.significant
 
 
 def test_six_that_agree_are_sure() -> None:
-    assert paired([0.0] * 6, [1.0] * 6).sure
+    assert paired([0.0] * 6, [1.0] * 6).significant
 
 
 def test_the_interval_is_the_normal_one_for_many() -> None:

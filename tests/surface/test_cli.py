@@ -18,8 +18,8 @@ from typer.main import get_command
 
 from app.src.cli import app
 from app.src.cli.application import PANELS, subcommands, verb
-from app.src.cli.commands import _paused
-from connector.sync.sync import SyncReport
+from app.src.cli.collections import _paused
+from connector.sync.run import SyncReport
 from tests.surface.conftest import environment
 
 HASH = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}

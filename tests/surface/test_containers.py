@@ -22,7 +22,7 @@ import pytest
 import trustme
 from ruamel.yaml import YAML
 
-from app.src.cli.worker import until_over
+from app.src.cli.processes import until_over
 from app.src.core import first_look
 from app.src.core.device import DeviceError, DeviceProfile
 from app.src.core.nvml import GpuSnapshot
@@ -188,6 +188,7 @@ def test_torch_is_asked_only_where_there_may_be_a_card(monkeypatch: pytest.Monke
     assert said == "the CPU computes: there is no NVIDIA driver here"
 
 
+@pytest.mark.not_fast
 def test_a_child_that_hangs_or_fails_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Fault, match=r"no answer in 0\.001 s"):
         starting.ask_torch(EmbeddingSettings(), 0.001)
@@ -196,6 +197,7 @@ def test_a_child_that_hangs_or_fails_is_a_fault(monkeypatch: pytest.MonkeyPatch)
         starting.ask_torch(EmbeddingSettings())
 
 
+@pytest.mark.not_fast
 def test_torch_is_asked_in_a_process_of_its_own() -> None:
     assert starting.ask_torch(EmbeddingSettings(device="cpu", precision="fp32"))["precision"] == "fp32"
     with pytest.raises(Fault, match="fp16 cannot be used"):

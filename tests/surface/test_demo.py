@@ -18,8 +18,8 @@ import pytest
 
 from app.src import demo
 from app.src.api.examples import BASE
+from app.src.cli.demo import DemoReport
 from app.src.cli.interrupts import interruptible
-from app.src.cli.showing import _Shown
 from app.src.demo import Answer, Demo, DemoQuery, StandIn, demo_settings
 from app.src.service.search import FoundHit
 from app.src.settings import Settings
@@ -136,6 +136,6 @@ def test_ctrl_c_begins_no_other_collection(monkeypatch: pytest.MonkeyPatch) -> N
 
     running = SimpleNamespace(names=["first", "second"], service=SimpleNamespace(sync=sync))
     with interruptible() as interrupted:
-        _Shown(running, json=True).sync(interrupted)  # type: ignore[arg-type]
+        DemoReport(running, json=True).sync(interrupted)  # type: ignore[arg-type]
     assert synced == ["first"]
     assert interrupted.code == 130

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.src.cli.embedding import Sink, lines_of
 from app.src.cli.exits import UsageFault
+from app.src.cli.search import Sink, lines_of
 from app.src.core.loading import EngineOptions, load_engine
 
 HASH = {"OWL_SAP_EMBEDDING__MODEL": "hash:16"}

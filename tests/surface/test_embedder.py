@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import NonFinite
-from app.src.core.computing import Running
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
+from app.src.core.runner import Running
 from app.src.observe.metrics import Metrics
 from app.src.service.embedder import EngineEmbedder
 from app.src.service.query_cache import QueryCache
@@ -100,12 +100,13 @@ def test_a_cache_of_no_size_remembers_nothing(metrics: Metrics) -> None:
 def test_errors_are_translated_and_not_remembered(
     embedder: EngineEmbedder, engine: EmbeddingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = engine.begin
+    runner = engine._runner
+    begin = runner.begin
 
     def ill(batch: Sequence[Any], *more: Any) -> Running:
         return Running(lambda: begin(batch, *more).result() * np.float32(np.nan))
 
-    monkeypatch.setattr(engine, "begin", ill)
+    monkeypatch.setattr(runner, "begin", ill)
     with pytest.raises(TextsNotEmbeddable) as caught:
         embedder.embed_documents(["a", "b"])
     assert caught.value.indices == (0, 1)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from app.src.evaluation.index_recall import proposal
+from app.src.evaluation.measures import Difference
 from app.src.evaluation.queries import read
-from app.src.evaluation.recall import proposal
-from app.src.evaluation.significance import Difference
 from connector.errors import ConfigurationError
 from connector.model import IndexUse
 from tests.adversity.scene import Scene
@@ -22,19 +22,19 @@ RIGHT = '{"query": "a", "relevant": [["1"]]}'
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: no JSON"),
-        ("[]", "line 2: no JSON object"),
+        ("{", "line 2: invalid JSON"),
+        ("[]", "line 2: must be a JSON object"),
         ('{"query": " ", "relevant": [["1"]]}', "line 2: .query. must be a text"),
         ('{"query": "b"}', "line 2: .relevant. must be a list"),
         ('{"query": "b", "relevant": []}', "line 2: .relevant. must be a list"),
         ('{"query": "b", "relevant": [["1"], ["1"]]}', "line 2: .relevant. names a row twice"),
         ('{"query": "b", "relevant": [["1"], "1"]}', "line 2: .relevant. names a row twice"),
-        ('{"query": "b", "relevant": [["1", "2"]]}', "line 2: .* 2 key values; there are 1"),
+        ('{"query": "b", "relevant": [["1", "2"]]}', "line 2: .* 2 key values; the collection has 1"),
         ('{"query": "b", "relevant": [[["1"]]]}', "line 2: a row of .relevant."),
         ('{"query": "b", "relevant": [{"MATNRX": "1"}]}', "line 2: .* must name the key columns MATNR"),
         ('{"query": "b", "relevant": [["1"]], "filters": {}}', 'line 2: "filters" is unknown; did you mean "filter"'),
         ('{"query": "b", "relevant": [["1"]], "filter": []}', "line 2: .filter. must be an object"),
-        (RIGHT, "line 2: the same query stands in line 1"),
+        (RIGHT, "line 2: the query repeats line 1"),
     ],
 )
 def test_what_is_wrong_with_a_line(tmp_path: Path, line: str, message: str) -> None:
@@ -49,7 +49,7 @@ def test_what_can_not_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(ConfigurationError, match="holds no queries"):
+    with pytest.raises(ConfigurationError, match="contains no queries"):
         read(tmp_path / "empty.jsonl")
 
 
@@ -59,7 +59,7 @@ def test_a_row_is_named_by_its_key_or_its_id_and_answers_once(tmp_path: Path) ->
     file.write_text(json.dumps({"query": "a", "relevant": rows}))
     (query,) = read(file, ("MATNR",))
     ids = ['["1"]', '["1"]', '["2"]', '["3"]', '["4"]', "4", "record:5", '["9"]']
-    assert query.found(ids) == [True, False, True, True, True, False, True, False]
+    assert query.ranks(ids) == (1, 3, 4, 5, 7)
 
 
 def test_a_file_as_other_programs_write_it(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_figures_by_mode_and_what_changed(synced: Scene) -> None:
     report = json.loads(out)
     assert report["queries"] == 3
     assert report["missing"] == 1
-    assert "1 rows that the labels name are not in the collection; they count as not found: [999]" in err
+    assert "1 labelled rows are not in the collection and count as not found: [999]" in err
     assert list(report["modes"]) == ["vector", "keyword", "hybrid"]
     hybrid = report["modes"]["hybrid"]
     assert hybrid["groups"]["exact"]["queries"] == 2
@@ -125,7 +125,7 @@ def test_progress_counts_queries_and_what_searches_say_is_told(synced: Scene) ->
     code, out, err = synced.cli("evaluate", "rows", "queries.jsonl", "--mode", "keyword", "--json")
     assert code == 0, err
     *_, note = json.loads(out)["notes"]
-    assert note.startswith('of line 4: "rows" declares no metadata named GRUP')
+    assert note.startswith('line 4: "rows" declares no metadata named GRUP')
     assert note in " ".join(err.split())
     first = json.loads(err.splitlines()[0])
     assert (first["collection"], first["done"], first["total"]) == ("rows", 1, 4)
@@ -156,8 +156,8 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
         (("rows", "none.jsonl"), "none.jsonl cannot be read"),
         (("rows", "wrong.jsonl"), "line 1: "),
         (("rows", "queries.jsonl", "--mode", "fuzzy"), "--mode fuzzy: there is vector, keyword, hybrid or all"),
-        (("rows", "queries.jsonl", "--against", "no-report.json"), "no report of"),
-        (("rows", "queries.jsonl", "--against", "short.json"), "what --json prints is shorter"),
+        (("rows", "queries.jsonl", "--against", "no-report.json"), "not a report of"),
+        (("rows", "queries.jsonl", "--against", "short.json"), "the output of --json is shorter"),
         (("rows", "queries.jsonl", "--against", "other-k.json"), "made with -k 3, this one with -k 10"),
         (("row", "queries.jsonl"), 'did you mean "rows"'),
     ):
@@ -172,8 +172,8 @@ def test_what_cannot_be_evaluated(synced: Scene) -> None:
         (False, 1.0, 1.0, 100, "no index is used"),
         (None, 1.0, 1.0, 100, "no index is used"),
         (True, 0.99, 0.97, 100, "leave efSearch as it is"),
-        (True, 1.0, 1.0, 1, "ask with more queries (--queries): 1 are too few"),
-        (True, 0.96, 0.90, 100, "ask with more queries"),
+        (True, 1.0, 1.0, 1, "1 queries are too few"),
+        (True, 0.96, 0.90, 100, "ask with more (--queries)"),
         (True, 0.80, 0.75, 100, '{"efSearch":400}'),
     ],
 )

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from app.src.cli.collections import chosen_action
 from app.src.cli.exits import UsageFault
-from app.src.cli.generations import check
 from tests.adversity.scene import Scene
 
 pytest.importorskip("hdbcli")
@@ -114,4 +114,4 @@ def test_words_that_do_not_go_together(arguments: dict[str, Any], why: str) -> N
     flags = ("build", "compare", "switch", "rollback", "drop", "force")
     given = dict.fromkeys(flags, False) | {"number": None, "queries": None} | arguments
     with pytest.raises(UsageFault, match=why):
-        check(**given)
+        chosen_action(**given)

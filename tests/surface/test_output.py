@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from app.src.cli import output, progress
+from app.src.cli import output
 from app.src.jobs import JobOptions, Jobs, Run
 from connector.errors import RowRejected
 from tests.surface.conftest import Cli, environment
@@ -218,7 +218,7 @@ def test_a_full_disk_under_stdout_is_told_once(tmp_path: Path) -> None:
 )
 def test_a_bar_says_finishing_only_when_all_rows_are_read(told: list[tuple[int, int]], names: list[str]) -> None:
     bars = Progress(console=Console(file=io.StringIO()))
-    bar = progress._Bar(bars, bars.add_task("m", total=None, rate="-"), "m")
+    bar = output._Bar(bars, bars.add_task("m", total=None, rate="-"), "m")
     seen = []
     for done, total in told:
         bar.progress(done, total)

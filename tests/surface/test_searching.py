@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.src.cli.searching import _text
+from app.src.cli.search import _shown_text
 from hana_emulator.testing import Emulator, running
 from tests.surface.conftest import Run
 
@@ -127,6 +127,6 @@ def test_a_table_shows_each_passage_with_its_score() -> None:
         "text": "oil  pump",
         "passages": [{"text": "oil  pump", "score": 0.81}, {"text": "a hose", "score": 0.2}],
     }
-    assert _text(hit) == "0.810 oil pump\n0.200 a hose"
-    assert _text(hit | {"passages": hit["passages"][:1]}) == "oil pump"
-    assert _text({"text": "oil  pump"}) == "oil pump"
+    assert _shown_text(hit) == "0.810 oil pump\n0.200 a hose"
+    assert _shown_text(hit | {"passages": hit["passages"][:1]}) == "oil pump"
+    assert _shown_text({"text": "oil  pump"}) == "oil pump"

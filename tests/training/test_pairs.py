@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.src.training.pairs import Pair, read_file, read_rows
+from app.src.training.pairs import Pair, Pairs, read_file, read_rows
 from connector.errors import ConfigurationError, NoKey, UnknownColumn
 from connector.model import CollectionSpec, Column, Query, Row, Table, TableRef
 from connector.protocols import Source
@@ -70,13 +70,13 @@ def test_a_limit_ends_the_reading_and_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("canary", "is no JSON"),
-        ('{"query": "canary", "text": }', "is no JSON"),
-        ('["canary"]', "holds no JSON object"),
-        ('{"query": "canary"}', 'has neither "query" and "text" nor'),
-        ('{"query": "canary", "positive": "x"}', 'has neither "query" and "text" nor'),
-        ('{"query": "canary", "text": null}', 'has no text in "text"'),
-        ('{"anchor": ["canary"], "positive": "x"}', 'has no text in "anchor"'),
+        ("canary", "is not valid JSON"),
+        ('{"query": "canary", "text": }', "is not valid JSON"),
+        ('["canary"]', "must be a JSON object"),
+        ('{"query": "canary"}', 'needs "query" and "text", or'),
+        ('{"query": "canary", "positive": "x"}', 'needs "query" and "text", or'),
+        ('{"query": "canary", "text": null}', 'must have a text as "text"'),
+        ('{"anchor": ["canary"], "positive": "x"}', 'must have a text as "anchor"'),
     ],
 )
 def test_a_bad_line_is_named_by_its_number_and_its_text_is_not_told(tmp_path: Path, line: str, words: str) -> None:
@@ -100,13 +100,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="cannot be read"):
             read_file(file, 100)
     (tmp_path / "latin").write_bytes(b'{"query": "\xe4", "text": "b"}')
-    with pytest.raises(ConfigurationError, match="line 1 is no JSON"):
+    with pytest.raises(ConfigurationError, match="line 1 is not valid JSON"):
         read_file(tmp_path / "latin", 100)
 
 
 def test_the_digest_tells_pairs_apart_and_their_order() -> None:
-    from app.src.training.pairs import Pairs
-
     digests = set()
     for pairs in (
         [("a", "b"), ("c", "d")],

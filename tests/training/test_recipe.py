@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.src.core.device import DeviceProfile
-from app.src.core.finetune.checkpoints import last_checkpoint
-from app.src.core.finetune.recipe import Pace, Recipe, Technique, TrainingFailed
+from app.src.core.finetune.recipe import Pace, Recipe, Technique, TrainingFailed, last_checkpoint
 
 PRECISIONS = {
     "Tesla P4": "fp32",

@@ -16,16 +16,15 @@ import pytest
 from app.src.core.backends import DeviceUnavailable
 from app.src.core.backends.folder import read_folder
 from app.src.core.device import DeviceProfile
-from app.src.core.finetune import trainer
-from app.src.core.finetune.recipe import Pace, Recipe, Technique, Trained, TrainingFailed, TrainingJob, Watch
-from app.src.core.finetune.saving import save
+from app.src.core.finetune.recipe import Hooks, Pace, Recipe, Technique, Trained, TrainingFailed, TrainingJob
 from app.src.core.loading import EngineOptions, load_engine
-from app.src.training.evaluation import Figures, Trial
+from app.src.training.held_out import Figures, Trial
 from app.src.training.pairs import Pair
 from tests.training.toy import CANARY, files_with, tiny_model, toy_pairs
 
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
+trainer = pytest.importorskip("app.src.core.finetune.trainer")
 
 HELD_OUT = 20
 ALL = toy_pairs(200)
@@ -56,12 +55,12 @@ class Killed(BaseException):
     """As the process ends: nothing catches it."""
 
 
-def killed_after(step: int) -> Watch:
+def killed_after(step: int) -> Hooks:
     def look(done: int, _steps: int, _loss: float | None) -> None:
         if done == step:
             raise Killed
 
-    return Watch(step=look)
+    return Hooks(step=look)
 
 
 def figures(folder: Path) -> Figures:
@@ -73,10 +72,10 @@ def figures(folder: Path) -> Figures:
 
 @pytest.mark.slow
 def test_it_learns_what_it_never_saw_and_the_engine_loads_it(base: Path, tmp_path: Path) -> None:
-    model, trained = trainer.train(job(base, tmp_path / "c", pairs=len(TRAINING), epochs=8), Watch())
+    model, trained = trainer.train(job(base, tmp_path / "c", pairs=len(TRAINING), epochs=8), Hooks())
     assert (trained.steps, trained.began_at, trained.stopped) == (96, 0, False)
     assert trained.losses[max(trained.losses)] < trained.losses[min(trained.losses)] / 2
-    save(model, read_folder(base, "tiny"), tmp_path / "trained")
+    trainer.save(model, read_folder(base, "tiny"), tmp_path / "trained")
     before, after = figures(base), figures(tmp_path / "trained")
     assert before.recall_at_10 < 0.35
     assert after.recall_at_10 > before.recall_at_10 + 0.3
@@ -90,7 +89,7 @@ def test_a_saved_folder_has_the_base_models_files_and_other_weights(base: Path, 
     (base / "pytorch_model.bin").write_bytes(b"old")
     (base / "README.md").write_text("of somebody else")
     model = trainer.load_model(base, "cpu")
-    save(model, read_folder(base, "tiny"), tmp_path / "saved")
+    trainer.save(model, read_folder(base, "tiny"), tmp_path / "saved")
     ours = {path.relative_to(tmp_path / "saved") for path in (tmp_path / "saved").rglob("*") if path.is_file()}
     theirs = {path.relative_to(base) for path in base.rglob("*") if path.is_file()}
     assert theirs - ours == {Path("pytorch_model.bin"), Path("README.md")}
@@ -106,12 +105,12 @@ def test_a_saved_folder_has_the_base_models_files_and_other_weights(base: Path, 
 
 
 def test_after_a_kill_the_steps_are_those_of_a_whole_run(base: Path, tmp_path: Path) -> None:
-    whole, told = trainer.train(job(base, tmp_path / "whole"), Watch())
+    whole, told = trainer.train(job(base, tmp_path / "whole"), Hooks())
     with pytest.raises(Killed):
         trainer.train(job(base, tmp_path / "cut"), killed_after(6))
     torn = tmp_path / "cut" / "checkpoint-99"
     torn.mkdir()
-    model, trained = trainer.train(job(base, tmp_path / "cut"), Watch())
+    model, trained = trainer.train(job(base, tmp_path / "cut"), Hooks())
     assert trained.began_at == 5
     assert trained.steps == told.steps == 8
     assert trained.losses == pytest.approx(told.losses, abs=1e-5)
@@ -121,18 +120,18 @@ def test_after_a_kill_the_steps_are_those_of_a_whole_run(base: Path, tmp_path: P
 
 def test_a_wish_to_stop_leaves_a_checkpoint_of_that_very_step(base: Path, tmp_path: Path) -> None:
     done: list[int] = []
-    watch = Watch(step=lambda step, _steps, _loss: done.append(step), stop=lambda: len(done) >= 3)
-    _, trained = trainer.train(job(base, tmp_path), watch)
+    hooks = Hooks(step=lambda step, _steps, _loss: done.append(step), stop=lambda: len(done) >= 3)
+    _, trained = trainer.train(job(base, tmp_path), hooks)
     assert (trained.steps, trained.stopped) == (3, True)
-    _, trained = trainer.train(job(base, tmp_path), Watch())
+    _, trained = trainer.train(job(base, tmp_path), Hooks())
     assert (trained.began_at, trained.steps, trained.stopped) == (3, 8, False)
 
 
 @pytest.mark.slow
 def test_a_training_that_was_done_is_not_done_again(base: Path, tmp_path: Path) -> None:
-    model, _ = trainer.train(job(base, tmp_path, epochs=1), Watch())
+    model, _ = trainer.train(job(base, tmp_path, epochs=1), Hooks())
     seen: list[int] = []
-    again, trained = trainer.train(job(base, tmp_path, epochs=1), Watch(step=lambda step, *_: seen.append(step)))
+    again, trained = trainer.train(job(base, tmp_path, epochs=1), Hooks(step=lambda step, *_: seen.append(step)))
     assert (seen, trained.steps) == ([], 4)
     assert same_weights(weights_of(model), weights_of(again))
 
@@ -143,26 +142,24 @@ class Memory:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int, from_pass: int = 0) -> None:
         import torch
 
-        from app.src.core.finetune.pair_trainer import PairTrainer
-
         self.batches: list[int] = []
-        inner = PairTrainer.training_step
+        inner = trainer.PairTrainer.training_step
 
-        def training_step(trainer: Any, model: Any, inputs: dict[str, Any], *more: Any) -> Any:
+        def training_step(own: Any, model: Any, inputs: dict[str, Any], *more: Any) -> Any:
             pairs = len(inputs["anchor_input_ids"])
             self.batches.append(pairs)
             if pairs > most and len(self.batches) > from_pass:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-            return inner(trainer, model, inputs, *more)
+            return inner(own, model, inputs, *more)
 
-        monkeypatch.setattr(PairTrainer, "training_step", training_step)
+        monkeypatch.setattr(trainer.PairTrainer, "training_step", training_step)
 
 
 def test_out_of_memory_it_goes_on_from_the_last_checkpoint_with_half_as_many_at_once(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, paces = Memory(monkeypatch, most=8, from_pass=3), list[Pace]()
-    _, trained = trainer.train(job(base, tmp_path), Watch(halved=paces.append))
+    _, trained = trainer.train(job(base, tmp_path), Hooks(halved=paces.append))
     assert paces == [Pace(8, 2)]
     assert trained == Trained(8, 3, Pace(8, 2), trained.losses, stopped=False)
     assert memory.batches == [16] * 4 + [8] * (5 * 2), "three steps, one that failed, five that see as many pairs"
@@ -171,13 +168,13 @@ def test_out_of_memory_it_goes_on_from_the_last_checkpoint_with_half_as_many_at_
 def test_memory_that_holds_nothing_is_an_error(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Memory(monkeypatch, most=0)
     with pytest.raises(TrainingFailed, match="memory does not hold 4 pairs"):
-        trainer.train(job(base, tmp_path, batch_size=4), Watch())
+        trainer.train(job(base, tmp_path, batch_size=4), Hooks())
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_is_an_error(base: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingFailed, match="lower --learning-rate"):
-        trainer.train(job(base, tmp_path, learning_rate=1e30, epochs=1), Watch())
+        trainer.train(job(base, tmp_path, learning_rate=1e30, epochs=1), Hooks())
 
 
 # -------------------------------------------------------------------------------------------- nobody is told anything
@@ -186,12 +183,10 @@ def test_a_loss_that_is_no_number_is_an_error(base: Path, tmp_path: Path) -> Non
 def test_no_reporter_whatever_the_environment_says(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from app.src.core.finetune import pair_trainer
-
     for name in ("WANDB_PROJECT", "WANDB_API_KEY", "MLFLOW_TRACKING_URI", "COMET_API_KEY", "TRACKIO_PROJECT"):
         monkeypatch.setenv(name, "canary")
     kept: list[list[str]] = []
-    inner = pair_trainer.PairTrainer.only_our_callbacks
+    inner = trainer.PairTrainer.only_our_callbacks
 
     def only_ours(self: Any) -> None:
         inner(self)
@@ -200,9 +195,9 @@ def test_no_reporter_whatever_the_environment_says(
     def no_network(*_: Any) -> None:
         raise AssertionError("a connection was tried")
 
-    monkeypatch.setattr(pair_trainer.PairTrainer, "only_our_callbacks", only_ours)
+    monkeypatch.setattr(trainer.PairTrainer, "only_our_callbacks", only_ours)
     monkeypatch.setattr(socket.socket, "connect", no_network)
-    trainer.train(job(base, tmp_path, epochs=1), Watch())
+    trainer.train(job(base, tmp_path, epochs=1), Hooks())
     assert kept == [["DefaultFlowCallback", "Progress", "_OptimizerZeroGradCallback"]]
     told = capfd.readouterr()
     assert told.out == ""
@@ -229,7 +224,7 @@ def test_what_the_trainer_is_told_on_a_card(
     monkeypatch.setattr(sentence_transformers, "SentenceTransformerTrainingArguments", Recorded)
     profile = DeviceProfile.of_card(card)
     on_card = TrainingJob(base, tmp_path, TRAINING, Recipe(), profile, Technique.of(profile))
-    told: Any = trainer._arguments(on_card, Pace(8, 2))
+    told: Any = trainer.training_arguments(on_card, Pace(8, 2))
     given = told.given
     assert (given["fp16"], given["bf16"], given["use_cpu"]) == (fp16, bf16, False)
     assert (given["optim"], given["dataloader_pin_memory"], given["dataloader_num_workers"]) == (
@@ -246,7 +241,7 @@ def test_another_card_than_the_first_is_refused_with_what_to_do(base: Path, tmp_
     second = DeviceProfile.cuda("Tesla T4", (7, 5), 16 << 30, index=1)
     elsewhere = TrainingJob(base, tmp_path, TRAINING, Recipe(), second, Technique.of(second))
     with pytest.raises(DeviceUnavailable, match="CUDA_VISIBLE_DEVICES=1"):
-        trainer.train(elsewhere, Watch())
+        trainer.train(elsewhere, Hooks())
 
 
 def test_activations_are_computed_again_instead_of_kept(base: Path) -> None:
@@ -271,7 +266,7 @@ def test_workers_leave_a_ctrl_c_to_the_parent(base: Path, tmp_path: Path) -> Non
                 os.kill(child, signal.SIGINT)
 
     try:
-        _, trained = trainer.train(job(base, tmp_path, workers=1), Watch(step=look))
+        _, trained = trainer.train(job(base, tmp_path, workers=1), Hooks(step=look))
     finally:
         signal.set_wakeup_fd(wakeup)
         signal.signal(signal.SIGINT, before)
@@ -308,7 +303,7 @@ def test_on_a_card(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "tiny")
     technique = Technique.of(profile)
     recipe = Recipe(epochs=8, learning_rate=3e-3)
-    model, trained = trainer.train(TrainingJob(base, tmp_path / "c", TRAINING, recipe, profile, technique), Watch())
+    model, trained = trainer.train(TrainingJob(base, tmp_path / "c", TRAINING, recipe, profile, technique), Hooks())
     assert trained.losses[max(trained.losses)] < trained.losses[min(trained.losses)] / 2
-    save(model, read_folder(base, "tiny"), tmp_path / "trained")
+    trainer.save(model, read_folder(base, "tiny"), tmp_path / "trained")
     assert figures(tmp_path / "trained").recall_at_10 > figures(base).recall_at_10 + 0.3

@@ -1,4 +1,4 @@
-"""`owl-sap finetune` as a person uses it: over rows of a table in the stand-in, and over a file of pairs."""
+"""`owl-sap finetune` as a person uses it: over rows of a table in the emulator, and over a file of pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.src.core.finetune.checkpoints import last_checkpoint, step_of
+from app.src.core.finetune.recipe import last_checkpoint, step_of
 from app.src.service.service import Service
 from app.src.settings import load
 from hana_emulator.testing import Emulator
@@ -163,7 +163,7 @@ def test_a_file_of_pairs_stopped_and_gone_on_with(configured: Callable[[], Verb]
     assert files_with(CANARY, unfinished) == []
 
     again = cli(*arguments)
-    assert (again.code, "--resume goes on with it" in again.err) == (2, True)
+    assert (again.code, "continue it with --resume" in again.err) == (2, True)
     other = cli("finetune", "rows", "--resume", "--epochs", "3", "--out", "m/new")
     assert (other.code, "was begun with epochs 60, not 3" in other.err) == (2, True)
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_learnt_from(
     cli = configured(hana_schema)
     (tmp_path / "bad.jsonl").write_text('{"query": "a", "text": "b"}\n{"query": "canary"}\n', encoding="utf-8")
     for arguments, words in (
-        (["--pairs", "bad.jsonl"], "bad.jsonl, line 2 has neither"),
+        (["--pairs", "bad.jsonl"], "bad.jsonl, line 2 needs"),
         (["--columns", "TITLE", "LTEKST"], "LTEXT"),
     ):
         run = cli("finetune", "rows", *arguments)
@@ -220,8 +220,8 @@ def test_what_cannot_be_learnt_from(
         (["--pairs", "few.jsonl"], "5 pairs to learn from"),
         (["--pairs", "none.jsonl"], "cannot be read"),
         (["--pairs", "few.jsonl", "--batch-size", "24"], "16 or 32"),
-        (["--pairs", "few.jsonl", "--out", "here"], "is there already"),
-        (["--resume"], "nothing to go on with"),
+        (["--pairs", "few.jsonl", "--out", "here"], "already exists"),
+        (["--resume"], "nothing to resume"),
         (["--columns", "TITLE", "PIC"], "is a BLOB"),
         (["--columns", "TITLE", "TITLE"], "twice"),
     ],

@@ -128,7 +128,7 @@ class Desk:
             return await self._ended(begun, request)
         except (ClientLeft, asyncio.CancelledError):
             if request is not None:
-                begun.cancellation.cancelled = True  # at once: the cancellation before may still wait for HANA
+                begun.cancellation.prevent()  # at once: the cancellation before may still wait for HANA
                 with suppress(RuntimeError):  # the service has ended meanwhile
                     self._cancels.submit(begun.cancellation.cancel)
             raise
@@ -228,7 +228,7 @@ class Desk:
         thread; where it is too long already, that is said before a thread is waited for. When the client leaves, its
         texts leave the line, also when it left while they were tokenised."""
         if (loaded := self.service.parts.embedder_if_loaded) is not None:
-            loaded.batcher.check_room(texts)
+            loaded.engine.check_room(texts)
         queued: list[Future[Vectors]] = []
         left = False
 

@@ -22,7 +22,7 @@ from starlette.routing import Match, Route
 
 from app.src.access.rates import RateExceeded
 from app.src.access.rows import RowsRefused
-from app.src.core import backends, batcher
+from app.src.core import backends, queue
 from app.src.jobs import JobOver, JobRunning, QueueFull, StateUnusable, UnknownJob
 from app.src.service.catalog import NotPreviewable
 from app.src.service.explaining import code_of, explained
@@ -143,8 +143,8 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.SyncPaused, 409),
     (errors.ConnectorError, CRASHED),
     (backends.NonFinite, 422),
-    (batcher.EngineOverloaded, TOO_MANY),
-    (batcher.WorkerDied, UNAVAILABLE),
+    (queue.EngineOverloaded, TOO_MANY),
+    (queue.WorkerDied, UNAVAILABLE),
     (backends.OutOfMemory, UNAVAILABLE),
     (backends.EngineClosed, UNAVAILABLE),
     (backends.EngineError, CRASHED),
@@ -174,7 +174,7 @@ def status_of(error: Exception) -> int:
 
 def retry_after(error: Exception) -> str | None:
     """What was measured for this refusal, in whole seconds as RFC 9110 has it; None: nothing was."""
-    tells = batcher.EngineOverloaded | Crowded | QueueFull | RateExceeded
+    tells = queue.EngineOverloaded | Crowded | QueueFull | RateExceeded
     measured = error.seconds if isinstance(error, tells) else None
     return None if measured is None else str(max(1, math.ceil(measured)))
 

@@ -32,7 +32,7 @@ from app.src.api.direct import BoundedRoute
 from app.src.api.headers import SecurityHeaders
 from app.src.api.limiting import Limited, Throttled
 from app.src.api.middleware import BodyLimit, Observed
-from app.src.core.batcher import WorkerDied
+from app.src.core.queue import WorkerDied
 from app.src.service.service import Service, version
 from app.src.settings import AccessSettings, is_loopback
 from connector.errors import ConfigurationError

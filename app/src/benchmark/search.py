@@ -113,7 +113,7 @@ class Ours:
         took, busy = [], []
         for query in self._queries:
             start, before = time.perf_counter(), time.process_time()
-            self._store.search(_COLLECTION, query, K, None)
+            self._store.view(_COLLECTION).search(query, K)
             took.append(time.perf_counter() - start)
             busy.append(time.process_time() - before)
         self.took += took
@@ -121,7 +121,7 @@ class Ours:
         return float(np.median(took))
 
     def rows(self) -> NDArray[np.int64]:
-        found = [self._store.search(_COLLECTION, query, K, None) for query in self._queries]
+        found = [self._store.view(_COLLECTION).search(query, K) for query in self._queries]
         return np.array([[int(hit.id.strip("[]")) for hit in hits] for hits in found])
 
 

@@ -21,7 +21,7 @@ from connector.hana.connection import ConnectionOptions, HanaPool
 from connector.hana.source import HanaSource
 from connector.model import CollectionSpec, TableRef
 from connector.stores.local.store import LocalStore
-from connector.sync.sync import Ends, SyncOptions, sync
+from connector.sync.run import Ends, SyncOptions, sync
 
 _TEMPLATE = "{MAKTX}. {LTEXT}"
 _BATCH = 10_000

@@ -1,29 +1,20 @@
-"""The command `owl-sap`: `application` (options, errors), `commands` and its neighbours (verbs), `exits` (codes),
-`output` (what is printed), `progress` and `interrupts`. Every verb calls one method of the service; torch is only
-imported by verbs that compute vectors.
+"""The command `owl-sap`: `application` registers the verbs, `exits` has their exit codes, `output` prints. The other
+modules hold the verbs. Torch and NumPy are imported only by verbs that compute vectors.
 """
 
 from app.src.cli import (  # noqa: F401 - they register their verbs
-    agents,
-    benchmark,
-    calibrating,
-    changes,
-    commands,
-    containers,
+    advanced,
+    collections,
+    demo,
+    diagnose,
     discovery,
     emulator,
-    evaluating,
-    explain,
-    finetune,
-    generations,
-    grants,
-    initialising,
-    jobs,
+    hana_setup,
+    init,
     keys,
     output,
-    quarantine,
-    searching,
-    worker,
+    processes,
+    search,
 )
 from app.src.cli.application import app
 

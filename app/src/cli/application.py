@@ -18,10 +18,11 @@ import typer
 from typer.core import TyperGroup
 
 from app.src.cli import output
-from app.src.cli.exits import INTERRUPTED, OK, exit_code, message
+from app.src.cli.exits import INTERRUPTED, OK, UsageFault, exit_code, message
 from app.src.cli.interrupts import not_held_up, orderly
 from app.src.settings import Loaded, load
 from connector import failpoints
+from connector.extras import missing_module
 
 if TYPE_CHECKING:
     from app.src.service.service import Service
@@ -175,6 +176,8 @@ def guarded(function: Verb[P]) -> Callable[P, None]:
             code = INTERRUPTED
         except Exception as error:
             invocation = _invocation(args, kwargs)
+            if isinstance(error, ModuleNotFoundError) and (advice := missing_module(error)):
+                error = UsageFault(advice)
             code = report_error(error, invocation is not None and invocation.debug)
         if code != OK:
             raise typer.Exit(code)

@@ -10,7 +10,7 @@ import typer
 from app.src.cli import output
 from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
 from app.src.cli.exits import UsageFault
-from app.src.cli.progress import watched
+from app.src.cli.output import watched
 from connector.model import TableRef
 
 if TYPE_CHECKING:

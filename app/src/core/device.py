@@ -109,7 +109,7 @@ class DeviceProfile:
 
     def attention_kernels(self, precision: Precision, *, masked: bool = False) -> tuple[str, ...]:
         """What torch's scaled_dot_product_attention has here, the one it prefers first: pytorch's sdp_utils.cpp.
-        Whether it is right and fast here is tried when a model is loaded (`backends/attention.py`)."""
+        Whether it is right and fast here is tried when a model is loaded (`backends/torch/attention.py`)."""
         if self.capability is None:
             return ("cpu flash", "math")
         half = precision in ("fp16", "bf16")
@@ -155,10 +155,10 @@ BF16_PAYS = 1.3
 def choose_precision(
     profile: DeviceProfile, requested: str = "auto", bf16_gain: Callable[[], float] | None = None
 ) -> tuple[Precision, str]:
-    """The precision to compute in and the reason in words. Raises DeviceError for what cannot be had here.
+    """Return the precision to compute in, and the reason. Raises DeviceError for an unsupported precision.
 
-    `bf16_gain` measures how many times as fast a CPU multiplies in bf16 as in fp32 (`backends/probe.py`); it is called
-    only where that decides. Without it a CPU stays with fp32.
+    `bf16_gain` measures how many times as fast a CPU multiplies in bf16 as in fp32 (`backends/torch/probe.py`). It is
+    called only if that decides; without it a CPU uses fp32.
     """
     if requested == "auto":
         return _automatic(profile, bf16_gain)
@@ -208,7 +208,7 @@ def _refusal(profile: DeviceProfile, precision: Precision) -> str | None:
 def _refusal_on_cpu(precision: Precision) -> str | None:
     if precision in ("fp16", "tf32"):
         return f"CPUs have no fast {precision} matrix products; use fp32, bf16 or auto"
-    return None  # whether int8 works here is tried when a model is loaded (`backends/quantising.py`)
+    return None  # whether int8 works here is tried when a model is loaded (`backends/torch/int8.py`)
 
 
 def _dotted(profile: DeviceProfile) -> str:

@@ -1,6 +1,6 @@
-"""From options to an engine: which backend computes this model on this device, and with how much memory.
+"""Load an engine: choose the backend for a model and a device.
 
-Knows every backend; torch and ONNX Runtime are imported only when the model needs them.
+torch and ONNX Runtime are imported only if the model needs them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .memory import MemoryLimits
 from .ranges import show_to_nvtx
 
 if TYPE_CHECKING:
-    from .backends.pytorch import TorchBackend
+    from .backends.torch.backend import TorchBackend
     from .onnx_export.serving import GraphOptions
 
 log = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ class EngineOptions:
 
     `precision`: auto fp32 tf32 fp16 bf16 int8; `device`: auto cpu cuda cuda:N. `memory_fraction` and `reserve_mb`
     bound the GPU memory used. `weights_sha256` and `revision` pin a model that is not packaged. `threads`: torch's
-    CPU threads, for the whole process. `packed` False forces padded batches. `onnx`: whether and how the model runs as
-    a graph in ONNX Runtime; None: it never does.
+    CPU threads, for the whole process; None leaves them. `packed` False forces padded batches, for comparison. `onnx`:
+    how the model runs in ONNX Runtime; None: it never does.
 
-    On a card: `overlap` launches a batch while the one before it computes, `pinned` copies by way of pinned memory, and
-    `graphs` (auto, on, off) replays small batches from CUDA graphs; auto where that measures faster.
-    There too, `preallocate` computes one largest batch at loading, `clear_cache` gives memory back after large batches,
-    `cudnn_benchmark` lets cuDNN try its convolutions, `profiling` shows what every engine of the process does as NVTX
-    ranges (Nsight Systems). None of these four changes a vector; none of all changes anything on a CPU.
+    On a card only: `overlap` launches a batch while the one before it computes, `pinned` copies by way of pinned
+    memory, and `graphs` (auto, on, off) replays small batches from CUDA graphs; auto if that measures faster.
+    `preallocate` computes one largest batch at loading, `clear_cache` frees memory after large batches,
+    `cudnn_benchmark` lets cuDNN compare its convolutions, `profiling` shows the engine's steps as NVTX ranges (Nsight
+    Systems). These four never affect vectors.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -72,7 +72,7 @@ def load_engine(options: EngineOptions) -> EmbeddingEngine:
         if options.preallocate:
             preallocate(engine)
     except BaseException:
-        backend.close()  # nobody else has it
+        backend.close()
         raise
     return engine
 
@@ -85,7 +85,7 @@ def _backend(options: EngineOptions, limits: MemoryLimits) -> Backend:
 
 
 def _in_torch(options: EngineOptions) -> TorchBackend:
-    from .backends.pytorch import TorchBackend, TorchOptions
+    from .backends.torch.backend import TorchBackend, TorchOptions
 
     return TorchBackend.load(
         TorchOptions(
@@ -106,18 +106,20 @@ def _in_torch(options: EngineOptions) -> TorchBackend:
 
 
 def _int8_on_card(options: EngineOptions) -> bool:
-    """Where torch has no 8-bit layers."""
+    """Whether int8 needs a graph: torch has no 8-bit layers on cards."""
     if options.precision != "int8":
         return False
     try:
         return detect(options.device).kind == "cuda"
     except DeviceError:
-        return False  # loading says what is wrong with it
+        return False  # loading raises this error, too
 
 
 def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits) -> Backend:
-    """The model as a graph; where that cannot be, on torch in its float precision (on a CPU in the one asked for), and
-    the log and `path_reason` say why."""
+    """Load the model as a graph; if that fails, in torch with a float precision (on a CPU with the requested one).
+
+    The log and `path_reason` give the reason.
+    """
     from .onnx_export.serving import NotAsGraph, Wanted, load_backend
 
     wanted = Wanted(
@@ -139,9 +141,10 @@ def _as_graph(options: EngineOptions, graphs: GraphOptions, limits: MemoryLimits
 
 
 def preallocate(engine: EmbeddingEngine) -> int:
-    """Compute one batch as large as any will be, of longest texts: torch's allocator takes its memory now and keeps it,
-    and a budget that does not fit is halved now rather than in the midst of a sync. The tokens computed; 0 on a CPU,
-    where it would only take memory that other programs could use."""
+    """Compute one largest batch of longest texts on a card, and return its tokens; 0 on a CPU.
+
+    torch's allocator keeps the memory, and a budget that does not fit is halved now, not during a sync.
+    """
     if engine.profile.kind == "cpu":
         return 0
     before = engine.stats().tokens

@@ -1,5 +1,5 @@
 """What the processor is and which of its instructions matter for matrix products, as the system tells it. That says
-what it could do; whether it pays is measured when a model is loaded (`backends/probe.py`).
+what it could do; whether it pays is measured when a model is loaded (`backends/torch/probe.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Labelled queries: a text, perhaps a filter, and the rows that answer it. Reads them from JSON lines and says what is
-wrong with a line. Knows no store.
-"""
+"""Labelled queries, read from JSON lines: a text, an optional filter, and the rows that answer it."""
 
 from __future__ import annotations
 
@@ -23,41 +21,38 @@ _EXAMPLE = '{"query": "noise from the gearbox", "relevant": [["100", "4711"]]}'
 
 @dataclass(frozen=True, slots=True)
 class LabelledQuery:
-    """`right`: of each row that answers the ids it may have in a hit (several only where a text could be an id or the
-    value of a single key column). `line` counts from 1."""
+    """`relevant`: for each row that answers, the ids that it may have in a hit (several only where a text could be an
+    id or the value of a single key column). `line` counts from 1."""
 
     text: str
-    right: tuple[frozenset[str], ...]
+    relevant: tuple[frozenset[str], ...]
     where: Filter | None = None
     group: str = NO_GROUP
     line: int = 0
 
-    def found(self, ids: Sequence[str]) -> list[bool]:
-        """Of each hit whether it answers; one row answers once."""
-        place = {id_: n for n, names in enumerate(self.right) for id_ in names}
-        seen: set[int] = set()
-        found = []
-        for id_ in ids:
-            which = place.get(id_)
-            found.append(which is not None and which not in seen)
-            if which is not None:
-                seen.add(which)
-        return found
+    def ranks(self, ids: Sequence[str]) -> tuple[int, ...]:
+        """Return the ranks, from 1, of the relevant rows among these hits; each row counts once."""
+        place = {id_: n for n, names in enumerate(self.relevant) for id_ in names}
+        first: dict[int, int] = {}
+        for rank, id_ in enumerate(ids, 1):
+            if id_ in place:
+                first.setdefault(place[id_], rank)
+        return tuple(first.values())
 
 
 def read(file: Path, columns: Sequence[str] = ()) -> list[LabelledQuery]:
-    """The queries of a file, in order. `columns`: the key columns, for rows that are named by column.
+    """Return the queries of a file in order. `columns`: the key columns, for rows that are named by column.
 
-    Raises ConfigurationError, naming file and line, for what cannot be read and for the same query twice.
+    Raises ConfigurationError with file and line for an invalid line and for a repeated query.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "the encoding is not UTF-8"
         raise ConfigurationError(f"{file} cannot be read: {reason}") from None
     queries: list[LabelledQuery] = []
     first: dict[bytes, int] = {}
-    for number, line in enumerate(text.split("\n"), 1):  # JSON may hold other ends of lines as they are
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would also split at U+2028, which JSON may contain
         if not line.strip():
             continue
         try:
@@ -66,10 +61,10 @@ def read(file: Path, columns: Sequence[str] = ()) -> list[LabelledQuery]:
             raise ConfigurationError(f"{file}, line {number}: {error}") from None
         earlier = first.setdefault(orjson.dumps([query.text, query.where], option=orjson.OPT_SORT_KEYS), number)
         if earlier != number:
-            raise ConfigurationError(f"{file}, line {number}: the same query stands in line {earlier}")
+            raise ConfigurationError(f"{file}, line {number}: the query repeats line {earlier}; remove one of them")
         queries.append(query)
     if not queries:
-        raise ConfigurationError(f"{file} holds no queries; one JSON object a line: {_EXAMPLE}")
+        raise ConfigurationError(f"{file} contains no queries; write one JSON object per line, such as {_EXAMPLE}")
     return queries
 
 
@@ -77,13 +72,13 @@ def _query(line: str, columns: Sequence[str], number: int) -> LabelledQuery:
     try:
         entry = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error}") from None
+        raise ValueError(f"invalid JSON: {error}") from None
     if not isinstance(entry, dict):
-        raise ValueError(f"no JSON object; it should look like {_EXAMPLE}")
+        raise ValueError(f"must be a JSON object, such as {_EXAMPLE}")
     for name in entry:
         if name not in _NAMES:
             near = difflib.get_close_matches(name, _NAMES, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(_NAMES)}"
+            hint = f'did you mean "{near[0]}"?' if near else f"known names: {', '.join(_NAMES)}"
             raise ValueError(f'"{name}" is unknown; {hint}')
     text, where, group = entry.get("query"), entry.get("filter"), entry.get("group", NO_GROUP)
     if not isinstance(text, str) or not text.strip():
@@ -92,16 +87,13 @@ def _query(line: str, columns: Sequence[str], number: int) -> LabelledQuery:
         raise ValueError('"filter" must be an object, as in a search')
     if not isinstance(group, str) or not group:
         raise ValueError('"group" must be a text')
-    return LabelledQuery(text, _right(entry.get("relevant"), columns), where, group, number)
-
-
-def _right(relevant: Any, columns: Sequence[str]) -> tuple[frozenset[str], ...]:
-    if not isinstance(relevant, list) or not relevant:
-        raise ValueError('"relevant" must be a list of rows, at least one: a key as a list, or the id of a hit')
-    right = tuple(_ids(row, columns) for row in relevant)
-    if len(frozenset().union(*right)) < sum(map(len, right)):
+    rows = entry.get("relevant")
+    if not isinstance(rows, list) or not rows:
+        raise ValueError('"relevant" must be a list of at least one row: a key as a list, or the id of a hit')
+    relevant = tuple(_ids(row, columns) for row in rows)
+    if len(frozenset().union(*relevant)) < sum(map(len, relevant)):
         raise ValueError('"relevant" names a row twice')
-    return right
+    return LabelledQuery(text, relevant, where, group, number)
 
 
 def _ids(row: Any, columns: Sequence[str]) -> frozenset[str]:
@@ -115,7 +107,9 @@ def _ids(row: Any, columns: Sequence[str]) -> frozenset[str]:
         return frozenset({row} if row.startswith("[") else {row, document_id((row,))})
     values = row if isinstance(row, list) else [row]
     if not values or not all(value is None or isinstance(value, str | int | float) for value in values):
-        raise ValueError('a row of "relevant" is a list of key values, an object by key column, or the id of a hit')
+        raise ValueError(
+            'a row of "relevant" must be a list of key values, an object by key column, or the id of a hit'
+        )
     if columns and len(values) != len(columns):
-        raise ValueError(f'a row of "relevant" has {len(values)} key values; there are {len(columns)} key columns')
+        raise ValueError(f'a row of "relevant" has {len(values)} key values; the collection has {len(columns)}')
     return frozenset({document_id(tuple(values))})

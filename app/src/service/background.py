@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from app.src.core.backends.compute_thread import give_back
+from app.src.core.backends.torch.compute_thread import give_back
 from app.src.jobs import Job, JobOptions, Jobs, Kind, Limits, Patience, Run, StateUnusable, Unaccountable
 from app.src.service.schedule import Scheduler
 from app.src.settings import Settings
@@ -21,7 +21,7 @@ from connector.protocols import Observer
 
 if TYPE_CHECKING:
     from connector.sync.quarantine import RetryReport
-    from connector.sync.sync import SyncReport
+    from connector.sync.run import SyncReport
     from connector.sync.verify import VerifyReport
 
 _STALE_SECONDS = 5.0

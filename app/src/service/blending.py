@@ -15,10 +15,10 @@ from app.src.access.rows import seen
 from app.src.service.single_flight_cache import Bounds, Remembered, seen_of
 from connector.errors import WordsNotSearchable
 from connector.model import CollectionStatus, Filter, Hit, IndexUse
-from connector.protocols import VectorStore
 from connector.stores.coverage import Coverage, content_words, coverage, parts_of
 from connector.stores.ranking import Backdrop, blend, closeness, units
 from connector.stores.scan import single_threaded
+from connector.stores.store import VectorStore
 
 SAMPLED = 2_000
 """Rows whose vectors tell what a collection has in common."""
@@ -94,11 +94,11 @@ class Blending:
         (text, vector), serving = query, stored.generation
         name, where, within = stored.collection, narrow.where, narrow.within
         words = content_words(text)
-        near = store.search(name, vector, depth, where, serving, within)
+        near = store.view(name, serving, within).search(vector, depth, where)
         worded: list[Hit] = []
         note: str | None = None
         try:
-            worded = store.keyword(name, " ".join(words), depth, where, serving, within) if words else []
+            worded = store.view(name, serving, within).keyword(" ".join(words), depth, where) if words else []
         except WordsNotSearchable as error:
             note = f"the hits were found by meaning alone: {error}"
         near, worded = seen(near, within), seen(worded, within)
@@ -108,7 +108,7 @@ class Blending:
         candidates = [*chosen.values(), *keyed]
         if not candidates:
             return Ranked([], words=words, note=note)
-        vectors = units(store.vectors(name, candidates, serving))
+        vectors = units(store.view(name, serving).vectors(candidates))
         backdrop = self._backdrop(store, stored, within)
         with single_threaded():
             close = closeness(vector, vectors, backdrop)
@@ -129,7 +129,8 @@ class Blending:
         found: dict[str, Hit] = {}
         for word in numbers:
             for number in dict.fromkeys((_number(word), _number(word).upper())):
-                rows = store.keyed(stored.collection, number, count, narrow.where, stored.generation, narrow.within)
+                view = store.view(stored.collection, stored.generation, narrow.within)
+                rows = view.keyed(number, count, narrow.where)
                 for row in seen(rows, narrow.within):
                     if coverage((word,), parts_of(row.id)):
                         found.setdefault(row.id, row)
@@ -139,8 +140,8 @@ class Blending:
         """Of the rows that may be seen: others would move every score."""
 
         def made() -> Backdrop | None:
-            sample = store.sample(stored.collection, SAMPLED, stored.generation, within, texts=False).chosen
-            vectors = units(store.vectors(stored.collection, seen(sample, within), stored.generation))
+            sample = store.view(stored.collection, stored.generation, within).sample(SAMPLED, texts=False).chosen
+            vectors = units(store.view(stored.collection, stored.generation).vectors(seen(sample, within)))
             with single_threaded():
                 return Backdrop.of(vectors[np.any(vectors != 0, axis=1)])
 

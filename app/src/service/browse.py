@@ -165,7 +165,7 @@ class Browsing:
         characters = 0
         for start in range(0, len(ids), _IDS_AT_ONCE):
             some = ids[start : start + _IDS_AT_ONCE]
-            read = seen(self._parts.store.texts_of(stored.collection, some, stored.generation, within), within)
+            read = seen(self._parts.store.view(stored.collection, stored.generation, within).texts(some), within)
             characters += sum(len(text.text) for text in read)
             if characters > MOST_CHARACTERS and len({text.id for text in (*found[:1], *read)}) > 1:
                 raise ValueError(
@@ -179,7 +179,7 @@ class Browsing:
         from connector.sync.documents import shown_id
 
         def read(stored: CollectionStatus) -> str | None:
-            chosen = self._parts.store.sample(spec.name, 1, stored.generation, None).chosen
+            chosen = self._parts.store.view(spec.name, stored.generation).sample(1).chosen
             return shown_id(spec, chosen[0].id) if chosen else None
 
         return None if self._serving.never_written(spec) else in_one_generation(self._serving, spec.name, read)
@@ -201,7 +201,7 @@ class Browsing:
             return self._fields.get(seen_of(stored, within), look, lasts=lambda known: known.sampled < known.rows)
 
         def looked_at(stored: CollectionStatus, within: Filter | None) -> Fields:
-            sample = self._parts.store.sample(spec.name, SAMPLE, stored.generation, within, texts=False)
+            sample = self._parts.store.view(spec.name, stored.generation, within).sample(SAMPLE, texts=False)
             chosen = seen(sample.chosen, within)
             found = _values(declared, (text.metadata for text in chosen))
             rows = _rows(sample, chosen)
@@ -223,10 +223,10 @@ class Browsing:
 
         def read(stored: CollectionStatus) -> PointMap:
             store = self._parts.store
-            sample = store.sample(spec.name, SAMPLE, stored.generation, within)
+            sample = store.view(spec.name, stored.generation, within).sample(SAMPLE)
             rows = seen(sample.chosen, within)
             field = _known_field(color, names, rows)
-            vectors = store.vectors(spec.name, rows, stored.generation)
+            vectors = store.view(spec.name, stored.generation).vectors(rows)
             lengths = np.linalg.norm(vectors, axis=1)
             placed = np.flatnonzero(np.isfinite(lengths) & (lengths > 0))
             xy, explained = principal_plane(vectors[placed] / lengths[placed, None])

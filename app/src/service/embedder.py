@@ -1,6 +1,4 @@
-"""The engine as the connector and every surface use it: texts queued by lane, search texts remembered, errors
-translated. Knows engine, batcher and metrics; no HANA, no HTTP.
-"""
+"""The engine as every surface uses it, with metrics, cached search vectors and the connector's errors."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ from connector.model import Vectors
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
-    from app.src.core.lanes import Lane
+    from app.src.core.queue import Lane
 
 QUERY_CACHE_BYTES = 16 << 20
 
 
-class _Counted:
-    """What the batcher tells, as metrics."""
+class _QueueMetrics:
+    """`core.queue.Watcher`."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -47,8 +45,8 @@ class _Counted:
 class EngineEmbedder:
     """`connector.protocols.Embedder`, and what services need beside it. Thread-safe.
 
-    `max_wait`: seconds that who waits for an answer may have to queue, None for any; `cache_bytes`: for the vectors of
-    search texts.
+    `max_wait`: seconds that a request with a waiting caller may queue, None for any; `cache_bytes`: of cached search
+    vectors.
     """
 
     def __init__(
@@ -59,11 +57,9 @@ class EngineEmbedder:
         max_wait: float | None = None,
         cache_bytes: int = QUERY_CACHE_BYTES,
     ) -> None:
-        from app.src.core.batcher import Batcher
-
         metrics = metrics or Metrics()
         self.engine = engine
-        self.batcher = Batcher(engine, max_wait=max_wait, watcher=_Counted(metrics))
+        engine.configure_queue(max_wait=max_wait, watcher=_QueueMetrics(metrics))
         self.dimension = engine.dimension
         self.model = engine.model
         self.fingerprint = engine.fingerprint
@@ -71,29 +67,27 @@ class EngineEmbedder:
         self._queries = QueryCache(cache_bytes, metrics)
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
-        """In the lane bulk, behind whoever waits for an answer."""
+        """Embed in the bulk lane."""
         with _translated():
-            return self.batcher.embed(list(texts), lane="bulk")
+            return self.engine.embed(list(texts), lane="bulk")
 
     def embed_counted(self, texts: Sequence[str]) -> tuple[Vectors, list[int]]:
         with _translated():
-            return self.batcher.embed_counted(list(texts), lane="bulk")
+            return self.engine.embed_counted(list(texts), lane="bulk")
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """In the lane interactive; remembered, so that the same text again costs nothing.
-        Raises EngineOverloaded beside the connector's errors."""
+        """Embed in the interactive lane, or return the cached vector. Raises EngineOverloaded, too."""
         with _translated():
-            return self._queries.get(text, lambda: self.batcher.embed([text], lane="interactive")[0])
+            return self._queries.get(text, lambda: self.engine.embed([text], lane="interactive")[0])
 
     def check_query(self, text: str) -> None:
-        """Raises EngineOverloaded where `embed_query` would now. Takes no time."""
+        """Raise EngineOverloaded if `embed_query` would now. Takes no time."""
         if not self._queries.holds(text):
-            self.batcher.check_room([text])
+            self.engine.check_room([text])
 
     def embed(self, texts: Sequence[str], *, normalize: bool = True) -> Vectors:
-        """For who waits for the answer: interactive, or, when there is much of it, in turns with the bulk work. Raises
-        the engine's own errors."""
-        return self.batcher.embed(texts, normalize=normalize)
+        """Embed for a waiting caller: interactive, or taking turns with bulk if large. Raises the engine's errors."""
+        return self.engine.embed(texts, normalize=normalize)
 
     def embed_later(
         self,
@@ -102,9 +96,8 @@ class EngineEmbedder:
         normalize: bool = True,
         counted: Callable[[list[int]], None] | None = None,
     ) -> Future[Vectors]:
-        """As `embed`, without waiting: texts are tokenised here and queued. Cancelled, they leave the queue. `counted`
-        as in `Batcher.submit`."""
-        return self.batcher.submit(texts, normalize=normalize, counted=counted)
+        """Tokenise and queue; the future may be cancelled. `counted` as in `Engine.submit`."""
+        return self.engine.submit(texts, normalize=normalize, counted=counted)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self.engine.count_tokens(list(texts))
@@ -113,10 +106,9 @@ class EngineEmbedder:
         return self.engine.split(text, max_tokens, overlap)
 
     def close(self) -> None:
-        """Whoever waits gets EngineClosed; the batch in hand is finished."""
-        self.batcher.close()
-        self._queries.clear()
+        """Fail waiting calls with EngineClosed; the batch in progress is finished."""
         self.engine.close()
+        self._queries.clear()
 
 
 @contextmanager

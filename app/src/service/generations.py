@@ -34,7 +34,7 @@ from connector.sync.generations import (
     needs_another,
     sample_texts,
 )
-from connector.sync.sync import Ends, Stop, SyncOptions, SyncReport, Watch, sync
+from connector.sync.run import Ends, Stop, SyncOptions, SyncReport, Watch, sync
 from connector.sync.verify import VerifyReport, verify
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Generations:
 
     def all(self, name: str, counted: bool = True) -> list[Generation]:
         """By number; [] when it was never synced. Raises UnknownTable for a schema that is not there."""
-        found = self._parts.store.generations(name, counted)
+        found = self._parts.store.generations.all(name, counted)
         if not found:
             self._parts.check_schema()
         return found
@@ -106,7 +106,7 @@ class Generations:
     def maker(self, spec: CollectionSpec, number: int | None = None) -> Maker:
         """What fills generation `number`; None: the one that serves. That is what the settings say, unless they are
         about another one already. Raises ModelMismatch when its model cannot be had, UnknownGeneration."""
-        found = self._parts.store.generations(spec.name, counted=False)
+        found = self._parts.store.generations.all(spec.name, counted=False)
         if number is not None:
             return self._maker_of(spec, chosen(spec.name, found, number))
         serving, stamp = active(found), ModelStamp.of(self._parts.embedder_for(spec.name))
@@ -139,7 +139,7 @@ class Generations:
 
     def query_embedder(self, stored: CollectionStatus) -> EngineEmbedder:
         """The model for queries to what serves. Raises ModelMismatch when it cannot be had."""
-        for generation in self._parts.store.generations(stored.collection, counted=False):
+        for generation in self._parts.store.generations.all(stored.collection, counted=False):
             if generation.number == stored.generation:
                 return self._model_of(stored.collection, generation)[0]
         return self._parts.embedder_for(stored.collection)  # switched away from and dropped: the search will find out
@@ -180,7 +180,7 @@ class Generations:
         """What serves, where that is what the settings describe. Where they name another model, or where another
         generation is being built, what serves is kept up by its own recipe, and the other one is built on."""
         store, stamp = self._parts.store, ModelStamp.of(self._parts.embedder_for(spec.name))
-        found = store.generations(spec.name, counted=False)
+        found = store.generations.all(spec.name, counted=False)
         if building_for(found, stamp) is not None or needs_another(store, spec.name, found, stamp):
             report: SyncReport = self.build(spec, working)
         else:
@@ -202,9 +202,9 @@ class Generations:
         first sync."""
         store = self._parts.store
         maker = self._configured(spec) if model is None else Maker(spec, self._parts.embedder_of(model), model)
-        before = active(store.generations(spec.name, counted=False))
+        before = active(store.generations.all(spec.name, counted=False))
         # First of all: with one beside it, what serves keeps its own recipe even if the settings are for its model.
-        beside = store.begin_generation(spec.name, maker.embedder, Recipe(spec, maker.source))
+        beside = store.generations.begin(spec.name, maker.embedder, Recipe(spec, maker.source))
         number = int(beside.rpartition("@")[2])
         serving, notes = self._keep_up(spec, working)
         if before is not None and before.recipe is None:
@@ -248,10 +248,10 @@ class Generations:
         """What the generation that `maker` has filled is made by."""
         store, name = self._parts.store, maker.spec.name.partition("@")[0]
         number = maker.number
-        if number is None and (stored := active(store.generations(name, counted=False))) is not None:
+        if number is None and (stored := active(store.generations.all(name, counted=False))) is not None:
             number = stored.number
         if number is not None:
-            store.record_recipe(name, number, Recipe(replace(maker.spec, name=name), maker.source))
+            store.generations.record(name, number, Recipe(replace(maker.spec, name=name), maker.source))
 
     def _switch_by_itself(self, spec: CollectionSpec, number: int, working: Working) -> str:
         """Only what is proved and can be compared; says what was done or why not."""
@@ -319,7 +319,7 @@ class Generations:
         if serving is None or serving.number == target.number:
             raise GenerationRefused(f"generation {target.number} of {name!r} is already active")
         status = self._parts.store.status(name)
-        self._parts.store.switch(name, target.number)
+        self._parts.store.generations.switch(name, target.number)
         notes = []
         if status is not None and status.foreign:
             notes.append(
@@ -336,7 +336,7 @@ class Generations:
 
     def drop(self, spec: CollectionSpec, number: int) -> None:
         """Raises UnknownGeneration, GenerationRefused for the one that serves, LeaseLost while it is written to."""
-        self._parts.store.drop_generation(spec.name, number)
+        self._parts.store.generations.drop(spec.name, number)
 
 
 def shown(generation: Generation) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from app.src.access.rows import seen
 from connector.model import CollectionStatus, Filter, Hit, StoredText
-from connector.protocols import VectorStore
 from connector.stores.coverage import Coverage, asked_words
 from connector.stores.ranking import units
+from connector.stores.store import VectorStore
 
 MOST = 20
 """Passages of one hit."""
@@ -60,7 +60,7 @@ def of_hits(
 def _of_some(
     store: VectorStore, stored: CollectionStatus, hits: Sequence[Hit], sought: Sought, within: Filter | None
 ) -> list[list[Passage]]:
-    chunks = seen(store.texts_of(stored.collection, [hit.id for hit in hits], stored.generation, within), within)
+    chunks = seen(store.view(stored.collection, stored.generation, within).texts([hit.id for hit in hits]), within)
     of_row: dict[str, list[Passage]] = {}
     for chunk, score in zip(chunks, _scores(store, stored, chunks, sought), strict=True):
         of_row.setdefault(chunk.id, []).append(Passage(chunk.text, score, chunk.number))
@@ -84,6 +84,6 @@ def _scores(
         return []
     if sought.vector is None:
         return [round(sought.share.of(chunk.text), 6) for chunk in chunks]
-    vectors = units(store.vectors(stored.collection, chunks, stored.generation))
+    vectors = units(store.view(stored.collection, stored.generation).vectors(chunks))
     cosines: list[float] = (vectors @ sought.vector.astype(np.float64)).tolist()
     return cosines

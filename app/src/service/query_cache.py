@@ -1,4 +1,4 @@
-"""Vectors of search texts that came before: bounded in bytes, shared by threads, one for each model. Holds no texts."""
+"""Cached vectors of search texts: bounded in bytes, thread-safe, one cache for each model. It contains no texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from connector.sync.embedding import VectorCache
 
 
 class QueryCache:
-    """Text -> vector, the least recently used out first. With 0 bytes it remembers nothing."""
+    """Text -> vector, evicting the least recently used. With 0 bytes it stores nothing."""
 
     def __init__(self, max_bytes: int, metrics: Metrics) -> None:
         self._cache = VectorCache(max_bytes)
@@ -21,7 +21,7 @@ class QueryCache:
         self._lock = threading.Lock()
 
     def get(self, text: str, compute: Callable[[], NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The vector; `compute` is called for a text that is not known, and its errors are not remembered."""
+        """Return the vector; `compute` is called for an unknown text, and its errors are not cached."""
         key = VectorCache.key(text)
         with self._lock:
             known = self._cache.get(key)

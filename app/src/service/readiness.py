@@ -128,7 +128,7 @@ class Probes:
 
     def _engine_answers_soon(self) -> None:
         from app.src.core.backends import EngineError
-        from app.src.core.batcher import EngineOverloaded
+        from app.src.core.queue import EngineOverloaded
 
         embedder = self._parts.embedder
         try:
@@ -139,7 +139,7 @@ class Probes:
             vectors = future.result(PROBE_SECONDS)
         except TimeoutError:
             future.cancel()
-            stalled = embedder.batcher.stalled()
+            stalled = embedder.engine.stalled()
             if stalled > STALLED_SECONDS:
                 raise EngineError(_STALLED.format(stalled)) from None
             return
@@ -151,10 +151,10 @@ class Probes:
         embedder = self._parts.embedder_if_loaded
         if embedder is None:
             return None
-        if embedder.batcher.stalled() > STUCK_SECONDS:
-            return _STALLED.format(embedder.batcher.stalled())
-        if embedder.batcher.deaths >= MOST_FAILURES:
-            return f"the engine's thread ended {embedder.batcher.deaths} times in a row"
+        if embedder.engine.stalled() > STUCK_SECONDS:
+            return _STALLED.format(embedder.engine.stalled())
+        if embedder.engine.deaths >= MOST_FAILURES:
+            return f"the engine's thread ended {embedder.engine.deaths} times in a row"
         if self._failures >= MOST_FAILURES and time.monotonic() - self._failing_since >= SICK_SECONDS:
             return f"the engine failed its self-test {self._failures} times in a row"
         return None
@@ -181,7 +181,7 @@ class Probes:
         return fault
 
     def _engine_answers(self, embedder: EngineEmbedder | None = None) -> None:
-        from app.src.core.batcher import EngineOverloaded
+        from app.src.core.queue import EngineOverloaded
 
         try:
             vectors = (embedder or self._parts.embedder).embed(["probe"])

@@ -268,7 +268,7 @@ class Searching:
         took = {stage: round(seconds * 1000, 3) for stage, seconds in stages.seconds.items()}
         explained = None
         if options.explain:
-            index = self._parts.store.index_use(spec.name, depth, narrowed.where, stored.generation, narrowed.rows)
+            index = self._parts.store.view(spec.name, stored.generation, narrowed.rows).index_use(depth, narrowed.where)
             explained = explanation(ranked, hits[:k], [hit.id for hit in found], index)
             explained |= {"mode": mode, "stages": took, "candidates": candidates}
             explained["reranker"] = self._told(reranked, hits[:k], [hit.id for hit in found], options)
@@ -304,13 +304,13 @@ class Searching:
             if least is None:
                 return ranked
             return replace(ranked, hits=[hit for hit in ranked.hits if ranked.cosines[hit.id] >= least])
-        near = [] if vector is None else store.search(name, vector, depth, where, serving, within)
-        worded = [] if options.mode == "vector" else store.keyword(name, str(query), depth, where, serving, within)
+        near = [] if vector is None else store.view(name, serving, within).search(vector, depth, where)
+        worded = [] if options.mode == "vector" else store.view(name, serving, within).keyword(str(query), depth, where)
         near, worded = _seen(near, within), _seen(worded, within)
         return Ranked([hit for hit in near or worded if least is None or hit.score >= least], {}, near, worded)
 
     def _vectors(self, stored: CollectionStatus, hits: Sequence[Hit]) -> Vectors:
-        return self._parts.store.vectors(stored.collection, hits, stored.generation)
+        return self._parts.store.view(stored.collection, stored.generation).vectors(hits)
 
     def _reranked(
         self, stored: CollectionStatus, query: Asked, hits: list[Hit], options: SearchOptions, stages: _Stages
@@ -380,10 +380,10 @@ class Searching:
         """Raises UnknownRow for a row that is not there and, in the same words, for one that may not be seen; and
         ValueError for one without a vector, which others may have written."""
         name, store = stored.collection, self._parts.store
-        chunks = _seen(store.texts_of(name, [like.id], stored.generation, within), within)
+        chunks = _seen(store.view(name, stored.generation, within).texts([like.id]), within)
         if not chunks:
             raise _no_row(name)
-        vectors = store.vectors(name, chunks, stored.generation).astype(np.float64)
+        vectors = store.view(name, stored.generation).vectors(chunks).astype(np.float64)
         lengths = np.linalg.norm(vectors, axis=1)
         usable = np.isfinite(lengths) & (lengths > 0)
         known = vectors[usable] / lengths[usable, None]

@@ -19,7 +19,7 @@ from app.src.access.authentication import Authentication
 from app.src.access.principal import OPERATOR, Principal
 from app.src.access.rights import Rights
 from app.src.access.rows import Nothing
-from app.src.evaluation.run import Evaluating
+from app.src.evaluation.run import Evaluator
 from app.src.jobs import Job
 from app.src.observe import doctor
 from app.src.observe.metrics import Metrics
@@ -40,18 +40,19 @@ from app.src.service.wiring import EngineEmbedder, Parts
 from app.src.settings import CollectionSettings, Settings, no_collections
 from connector.errors import DatabaseError, UnknownCollection
 from connector.model import CollectionSpec, CollectionStatus, Filter, ModelSource, Vectors
-from connector.protocols import Observer, Source, VectorStore
+from connector.protocols import Observer, Source
+from connector.stores.store import VectorStore
 from connector.sync.documents import nothing_to_sync, stored_ids
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine
-    from app.src.training.run import Onlooker
     from app.src.training.run import Report as TrainingReport
     from app.src.training.run import Request as TrainingRequest
+    from app.src.training.run import TrainingObserver
     from connector.sync.generations import Comparison
     from connector.sync.plan import Plan
-    from connector.sync.quarantine import Entry, RetryReport, Wanted
-    from connector.sync.sync import SyncOptions, SyncReport
+    from connector.sync.quarantine import Entry, GivenKey, RetryReport
+    from connector.sync.run import SyncOptions, SyncReport
     from connector.sync.verify import VerifyReport
 
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
@@ -109,7 +110,7 @@ class Service:
         self.documents = ClientDocuments(
             Writing(self.parts, self.metrics, self._generations, self.rights), self.spec, self._written
         )
-        self.evaluating = Evaluating(self._found, self.spec, self.parts)
+        self.evaluating = Evaluator(self._found, self.spec, lambda: self.parts.store)
         self._searching = Searching(
             self.parts, self.metrics, self._stored, self._generations.query_embedder, Reranker(settings, self.metrics)
         )
@@ -287,7 +288,7 @@ class Service:
 
     def _options(self, owner: str) -> SyncOptions:
         """A run as configured."""
-        from connector.sync.sync import SyncOptions
+        from connector.sync.run import SyncOptions
 
         wanted = self.settings.sync
         return SyncOptions(
@@ -302,7 +303,7 @@ class Service:
 
     # ------------------------------------------------------------------------------------- rows that were set aside
 
-    def quarantine(self, name: str, wanted: Sequence[Wanted] | None = None) -> list[Entry]:
+    def quarantine(self, name: str, wanted: Sequence[GivenKey] | None = None) -> list[Entry]:
         """The rows in quarantine, in the order of their keys; `wanted`: only these. Raises UnknownKey."""
         from connector.sync import quarantine
 
@@ -315,14 +316,14 @@ class Service:
     def retry(
         self,
         name: str,
-        wanted: Sequence[Wanted] | None = None,
+        wanted: Sequence[GivenKey] | None = None,
         observer: Observer | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> RetryReport:
         """Try quarantined rows again; None: all. Raises UnknownKey, and as `sync`."""
         return self.retry_ids(name, self._ids(name, wanted), observer, stop)
 
-    def _ids(self, name: str, wanted: Sequence[Wanted] | None) -> list[str] | None:
+    def _ids(self, name: str, wanted: Sequence[GivenKey] | None) -> list[str] | None:
         return None if wanted is None else [entry.id for entry in self.quarantine(name, wanted)]
 
     def retry_ids(
@@ -330,8 +331,8 @@ class Service:
     ) -> RetryReport:
         """As `retry`, by the ids of the entries."""
         from connector.sync import quarantine
-        from connector.sync.sync import Ends
-        from connector.sync.sync import Watch as SyncWatch
+        from connector.sync.run import Ends
+        from connector.sync.run import Watch as SyncWatch
 
         maker = self._generations.maker(self._of_table(name))
         ends = Ends(self.source, self.store, maker.embedder)
@@ -339,12 +340,12 @@ class Service:
         self._written(name)
         return report
 
-    def start_retry(self, name: str, wanted: Sequence[Wanted] | None) -> Job:
+    def start_retry(self, name: str, wanted: Sequence[GivenKey] | None) -> Job:
         """Retry in the background. Raises UnknownKey, and as `start_sync`."""
         self._of_table(name)
         return self.background.start_retry(name, self._ids(name, wanted))
 
-    def drop(self, name: str, wanted: Sequence[Wanted] | None = None, lease_wait: float | None = None) -> int:
+    def drop(self, name: str, wanted: Sequence[GivenKey] | None = None, lease_wait: float | None = None) -> int:
         """Forget quarantined rows; None: all; how many there were. The next sync meets them again. Raises UnknownKey,
         and LeaseLost when another worker keeps the collection longer than `lease_wait` seconds."""
         from connector.sync import quarantine
@@ -396,17 +397,21 @@ class Service:
     # -------------------------------------------------------------------------------------------------- fine-tuning
 
     def finetune(
-        self, name: str, request: TrainingRequest, out: Path | None = None, onlooker: Onlooker | None = None
+        self, name: str, request: TrainingRequest, out: Path | None = None, observer: TrainingObserver | None = None
     ) -> TrainingReport:
         """Train the collection's model on pairs of texts, as `training.run.finetune`. `out`: the folder to come;
         default: the next free one among the models beside the job records."""
-        from app.src.training.run import Onlooker, finetune
+        from app.src.training.run import Resources, TrainingObserver, finetune
         from app.src.training.work import Work, next_folder
 
         spec, wanted = self._of_table(name), self.settings.embedding_of(name)
         source = ModelSource(wanted.model, wanted.revision, wanted.weights_sha256, wanted.precision)
         folder = out or next_folder(self.settings.state_folder(self.file) / "models", name)
-        return finetune(spec, self.parts, source, request, Work(folder.absolute()), onlooker or Onlooker())
+        resources = Resources(
+            lambda: self.parts.source, self.parts.load, self.settings.embedding.device, self.settings.sync.page_rows
+        )
+        work = Work(folder.absolute())
+        return finetune(spec, source, request, work, resources, observer or TrainingObserver())
 
     def build_with(
         self,

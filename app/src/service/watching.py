@@ -18,7 +18,7 @@ from app.src.observe.scraped import Reading
 from app.src.service.background import Background
 from app.src.service.wiring import Parts
 from connector.model import CollectionStatus
-from connector.protocols import VectorStore
+from connector.stores.store import VectorStore
 
 LOOK_SECONDS = 15.0
 """How old what is told of the collections may be before the store is asked again ..."""

@@ -16,7 +16,9 @@ from app.src.settings import HanaSettings, Settings
 from connector.errors import ConfigurationError, ConnectorError, UnknownTable
 from connector.extras import install_command
 from connector.model import ModelSource
-from connector.protocols import ScanCopy, Source, VectorScan, VectorStore
+from connector.protocols import Source
+from connector.stores.scan import ScanCopy, VectorScan
+from connector.stores.store import VectorStore
 
 if TYPE_CHECKING:
     from app.src.core.engine import EmbeddingEngine

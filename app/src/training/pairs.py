@@ -1,12 +1,13 @@
-"""Pairs of texts to learn from: out of a file of JSON lines, or of two columns of a collection's rows. Messages name
-lines and columns, never a text.
+"""Pairs of texts to learn from, read from a file of JSON lines or from two columns of a collection's rows. Messages
+name lines and columns, never a text.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,16 +17,15 @@ from connector.document import values
 from connector.document.document import UNREADABLE
 from connector.errors import ConfigurationError
 from connector.hana.catalog import check_columns, resolve_key
-from connector.model import CollectionSpec, Column, Query, Row, Table
+from connector.model import CollectionSpec, Query
 from connector.protocols import Source
 
 _NAMES = (("query", "text"), ("anchor", "positive"))
-_SHOWN = 5
-"""Bad lines that a message tells of; the rest are counted."""
+_SHOWN = 5  # bad lines that a message names; the rest are counted
 
 
 class Pair(NamedTuple):
-    """What somebody asks, and the text that answers it."""
+    """A query and the text that answers it."""
 
     query: str
     text: str
@@ -33,9 +33,9 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Pairs:
-    """`read`: rows or lines; each is a pair or counted in one of the others. `incomplete`: one side is blank or empty;
-    `duplicates`: the same pair once more; `same`: both sides are one text, of which nothing is learnt; `unreadable`: a
-    value that cannot be shown; `limited`: there were more, which were not read."""
+    """`read`: rows or lines; each is a pair or counted as `incomplete` (one side blank), `duplicates` (a repeated
+    pair), `same` (both sides equal, which teaches nothing) or `unreadable` (a value that cannot be formatted).
+    `limited`: the limit was reached before the end."""
 
     origin: Literal["file", "rows"]
     pairs: list[Pair] = field(default_factory=list)
@@ -65,34 +65,44 @@ class Pairs:
         names = ("read", "incomplete", "duplicates", "same", "unreadable", "limited")
         return {"origin": self.origin, "pairs": len(self.pairs)} | {name: getattr(self, name) for name in names}
 
+    def __str__(self) -> str:
+        """A sentence with the counts."""
+        skipped = {
+            "incomplete": self.incomplete,
+            "repeated": self.duplicates,
+            "with the same text on both sides": self.same,
+            "unreadable": self.unreadable,
+        }
+        parts = [f"{len(self.pairs)} pairs from {self.read} {'rows' if self.origin == 'rows' else 'lines'}"]
+        parts += [f"{count} {what} skipped" for what, count in skipped.items() if count]
+        return ", ".join(parts + (["the rest not read"] if self.limited else []))
+
     @property
     def digest(self) -> str:
-        """SHA-256 over all pairs in order: says whether two runs had the same, and nothing of what they say."""
+        """SHA-256 over all pairs in order: identifies them without revealing a text."""
         whole = hashlib.sha256()
-        for pair in self.pairs:
-            for text in pair:
-                content = text.encode()
-                whole.update(len(content).to_bytes(8, "little") + content)
+        for text in chain.from_iterable(self.pairs):
+            content = text.encode()
+            whole.update(len(content).to_bytes(8, "little") + content)
         return whole.hexdigest()
 
 
-# -------------------------------------------------------------------------------------------------------- out of a file
-
-
 def read_file(file: Path, limit: int) -> Pairs:
-    """JSON lines, each {"query", "text"} or {"anchor", "positive"}; other names in them are not looked at, blank lines
-    are skipped. Raises ConfigurationError with the numbers of the bad lines."""
-    found, faults = Pairs("file"), _Faults(file)
+    """Read JSON lines, each {"query", "text"} or {"anchor", "positive"}; other names and blank lines are ignored.
+    Raises ConfigurationError with the numbers of the bad lines."""
+    found, faults = Pairs("file"), list[str]()
     for number, line in _lines(file):
         if len(found.pairs) >= limit:
             found.limited = True
             break
         pair = _pair(line)
         if isinstance(pair, str):
-            faults.add(number, pair)
+            faults.append(f"{file}, line {number} {pair}")
         else:
             found.add(*pair)
-    faults.raise_if_any()
+    if faults:
+        more = [f"and {len(faults) - _SHOWN} more lines"] if len(faults) > _SHOWN else []
+        raise ConfigurationError("\n".join(faults[:_SHOWN] + more))
     return found
 
 
@@ -108,43 +118,21 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _pair(line: bytes) -> Pair | str:
-    """The pair, or what is wrong with the line."""
+    """Return the pair, or what is wrong with the line."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        return f"is no JSON (column {error.colno})"
+        return f"is not valid JSON (column {error.colno})"
     if not isinstance(record, dict):
-        return "holds no JSON object"
+        return "must be a JSON object"
     for names in _NAMES:
         if all(name in record for name in names):
             query, text = (record[name] for name in names)
             if isinstance(query, str) and isinstance(text, str):
                 return Pair(values.clean(query), values.clean(text))
             wrong = names[0] if not isinstance(query, str) else names[1]
-            return f'has no text in "{wrong}"'
-    return 'has neither "query" and "text" nor "anchor" and "positive"'
-
-
-class _Faults:
-    """Bad lines of a file; no text of theirs."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._told: list[str] = []
-        self._count = 0
-
-    def add(self, number: int, what: str) -> None:
-        self._count += 1
-        if len(self._told) < _SHOWN:
-            self._told.append(f"{self._file}, line {number} {what}")
-
-    def raise_if_any(self) -> None:
-        if self._count:
-            more = self._count - len(self._told)
-            raise ConfigurationError("\n".join(self._told + ([f"and {more} more lines"] if more else [])))
-
-
-# ---------------------------------------------------------------------------------------------------------- out of rows
+            return f'must have a text as "{wrong}"'
+    return 'needs "query" and "text", or "anchor" and "positive"'
 
 
 def read_rows(
@@ -156,42 +144,30 @@ def read_rows(
     page_rows: int = 1000,
     stop: Callable[[], bool] = lambda: False,
 ) -> Pairs:
-    """The first column as what is asked, the second as what answers it, of each row of the collection, formatted as
-    texts of the collection are. Raises ConfigurationError, UnknownTable, UnknownColumn, NoKey, and as the source."""
+    """Read the first column as the query and the second as its text, formatted as in the collection's documents. Raises
+    ConfigurationError, UnknownTable, UnknownColumn, NoKey, and as the source."""
     table = source.describe(spec.source)
-    query = _query(spec, table, columns)
-    show = [values.formatter(_column(table, name)) for name in columns]
+    if columns[0] == columns[1]:
+        raise ConfigurationError(f"--columns names {columns[0]!r} twice; name a title and its long text")
+    check_columns(table, columns, "columns")
+    formatters = []
+    for name in columns:
+        column = table.column(name)
+        assert column is not None  # ensured by check_columns
+        if column.type_name in UNREADABLE:
+            raise ConfigurationError(f"--columns: {name!r} of {table.ref} is a {column.type_name} and contains no text")
+        formatters.append(values.formatter(column))
+    query = Query(table.ref, resolve_key(spec, table), columns, spec.where)
     found = Pairs("rows")
-    for row in _rows(source.pages(query, page_rows)):
+    for row in chain.from_iterable(source.pages(query, page_rows)):
         if len(found.pairs) >= limit or stop():
             found.limited = True
             break
         try:
-            query_text, text = (shown(row.values[name]) for shown, name in zip(show, columns, strict=True))
+            title, text = (format_(row.values[name]) for format_, name in zip(formatters, columns, strict=True))
         except (ValueError, ArithmeticError):
             found.read += 1
             found.unreadable += 1
             continue
-        found.add(query_text, text)
+        found.add(title, text)
     return found
-
-
-def _query(spec: CollectionSpec, table: Table, columns: tuple[str, str]) -> Query:
-    if columns[0] == columns[1]:
-        raise ConfigurationError(f"--columns names {columns[0]!r} twice: a title and the long text that belongs to it")
-    check_columns(table, columns, "columns")
-    for name in columns:
-        if (kind := _column(table, name).type_name) in UNREADABLE:
-            raise ConfigurationError(f"--columns: {name!r} of {table.ref} is a {kind}, which holds no text")
-    return Query(table.ref, resolve_key(spec, table), columns, spec.where)
-
-
-def _column(table: Table, name: str) -> Column:
-    column = table.column(name)
-    assert column is not None  # check_columns has seen to it
-    return column
-
-
-def _rows(pages: Iterable[list[Row]]) -> Iterator[Row]:
-    for page in pages:
-        yield from page

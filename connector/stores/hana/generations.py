@@ -1,228 +1,175 @@
-"""Generations in the HANA store: rows of OWL_STATE beside the one that serves, each with a vector table of its own.
-Knows the pool and the state tables, no search.
-"""
+"""Generations in the HANA store: rows of OWL_STATE, each with a vector table of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from connector import failpoints
 from connector.errors import RowRejected, UnknownColumn, UnknownTable
-from connector.hana.connection import HanaPool, Session
-from connector.model import Generation, GenerationState, Lease, Recipe, generation_name
+from connector.hana.connection import Session
+from connector.model import Generation, Lease, Recipe, generation_name
 from connector.protocols import Embedder
 from connector.stores import records
-from connector.stores.generation_rules import (
+from connector.stores.generations import (
     DROPPED,
-    Candidate,
+    GenerationRow,
+    Switch,
+    droppable,
     free_number,
-    half_dropped,
-    is_active,
     metadata_names_text,
-    no_collection,
-    no_generation,
     resumable,
 )
+from connector.stores.hana.state import Collections
 from connector.stores.hana.tables import GenerationSql, VectorSql, table_name, table_taken
-from connector.stores.hana.upgrade import HanaUpgrade
 from connector.stores.lease import lost
 from connector.stores.records import ModelStamp
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    name: str
-    table: str
-    number: int
-    stamp: ModelStamp
-    checkpoint: str | None
-    last_sync: datetime | None
-    epoch: int
-    spec: str | None = None
-    created: datetime | None = None
-    retired: datetime | None = None
-    highest: int | None = None
-
-    @property
-    def state(self) -> GenerationState:
-        if "@" not in self.name:
-            return "active"
-        return "building" if self.retired is None else "retired"
-
-    @property
-    def candidate(self) -> Candidate:
-        return Candidate(self.name, self.number, self.state, self.stamp, self.spec)
-
-
 class HanaGenerations:
-    """`names`: as in HanaStore. `ensure_table`: makes a vector table of a dimension where it is missing."""
+    """A `Generations`. `ensure_table` creates a vector table of a dimension where it is missing. `lease` owns a
+    generation that is to be dropped."""
 
     def __init__(
         self,
-        pool: HanaPool,
-        schema: str,
-        names: Mapping[str, Mapping[str, str]],
+        collections: Collections,
         *,
         ensure_table: Callable[[VectorSql, int], None],
-        upgrade: HanaUpgrade,
+        lease: Callable[[str], AbstractContextManager[Lease]],
     ) -> None:
-        self._pool = pool
-        self._schema = schema
-        self._names = names
+        self._collections = collections
+        self._pool = collections.pool
+        self._schema = collections.schema
         self._ensure_table = ensure_table
-        self._upgrade = upgrade
-        self._sql = GenerationSql(schema)
+        self._lease = lease
+        self._sql = GenerationSql(self._schema)
 
-    def all(self, collection: str, counted: bool) -> list[Generation]:
-        return [self._generation(collection, row, counted) for row in self._rows(collection)]
+    def all(self, collection: str, counted: bool = True) -> list[Generation]:
+        return [row.generation(collection, self._count(row) if counted else None) for row in self._rows(collection)]
+
+    def _count(self, row: GenerationRow) -> int:
+        try:
+            sql = VectorSql(self._schema, row.table).count()
+            return int(self._pool.read(sql, doing=f"counting {row.name!r}")[0][2])
+        except UnknownTable:
+            return 0
 
     def free_number(self, collection: str) -> int:
-        """One that no generation of the collection has or had."""
-        return free_number((row.number, row.highest or 0) for row in self._rows(collection))
+        return free_number(self._rows(collection))
 
-    def _rows(self, collection: str) -> list[_Row]:
-        """By number; [] where nothing was ever stored."""
+    def _rows(self, collection: str) -> list[GenerationRow]:
+        """Return them by number; [] where nothing was ever stored."""
         doing = f"looking at the generations of {collection!r}"
         try:
             rows = self._pool.read(self._sql.find_all(), _names_of(collection), doing=doing)
         except UnknownTable:
             return []
-        except UnknownColumn:  # the state table of an earlier version, which only looking leaves as it is
+        except UnknownColumn:  # a state table of an earlier version, which a reader leaves unchanged
             rows = self._pool.read(self._sql.find_first(), (collection,), doing=doing)
         return [_row(*row) for row in rows]
-
-    def _generation(self, collection: str, row: _Row, counted: bool) -> Generation:
-        rows = None
-        if counted:
-            table = VectorSql(self._schema, row.table)
-            try:
-                rows = int(self._pool.read(table.count(), doing=f"counting {row.name!r}")[0][2])
-            except UnknownTable:
-                rows = 0
-        return Generation(
-            name=row.name,
-            number=row.number,
-            state=row.state,
-            model=row.stamp.id,
-            fingerprint=row.stamp.fingerprint,
-            dimension=row.stamp.dimension,
-            table=row.table,
-            rows=rows,
-            created=records.in_utc(row.created),
-            retired=records.in_utc(row.retired),
-            last_sync=records.in_utc(row.last_sync),
-            recipe=records.recipe_of(collection, row.spec),
-        )
 
     # -------------------------------------------------------------------------------------------------- beginning
 
     def begin(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
-        self._upgrade()
+        self._collections.upgrade()
         stamp = ModelStamp.of(embedder)
         while True:
             rows = self._rows(collection)
-            if not any(row.state == "active" for row in rows):
-                raise no_collection(collection)
-            found = resumable(collection, [row.candidate for row in rows], stamp, recipe)
+            found = resumable(collection, rows, stamp, recipe)
             if found is not None:
                 if found.state == "retired":
                     self._pool.execute(self._sql.revive(), (found.name,), doing=f"building {found.name!r} on")
                 return found.name
-            number = free_number((row.number, row.highest or 0) for row in rows)
             with suppress(RowRejected):  # another worker has begun one: look again
-                self._add(collection, number, stamp, recipe)
+                self._add(collection, free_number(rows), stamp, recipe)
 
     def _add(self, collection: str, number: int, stamp: ModelStamp, recipe: Recipe) -> None:
-        """The table first: what a crash leaves is an empty table, which the next attempt takes."""
+        """Create the table first: a crash then leaves an empty table, which the next attempt takes."""
         name, table = generation_name(collection, number), VectorSql(self._schema, table_name(collection, number))
         owners = self._pool.read(self._sql.find_by_table(), (table.name,), doing="looking for a free table")
         if owners and owners[0][0] != name:
             raise table_taken(collection, owners[0][0], table.name)
         self._ensure_table(table, stamp.dimension)
-        known = metadata_names_text(self._names, collection)
-        text = records.recipe_text(recipe)
-        values = (name, table.name, number, stamp.id, stamp.fingerprint, stamp.dimension, known, text)
+        names, text = metadata_names_text(self._collections.names, collection), records.recipe_text(recipe)
+        values = (name, table.name, number, stamp.id, stamp.fingerprint, stamp.dimension, names, text)
         self._pool.execute(self._sql.insert(), values, doing=f"registering {name!r}")
 
     def record(self, collection: str, number: int, recipe: Recipe) -> None:
         text = records.recipe_text(recipe)
-        self._upgrade()
+        self._collections.upgrade()
         known = [row.spec for row in self._rows(collection) if row.number == number]
-        if known and known[0] != text:  # by its number, for a switch may change its name now
+        if known and known[0] != text:  # by number, because a switch may change the name now
             values = (text, number, collection, generation_name(collection, number))
-            self._pool.execute(self._sql.record_spec(), values, doing=f"recording what {collection!r} is made by")
+            self._pool.execute(self._sql.record_spec(), values, doing=f"recording the recipe of {collection!r}")
 
-    # -------------------------------------------------------------------------------------------------- switching
+    # ------------------------------------------------------------------------------------- switching and dropping
 
     def switch(self, collection: str, number: int) -> None:
-        """Run again after a lost reply it finds the switch made."""
-        if not self._upgrade():
-            raise no_generation(collection, number, [])
+        """A repetition after a lost reply finds the switch made."""
+        if not self._collections.upgrade():
+            Switch.to(collection, [], number)
 
         def work(session: Session) -> None:
             found = session.query(self._sql.lock_all(), _names_of(collection), doing="locking the generations")
-            rows = {row.number: row for row in (_row(*each) for each in found)}
-            target = rows.get(number)
-            if target is None:
-                raise no_generation(collection, number, list(rows))
-            if target.state == "active":
+            switch = Switch.to(collection, [_row(*row) for row in found], number)
+            if switch is None:
                 return
-            if target.stamp.fingerprint == DROPPED:
-                raise half_dropped(collection, number)
-            epoch = max(row.epoch for row in rows.values()) + 1  # of either name, no earlier lease has it
-            for row in rows.values():
-                if row.state == "active":
-                    retired = generation_name(collection, row.number)
-                    values = (retired, records.to_compare_whole(row.checkpoint), epoch, collection)
-                    session.execute(self._sql.retire(), values, doing="retiring a generation")
-                    session.execute(self._sql.move_quarantine(), (retired, collection), doing="moving its quarantine")
+
+            def rename(sql: str, row: GenerationRow, name: str) -> None:
+                values = (name, records.to_compare_whole(row.checkpoint), switch.epoch, row.name)
+                session.execute(sql, values, doing="switching generations")
+                session.execute(self._sql.move_quarantine(), (name, row.name), doing="moving a quarantine")
+
+            for row in switch.retiring:
+                rename(self._sql.retire(), row, generation_name(collection, row.number))
             failpoints.reach("mid_alias_swap")
-            values = (collection, records.to_compare_whole(target.checkpoint), epoch, target.name)
-            session.execute(self._sql.serve(), values, doing="switching to a generation")
-            session.execute(self._sql.move_quarantine(), (collection, target.name), doing="moving its quarantine")
+            rename(self._sql.serve(), switch.target, collection)
 
         self._pool.in_transaction(work, doing=f"switching {collection!r} to generation {number}")
+        self._collections.forget()
 
-    # --------------------------------------------------------------------------------------------------- dropping
+    def drop(self, collection: str, number: int) -> None:
+        """Mark it first: after an interruption it can be dropped again, but neither built on nor switched to."""
+        row = droppable(collection, self._rows(collection), number)
+        self._collections.upgrade()
+        doing = f"dropping {row.name!r}"
+        with self._lease(row.name) as lease:
+            if self._pool.execute(self._sql.mark_dropped(), (DROPPED, lease.collection, lease.epoch)) != 1:
+                raise lost(lease)
+            rows = self._rows(collection)
+            table = next(each.table for each in rows if each.name == row.name)
+            with suppress(UnknownTable):  # an interrupted drop has removed it
+                self._pool.execute(VectorSql(self._schema, table).drop(), doing=doing)
 
-    def droppable(self, collection: str, number: int) -> str:
-        """Its name. Raises UnknownGeneration, GenerationRefused."""
-        rows = {row.number: row for row in self._rows(collection)}
-        if number not in rows:
-            raise no_generation(collection, number, list(rows))
-        if rows[number].state == "active":
-            raise is_active(collection, number)
-        self._upgrade()
-        return rows[number].name
+            def work(session: Session) -> None:
+                session.execute(self._sql.keep_highest(), (free_number(rows) - 1, collection), doing=doing)
+                session.execute(self._sql.drop_quarantine(), (row.name,), doing=doing)
+                session.execute(self._sql.delete(), (row.name,), doing=doing)
 
-    def drop(self, collection: str, lease: Lease) -> None:
-        """Marked first: cut short, it can be dropped again, but neither built on nor switched to."""
-        marked = self._pool.execute(self._sql.mark_dropped(), (DROPPED, lease.collection, lease.epoch))
-        if marked != 1:
-            raise lost(lease)
-        (row,) = (row for row in self._rows(collection) if row.name == lease.collection)
-        with suppress(UnknownTable):  # dropped before, and cut short then
-            self._pool.execute(VectorSql(self._schema, row.table).drop(), doing=f"dropping {lease.collection!r}")
-        highest = self.free_number(collection) - 1
-
-        def work(session: Session) -> None:
-            session.execute(self._sql.keep_highest(), (highest, collection), doing="dropping a generation")
-            session.execute(self._sql.drop_quarantine(), (lease.collection,), doing="dropping a generation")
-            session.execute(self._sql.delete(), (lease.collection,), doing="dropping a generation")
-
-        self._pool.in_transaction(work, doing=f"dropping {lease.collection!r}")
+            self._pool.in_transaction(work, doing=doing)
+        self._collections.forget()
 
 
 def _names_of(collection: str) -> tuple[str, str]:
-    """The name, and the pattern of its other generations' names; `_` is a wildcard and may stand in a name."""
+    """Return the name, and the LIKE pattern of its other generations' names; `_` is a wildcard."""
     escaped = collection.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%")
     return collection, generation_name(escaped, 0)[:-1] + "%"
 
 
-def _row(name: str, table: str, number: int, *more: Any) -> _Row:
-    model, fingerprint, dimension, *rest = more
-    return _Row(name, table, number, ModelStamp(model, fingerprint, dimension), *rest)
+def _row(name: str, table: str, number: int, *more: Any) -> GenerationRow:
+    model, fingerprint, dimension, checkpoint, last_sync, epoch, *later = more
+    spec, created, retired, highest = later or (None, None, None, None)
+    return GenerationRow(
+        name,
+        table,
+        number,
+        ModelStamp(model, fingerprint, dimension),
+        checkpoint,
+        records.in_utc(last_sync),
+        epoch,
+        spec,
+        records.in_utc(created),
+        records.in_utc(retired),
+        highest,
+    )

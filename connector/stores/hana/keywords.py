@@ -1,6 +1,5 @@
-"""Keyword search in HANA: BM25 computed by HANA over VEC_TEXT, with its text search saying which texts hold a word, or
-LIKE where it refuses. What a word weighs is counted among the rows that the caller may see. Knows the pool; no
-collection's state.
+"""Keyword search in HANA: BM25 computed by HANA over VEC_TEXT, with its text search for the words, or LIKE where HANA
+rejects that. Word weights count only the rows that the caller may see.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class KeywordSql:
     full_text: bool
 
     def lengths(self, within: str) -> str:
-        """How many texts there are, and how many characters they have on average. Parameters: those of `within`, which
-        is a condition or empty."""
+        """Return the number of texts and their average length in characters. Parameters: those of `within`, a condition
+        or ""."""
         where = f" WHERE {within}" if within else ""
         return f'SELECT COUNT("VEC_TEXT"), AVG(TO_DOUBLE(LENGTH("VEC_TEXT"))) FROM {self.table.table}{where}'
 
@@ -44,8 +43,8 @@ class KeywordSql:
         return [f"%{word.alternatives[0].lower().replace(' ', '_')}%"]
 
     def search(self, count: int, found: Sequence[Word], where: filter_sql.Compiled) -> str:
-        """Parameters: for each word those of `parameters` and its weight; the average length; those of all words again,
-        and what a text gets that holds all of them (only if they are several); those of all words; those of `where`."""
+        """Parameters: for each word those of `parameters` and its weight; the average length; for several words, those
+        of all words and the bonus of a text with all of them; those of all words; those of `where`."""
         source = "intermediate_result" if where.projection else self.table.table
         head = (
             f"WITH intermediate_result AS (SELECT *, {where.projection} FROM {self.table.table}) "
@@ -73,7 +72,7 @@ class KeywordSql:
 
 @dataclass(frozen=True, slots=True)
 class KeywordQuery:
-    """A search text made ready for one table: which words count, and how much."""
+    """A search text prepared for one table: the words to search and their weights."""
 
     sql: KeywordSql
     words: tuple[Word, ...]
@@ -81,7 +80,7 @@ class KeywordQuery:
     average: float
 
     def statement(self, count: int, where: filter_sql.Compiled) -> tuple[str, list[Any]]:
-        """The best `count` records with their scores, and its parameters."""
+        """Return the statement for the best `count` records with their scores, and its parameters."""
         values: list[Any] = []
         for word, worth in zip(self.words, self.weights, strict=True):
             values += [*self.sql.parameters(word), worth]
@@ -92,33 +91,39 @@ class KeywordQuery:
         return self.sql.search(count, self.words, where), [*values, *every, *where.parameters]
 
 
-def prepare(
-    pool: HanaPool, table: VectorSql, text: str, within: filter_sql.Compiled, *, full_text: bool
-) -> KeywordQuery | None:
-    """Counts how many texts hold each word, which weighs it, among the rows that `within` holds for: other rows must
-    move neither a score nor the order. None when there is nothing to look for.
+class Keywords:
+    """Word searches over the vector tables of one store."""
 
-    Raises StatementFailed where HANA refuses this kind of text search (`supports` asks before).
-    """
-    sql, wanted, doing = KeywordSql(table, full_text), words(text), "searching by words"
-    texts, average = pool.read(sql.lengths(within.sql), within.parameters, doing=doing)[0]
-    if not wanted or not texts:
-        return None
-    counts = [
-        pool.read(sql.count(word, within.sql), (*sql.parameters(word), *within.parameters), doing=doing)[0][0]
-        for word in wanted
-    ]
-    places = worth_it(wanted, counts, texts)
-    weights = (weight(counts[place], texts) for place in places)
-    return KeywordQuery(sql, tuple(wanted[place] for place in places), tuple(weights), max(float(average or 0), 1.0))
+    def __init__(self, pool: HanaPool) -> None:
+        self._pool = pool
+        self._full_text: bool | None = None
 
+    def query(self, table: VectorSql, text: str, within: filter_sql.Compiled) -> KeywordQuery | None:
+        """Count the texts with each word among the rows that match `within`, because other rows must not affect scores
+        or order. Return None when there is nothing to search."""
+        if self._full_text is None:
+            self._full_text = self._supported(table)
+        sql, wanted, doing = KeywordSql(table, self._full_text), words(text), "searching by words"
+        texts, average = self._pool.read(sql.lengths(within.sql), within.parameters, doing=doing)[0]
+        if not wanted or not texts:
+            return None
+        counts = [
+            self._pool.read(sql.count(word, within.sql), (*sql.parameters(word), *within.parameters), doing=doing)[0][0]
+            for word in wanted
+        ]
+        places = worth_it(wanted, counts, texts)
+        weights = (weight(counts[place], texts) for place in places)
+        return KeywordQuery(
+            sql, tuple(wanted[place] for place in places), tuple(weights), max(float(average or 0), 1.0)
+        )
 
-def supports(pool: HanaPool, table: VectorSql) -> bool:
-    """Whether HANA searches VEC_TEXT by words as it stands: asked with a search, because no view tells it."""
-    probe = Word(("owl",))
-    query = KeywordQuery(KeywordSql(table, True), (probe, probe), (1.0, 1.0), 1.0)
-    try:
-        pool.read(*query.statement(1, filter_sql.Compiled("", ())), doing="asking HANA whether it searches texts")
-    except StatementFailed:
-        return False
-    return True
+    def _supported(self, table: VectorSql) -> bool:
+        """Return whether HANA can search VEC_TEXT by words. Only a search shows it, no system view."""
+        probe = Word(("owl",))
+        query = KeywordQuery(KeywordSql(table, True), (probe, probe), (1.0, 1.0), 1.0)
+        doing = "asking HANA whether it searches texts"
+        try:
+            self._pool.read(*query.statement(1, filter_sql.Compiled("", ())), doing=doing)
+        except StatementFailed:
+            return False
+        return True

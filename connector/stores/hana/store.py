@@ -1,18 +1,13 @@
-"""The store in HANA itself: REAL_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB reads too.
-Rows that others wrote there are searched and never touched. Knows the pool, not the driver; not the engine.
+"""The store in HANA: REAL_VECTOR columns, searched by HANA, in tables that langchain-hana's HanaDB can read. Foreign
+rows there are searched and never changed.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from connector import failpoints
 from connector.errors import (
@@ -20,7 +15,6 @@ from connector.errors import (
     DatabaseError,
     PermissionRefused,
     RowRejected,
-    UnknownCollection,
     UnknownColumn,
     UnknownTable,
 )
@@ -30,58 +24,33 @@ from connector.hana.privileges import creating, granted
 from connector.model import (
     ChangeSet,
     Checkpoint,
+    Chunk,
     CollectionStatus,
     Filter,
-    Generation,
-    Hit,
-    IndexUse,
     Lease,
     QuarantinedRow,
-    Recipe,
-    Sample,
     StoredChunk,
     StoredRecord,
-    StoredText,
-    Vectors,
     is_generation,
 )
 from connector.protocols import Embedder
-from connector.stores import filters, records
-from connector.stores.generation_rules import changed
-from connector.stores.hana import keywords as hana_keywords
+from connector.stores import records
 from connector.stores.hana import tables as hana_tables
 from connector.stores.hana.generations import HanaGenerations
-from connector.stores.hana.reading import HanaReading, portions
-from connector.stores.hana.search import HanaSearch
-from connector.stores.hana.tables import StateSql, VectorSql, table_name, table_taken
-from connector.stores.hana.upgrade import HanaUpgrade
-from connector.stores.hana.writer import HanaWriter, Place
+from connector.stores.hana.keywords import Keywords
+from connector.stores.hana.state import Collection, Collections
+from connector.stores.hana.tables import StateSql, VectorSql, portions, table_name, table_taken
+from connector.stores.hana.view import HanaView
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.records import ModelStamp
 
 STORED_PAGE = 10_000
 RECORDS_PAGE = 1_000
 INDEX_FROM = 10_000
-"""Records above which an HNSW index is made; below it HANA's exact search is fast enough, and exact."""
-REMEMBERED = 2.0
-"""Seconds for which a search trusts what it knows of a collection before it reads the state table again."""
+"""Records from which an HNSW index is created; below, HANA's exact search is fast enough."""
 ATTEMPTS_OVERLOADED = 2
-"""At writing much at once while HANA is overloaded: who writes can do with less, which helps more than patience."""
+"""Attempts to write several documents while HANA is overloaded: smaller change sets help more than waiting."""
 _EXISTS = frozenset({288, 289})
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Collection:
-    """A row of OWL_STATE."""
-
-    name: str
-    table: VectorSql
-    generation: int
-    stamp: ModelStamp
-    names: Mapping[str, str]
-    checkpoint: Checkpoint
 
 
 class HanaStore:
@@ -108,31 +77,32 @@ class HanaStore:
         self._names = names or {}
         self._times = lease_times
         self._sql = StateSql(schema)
-        self._full_text: bool | None = None
-        self._upgrade = HanaUpgrade(pool, schema)
-        self._remembered: dict[str, tuple[float, _Collection]] = {}
-        self._generations = HanaGenerations(
-            pool, schema, self._names, ensure_table=self._ensure_table, upgrade=self._upgrade
+        self._collections = Collections(pool, schema, self._names)
+        self._words = Keywords(pool)
+        self.generations = HanaGenerations(
+            self._collections,
+            ensure_table=self._ensure_table,
+            lease=lambda name: self.lease(name, "drop", 0),
         )
 
     def close(self) -> None:
-        """Nothing of its own is open."""
-        self._remembered.clear()
+        """The pool stays open."""
+        self._collections.forget()
 
     # ---------------------------------------------------------------------------------------------------- opening
 
     def open(self, collection: str, embedder: Embedder) -> Checkpoint:
         stamp = ModelStamp.of(embedder)
-        self._remembered.pop(collection, None)
-        found = self._find(collection)
+        self._collections.forget()
+        found = self._collections.find(collection)
         if found is None:
             if is_generation(collection):
-                raise self._unknown(collection)
+                raise self._collections.unknown(collection)
             self._check_features()
             self._create_state()
-        self._upgrade()
+        self._collections.upgrade()
         if found is None:
-            found = self._find(collection) or self._add(collection, stamp)
+            found = self._collections.find(collection) or self._add(collection, stamp)
         if found.stamp != stamp:
             if is_generation(collection):
                 raise found.stamp.mismatch(collection, stamp)
@@ -166,7 +136,7 @@ class HanaStore:
         return bool(self._pool.read(catalog.FIND_TABLE, (self._schema, table), doing="looking for the store's tables"))
 
     def _create(self, statements: Sequence[str]) -> None:
-        """What another worker creates at the same moment is as good."""
+        """Another worker may create the same at the same moment."""
         for sql in statements:
             try:
                 with granted(self._pool, creating(self._schema)):
@@ -175,26 +145,26 @@ class HanaStore:
                 if error.code not in _EXISTS:
                     raise
 
-    def _add(self, collection: str, stamp: ModelStamp) -> _Collection:
+    def _add(self, collection: str, stamp: ModelStamp) -> Collection:
         table = VectorSql(self._schema, table_name(collection, 1))
         owners = [row[0] for row in self._pool.read(self._sql.find_by_table(), (table.name,))]
-        if set(owners) - {collection}:  # not ourselves: another worker may just have registered the same collection
+        if set(owners) - {collection}:  # another worker may just have registered this collection
             raise table_taken(collection, owners[0], table.name)
         self._ensure_table(table, stamp.dimension)
         names = json.dumps(dict(self._names.get(collection, {})))
         row = (collection, table.name, 1, stamp.id, stamp.fingerprint, stamp.dimension, names, None)
         with suppress(RowRejected):  # another worker was first
             self._pool.execute(self._sql.insert(), row, doing=f"registering collection {collection!r}")
-        return self._known(collection)
+        return self._collections.known(collection)
 
     def _ensure_table(self, table: VectorSql, dimension: int) -> None:
-        """The table with vectors of `dimension`: created, or made anew when it is empty and of another shape."""
+        """Create the table with vectors of `dimension`, or replace an empty one with other columns."""
         columns = self._pool.read(catalog.FIND_COLUMNS, (self._schema, table.name), doing="looking at a vector table")
         if columns:
             lengths = {row[0]: row[2] for row in columns}
             if lengths.get("VEC_VECTOR") == dimension and "SRC_KEY" in lengths:
-                if table.key_index not in self._indexes(table):  # a worker died before it had made it
-                    with suppress(PermissionRefused):  # another user's table: slower without, but right
+                if table.key_index not in self._indexes(table):  # a worker died before creating it
+                    with suppress(PermissionRefused):  # another user's table: slower without, but correct
                         self._create([table.create_key_index()])
                 return
             if self._pool.read(f"SELECT COUNT(*) FROM {table.table}")[0][0]:  # noqa: S608 - quoted
@@ -210,73 +180,24 @@ class HanaStore:
         place = (self._schema, table.name)
         return dict(self._pool.read(hana_tables.FIND_INDEXES, place, doing="looking at a table's indexes"))
 
-    def _change_model(self, found: _Collection, stamp: ModelStamp) -> None:
-        """Only for a collection that holds nothing and that nobody is writing to. It gets another table, because other
-        sessions hold statements prepared for vectors of the old dimension."""
+    def _change_model(self, found: Collection, stamp: ModelStamp) -> None:
+        """Only for an empty collection without a lease. It gets another table, because other sessions hold statements
+        prepared for vectors of the old dimension."""
         exists = self._exists(found.table.name)
         if exists and self._counts(found)[0]:
             raise found.stamp.mismatch(found.name, stamp)
         epoch = self.take_lease(found.name, "change of model", self._times.ttl)
         if isinstance(epoch, str):
             raise found.stamp.mismatch(found.name, stamp)
-        if exists and self._counts(found)[0]:  # somebody wrote before we had the lease
+        if exists and self._counts(found)[0]:  # another worker wrote before we had the lease
             self.release_lease(Lease(found.name, "", epoch))
             raise found.stamp.mismatch(found.name, stamp)
-        generation = self._generations.free_number(found.name)
+        generation = self.generations.free_number(found.name)
         table = VectorSql(self._schema, table_name(found.name, generation))
         self._ensure_table(table, stamp.dimension)
         values = (table.name, generation, stamp.id, stamp.fingerprint, stamp.dimension, found.name, epoch)
         if self._pool.execute(self._sql.change_model(), values) and exists:
             self._pool.execute(found.table.drop(), doing="dropping an empty vector table")
-
-    def _find(self, collection: str) -> _Collection | None:
-        try:
-            rows = self._pool.read(self._sql.find(), (collection,), doing=f"opening collection {collection!r}")
-        except UnknownTable:
-            return None
-        if not rows:
-            return None
-        table, generation, model, fingerprint, dimension, names, checkpoint, last_sync = rows[0]
-        return _Collection(
-            collection,
-            VectorSql(self._schema, table),
-            generation,
-            ModelStamp(model, fingerprint, dimension),
-            json.loads(names or "{}"),
-            records.checkpoint_of(checkpoint, records.in_utc(last_sync)),
-        )
-
-    def _known(self, collection: str) -> _Collection:
-        found = self._find(collection)
-        if found is None:
-            self._remembered.pop(collection, None)
-            raise self._unknown(collection)
-        self._remembered[collection] = (time.monotonic(), found)
-        return found
-
-    def _unknown(self, collection: str) -> UnknownCollection:
-        return UnknownCollection(f"schema {self._schema} has no collection {collection!r}; `sync` creates it")
-
-    def _recent(self, collection: str) -> _Collection:
-        at, found = self._remembered.get(collection, (-REMEMBERED, None))
-        return found if found is not None and time.monotonic() - at < REMEMBERED else self._known(collection)
-
-    def _serving(self, collection: str, generation: int | None, work: Callable[[_Collection], T]) -> T:
-        """`work` on what serves. What is remembered may have been switched away from and dropped meanwhile, by another
-        process: then once more on what serves now."""
-        found = self._recent(collection)
-        if generation is None or found.generation == generation:
-            try:
-                return work(found)
-            except (ConfigurationError, DatabaseError):  # no such table, or a vector of another dimension
-                before, found = found, self._known(collection)
-                if found.table == before.table:
-                    raise
-        else:
-            found = self._known(collection)
-        if generation is not None and found.generation != generation:
-            raise changed(collection, generation, found.generation)
-        return work(found)
 
     # ---------------------------------------------------------------------------------------------------- leases
 
@@ -284,7 +205,7 @@ class HanaStore:
         return held(self, collection, owner, wait, self._times)
 
     def take_lease(self, collection: str, owner: str, ttl: float) -> int | str:
-        self._recent(collection)
+        self._collections.recent(collection)
 
         def take(session: Session) -> int | str:
             values = (owner[:200], _seconds(ttl), collection)
@@ -304,10 +225,10 @@ class HanaStore:
     # --------------------------------------------------------------------------------------------------- writing
 
     def apply(self, lease: Lease, changes: ChangeSet) -> None:
-        found = self._find(lease.collection)
+        found = self._collections.find(lease.collection)
         if found is None:  # switched to, or dropped
             raise lost(lease)
-        writer = HanaWriter(self._sql, Place(found.name, found.table, found.stamp), changes)
+        writer = _Writer(self._sql, found, changes)
 
         def write(session: Session) -> None:
             values = (_seconds(self._times.ttl), lease.collection, lease.epoch)
@@ -328,41 +249,42 @@ class HanaStore:
         )
 
     def optimise(self, collection: str) -> None:
-        """Make the HNSW index once the table is large enough and has none, whoever made it. HANA keeps it current."""
-        found = self._known(collection)
+        """Create the HNSW index once the table is large enough and has none. HANA keeps it current."""
+        found = self._collections.known(collection)
         if any("HNSW" in str(kind).upper() for kind in self._indexes(found.table).values()):
-            return  # before anything is counted: that is a look at every record
+            return  # before counting, which scans every record
         if self._counts(found)[0] >= self._index_from:
             self._create([found.table.create_hnsw()])
 
     # --------------------------------------------------------------------------------------------------- reading
 
-    def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
-        for rows in self._pages(collection, VectorSql.stored, STORED_PAGE):
-            yield [_stored(row) for row in rows]
+    def view(self, collection: str, generation: int | None = None, row_filter: Filter | None = None) -> HanaView:
+        return HanaView(self._collections, self._words, collection, generation, row_filter)
 
-    def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
-        table = self._known(collection).table
-        found: list[StoredChunk] = []
+    def stored(self, collection: str, ids: Sequence[str] | None = None) -> Iterator[list[StoredChunk]]:
+        if ids is None:
+            for rows in self._pages(collection, VectorSql.stored, STORED_PAGE):
+                yield [_stored(row) for row in rows]
+            return
+        table = self._collections.known(collection).table
         for some in portions(ids):
             rows = self._pool.read(table.stored_of(len(some)), some, doing=f"reading collection {collection!r}")
-            found += [_stored(row) for row in rows]
-        return found
+            yield [_stored(row) for row in rows]
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
-        dimension = self._known(collection).stamp.dimension
+        dimension = self._collections.known(collection).stamp.dimension
         for rows in self._pages(collection, VectorSql.records, RECORDS_PAGE):
             yield [_record(row, dimension) for row in rows]
 
     def _pages(self, collection: str, statement: Any, size: int) -> Iterator[Rows]:
-        sql = statement(self._known(collection).table)
+        sql = statement(self._collections.known(collection).table)
         after = -1
         while rows := self._pool.read(sql, (after, size), doing=f"reading collection {collection!r}"):
             yield rows
             after = rows[-1][0]
 
     def quarantine(self, collection: str) -> list[QuarantinedRow]:
-        self._recent(collection)
+        self._collections.recent(collection)
         doing = "reading the quarantine"
         try:
             rows = self._pool.read(self._sql.read_quarantine(), (collection,), doing=doing)
@@ -371,7 +293,7 @@ class HanaStore:
         return [_quarantined(row) for row in rows]
 
     def status(self, collection: str) -> CollectionStatus | None:
-        found = self._find(collection)
+        found = self._collections.find(collection)
         if found is None:
             return None
         total, ours, rows = self._counts(found) if self._exists(found.table.name) else (0, 0, 0)
@@ -393,145 +315,71 @@ class HanaStore:
             checkpoint=found.checkpoint,
         )
 
-    def _counts(self, found: _Collection) -> tuple[int, int, int]:
+    def _counts(self, found: Collection) -> tuple[int, int, int]:
         """Records, records of ours, documents of ours."""
         total, ours, rows = self._pool.read(found.table.count(), doing=f"counting collection {found.name!r}")[0]
         return int(total), int(ours), int(rows)
 
-    # ------------------------------------------------------------------------------------------------- generations
 
-    def generations(self, collection: str, counted: bool = True) -> list[Generation]:
-        return self._generations.all(collection, counted)
+class _Writer:
+    """A change set as rows of parameters, prepared once for every attempt of the transaction."""
 
-    def begin_generation(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
-        return self._generations.begin(collection, embedder, recipe)
+    def __init__(self, sql: StateSql, found: Collection, changes: ChangeSet) -> None:
+        """Raises RowRejected for data that need not be sent to be rejected."""
+        self._sql = sql
+        self._found = found
+        self._changes = changes
+        vectors = records.fvecs(records.checked_vectors(changes, found.stamp.dimension))
+        metadata = records.checked_metadata(changes)
+        count = len(changes.chunks)
+        self._rows = [self._row(*row) for row in zip(changes.chunks, metadata[:count], vectors, strict=True)]
+        self._metadata = [
+            (text, chunk.content_hash, chunk.id, chunk.number)
+            for chunk, text in zip(changes.metadata_only, metadata[count:], strict=True)
+        ]
+        # In key order, so that two transactions never wait for each other in a circle.
+        ids = {*changes.deleted, *(chunk.id for chunk in changes.chunks)}
+        self._deleted = [(id_,) for id_ in sorted(ids)]
+        self._quarantined: list[tuple[Any, ...]] | None = None
 
-    def record_recipe(self, collection: str, number: int, recipe: Recipe) -> None:
-        self._generations.record(collection, number, recipe)
+    def _row(self, chunk: Chunk, metadata: str, vector: bytes) -> tuple[Any, ...]:
+        return (chunk.text, metadata, vector, chunk.id, chunk.number, chunk.content_hash, self._found.stamp.id)
 
-    def switch(self, collection: str, number: int) -> None:
-        self._generations.switch(collection, number)
-        self._remembered.clear()
+    def write(self, session: Session) -> None:
+        """Raises RowRejected where HANA refuses one of the rows: without asking it which (`Session.execute_many`)."""
+        table = self._found.table
+        session.execute_many(table.delete(), self._deleted, doing="removing what is replaced")
+        failpoints.reach("mid_upsert")
+        session.execute_many(table.insert(), self._rows, doing="writing vectors")
+        session.execute_many(table.update_metadata(), self._metadata, doing="replacing metadata")
+        self._write_quarantine(session)
 
-    def drop_generation(self, collection: str, number: int) -> None:
-        name = self._generations.droppable(collection, number)
-        with self.lease(name, "drop", 0) as lease:
-            self._generations.drop(collection, lease)
-        self._remembered.pop(name, None)
-
-    # -------------------------------------------------------------------------------------------------- searching
-
-    def search(
-        self,
-        collection: str,
-        vector: NDArray[np.float32],
-        k: int,
-        where: Filter | None,
-        generation: int | None = None,
-        within: Filter | None = None,
-    ) -> list[Hit]:
-        """By HANA: exact below the size that gets an HNSW index, approximate above it. Rows without a vector are never
-        found. Of rows with equal scores at the end of a long run of them, HANA chooses."""
-
-        def search(found: _Collection) -> list[Hit]:
-            condition = filters.narrowed(where, within, self._names_of(found))
-            return HanaSearch(self._pool, found.table).nearest(vector, found.stamp.dimension, k, condition)
-
-        return self._serving(collection, generation, search)
-
-    def keyword(
-        self,
-        collection: str,
-        text: str,
-        k: int,
-        where: Filter | None,
-        generation: int | None = None,
-        within: Filter | None = None,
-    ) -> list[Hit]:
-        """By HANA's text search in VEC_TEXT; a word counts once a text, however often it stands there. Where HANA
-        refuses text search on this column, by LIKE, which also finds words inside of words."""
-
-        def search(found: _Collection) -> list[Hit]:
-            if self._full_text is None:
-                self._full_text = hana_keywords.supports(self._pool, found.table)
-            condition = filters.narrowed(where, within, self._names_of(found))
-            return HanaSearch(self._pool, found.table).by_words(text, k, condition, full_text=self._full_text)
-
-        return self._serving(collection, generation, search)
-
-    def vectors(self, collection: str, hits: Sequence[Hit | StoredText], generation: int | None = None) -> Vectors:
-        ids = [hit.record for hit in hits]
-        return self._serving(
-            collection,
-            generation,
-            lambda found: HanaSearch(self._pool, found.table).vectors(ids, found.stamp.dimension),
-        )
-
-    def exact(self, collection: str, vector: NDArray[np.float32], k: int, generation: int | None = None) -> list[Hit]:
-        return self._serving(
-            collection,
-            generation,
-            lambda found: HanaSearch(self._pool, found.table).exact(vector, found.stamp.dimension, k),
-        )
-
-    def index_use(
-        self,
-        collection: str,
-        k: int,
-        where: Filter | None,
-        generation: int | None = None,
-        within: Filter | None = None,
-    ) -> IndexUse:
-        def ask(found: _Collection) -> IndexUse:
-            condition = filters.narrowed(where, within, self._names_of(found))
-            return HanaSearch(self._pool, found.table).index_use(k, condition)
-
-        return self._serving(collection, generation, ask)
-
-    def keyed(
-        self,
-        collection: str,
-        number: str,
-        count: int,
-        where: Filter | None,
-        generation: int | None = None,
-        within: Filter | None = None,
-    ) -> list[Hit]:
-        def search(found: _Collection) -> list[Hit]:
-            condition = filters.narrowed(where, within, self._names_of(found))
-            return HanaSearch(self._pool, found.table).by_key(number, count, condition)
-
-        return self._serving(collection, generation, search)
-
-    def texts_of(
-        self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None
-    ) -> list[StoredText]:
-        return self._serving(collection, generation, lambda found: self._reading(found, within).texts_of(ids))
-
-    def sample(
-        self,
-        collection: str,
-        count: int,
-        generation: int | None = None,
-        within: Filter | None = None,
-        *,
-        texts: bool = True,
-    ) -> Sample:
-        return self._serving(
-            collection, generation, lambda found: self._reading(found, within).sample(count, texts=texts)
-        )
-
-    def _reading(self, found: _Collection, within: Filter | None) -> HanaReading:
-        condition = filters.narrowed(None, within, self._names_of(found))
-        return HanaReading(self._pool, found.table, condition)
-
-    def _names_of(self, found: _Collection) -> Mapping[str, str]:
-        """Source column to metadata name, for filters."""
-        return self._names.get(found.name, found.names)
+    def _write_quarantine(self, session: Session) -> None:
+        name, changes = self._found.name, self._changes
+        released = [(name, id_) for id_ in sorted(changes.released)]
+        if released and session.query(self._sql.count_quarantine(), (name,))[0][0]:
+            session.execute_many(self._sql.release_quarantine(), released, doing="releasing from quarantine")
+        if not changes.quarantined:
+            return
+        if self._quarantined is None:  # once: a repeated commit must not count the attempt twice
+            known = session.query(self._sql.read_quarantine(), (name,))
+            before = {id_: (attempts, digest) for id_, _, _, attempts, _, digest in known}
+            self._quarantined = [
+                (
+                    name,
+                    row.id,
+                    row.stage[:100],
+                    row.reason[:2000],
+                    records.attempts(row, *before.get(row.id, (0, None))),
+                    row.digest,
+                )
+                for row in sorted(changes.quarantined, key=lambda row: row.id)
+            ]
+        session.execute_many(self._sql.put_quarantine(), self._quarantined, doing="writing the quarantine")
 
 
 def _seconds(ttl: float) -> int:
-    """Whole ones for HANA, and never none."""
+    """HANA takes whole seconds; at least one."""
     return max(1, round(ttl))
 
 

@@ -1,11 +1,13 @@
-"""The tables of a HANA store and every statement it sends about them: vector tables as langchain-hana's HanaDB reads
-them, and two state tables beside them. Builds text only; sends nothing.
+"""The tables of the HANA store and their statements: vector tables as langchain-hana's HanaDB reads them, and two state
+tables.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from connector.errors import ConfigurationError
 from connector.hana.connection import quote
@@ -14,7 +16,7 @@ from connector.stores.records import CHECKPOINT_LENGTH, SPREAD_FACTOR, SPREAD_MO
 STATE = "OWL_STATE"
 QUARANTINE = "OWL_QUARANTINE"
 LONGEST_NAME = 100
-"""Of a collection; leaves room in an identifier for what is added."""
+"""Characters of a collection's name; the table's name adds to it."""
 
 FIND_INDEXES = "SELECT INDEX_NAME, INDEX_TYPE FROM SYS.INDEXES WHERE SCHEMA_NAME = ? AND TABLE_NAME = ?"
 
@@ -24,15 +26,32 @@ _STATE_COLUMNS = """(
 "META_NAMES" NCLOB, "CHECKPOINT" NVARCHAR({checkpoint}), "LAST_SYNC" TIMESTAMP, "LEASE_OWNER" NVARCHAR(200),
 "LEASE_EPOCH" BIGINT DEFAULT 0 NOT NULL, "LEASE_UNTIL" TIMESTAMP, {later})"""
 _LATER_STATE_COLUMNS = '"SPEC" NCLOB, "CREATED_AT" TIMESTAMP, "RETIRED_AT" TIMESTAMP, "HIGHEST" INTEGER'
-"""Of generations. State tables of earlier versions get them when they are opened."""
+"""Of generations. Opening adds them to state tables of earlier versions."""
 _QUARANTINE_COLUMNS = """(
 "COLLECTION" NVARCHAR(200) NOT NULL, "SRC_KEY" NVARCHAR(2000) NOT NULL, "STAGE" NVARCHAR(100) NOT NULL,
 "REASON" NVARCHAR(2000) NOT NULL, "ATTEMPTS" INTEGER NOT NULL, "LAST_SEEN" TIMESTAMP, "ROW_DIGEST" VARBINARY(8),
 PRIMARY KEY ("COLLECTION", "SRC_KEY"))"""
 
 
+LOOKUP_SIZES = (1, 8, 64, 512)
+"""Ids per look-up statement: few sizes, so few statement texts in HANA's plan cache."""
+
+Id = TypeVar("Id")
+
+
+def portions(ids: Sequence[Id]) -> Iterator[list[Id]]:
+    """Split ids into lists of LOOKUP_SIZES; the last id fills up the last list."""
+    start = 0
+    while start < len(ids):
+        size = next((n for n in LOOKUP_SIZES if n >= len(ids) - start), LOOKUP_SIZES[-1])
+        some = list(ids[start : start + size])
+        yield some + [some[-1]] * (size - len(some))
+        start += size
+
+
 def table_name(collection: str, generation: int) -> str:
-    """OWL_<NAME>_G<n>: upper case, anything but A-Z 0-9 _ becomes _ (two names may meet: `HanaStore` refuses that)."""
+    """OWL_<NAME>_G<n>: upper case, other characters than A-Z 0-9 _ become _ (`HanaStore` rejects names that
+    collide)."""
     if not 1 <= len(collection) <= LONGEST_NAME:
         raise ConfigurationError(f"a collection's name has 1 to {LONGEST_NAME} characters, this one {len(collection)}")
     return f"OWL_{re.sub('[^A-Z0-9_]', '_', collection.upper())}_G{generation}"
@@ -106,7 +125,7 @@ class StateSql:
         return f'SELECT "LEASE_OWNER", "LEASE_EPOCH" FROM {self.state} WHERE "COLLECTION" = ?'
 
     def renew_lease(self) -> str:
-        """Also the first statement of every write: it locks the row, so that nobody takes over before the commit."""
+        """Also the first statement of every write: it locks the row against a takeover before the commit."""
         return (
             f'UPDATE {self.state} SET "LEASE_UNTIL" = ADD_SECONDS(CURRENT_UTCTIMESTAMP, ?) '
             'WHERE "COLLECTION" = ? AND "LEASE_EPOCH" = ?'
@@ -134,7 +153,7 @@ class StateSql:
         )
 
     def read_early_quarantine(self) -> str:
-        """Of a table that an earlier version made."""
+        """For a table of an earlier version."""
         return (
             f'SELECT "SRC_KEY", "STAGE", "REASON", "ATTEMPTS", "LAST_SEEN", NULL FROM {self.quarantine} '
             'WHERE "COLLECTION" = ? ORDER BY "SRC_KEY"'
@@ -229,7 +248,7 @@ class UpgradeSql(StateSql):
 
 
 _FIRST = '("CHUNK_NO" = 0 OR "SRC_KEY" IS NULL)'
-"""One record of each row: the first chunk of a document, and whatever others wrote."""
+"""One record per row: the first chunk of a document, and every foreign record."""
 
 
 def _and(condition: str) -> str:
@@ -333,7 +352,7 @@ class VectorSql:
         )
 
     def count_rows(self, condition: str = "") -> str:
-        """Documents of ours, by their first chunks, and records of others."""
+        """Count our documents, by their first chunks, and foreign records."""
         return f"SELECT COUNT(*) FROM {self.table} WHERE {_FIRST}{_and(condition)}"
 
     def sample(self, count: int, condition: str = "", *, texts: bool = True) -> str:
@@ -345,36 +364,34 @@ class VectorSql:
         )
 
     def count(self) -> str:
-        """Records, records of ours, documents of ours."""
+        """Count records, our records and our documents."""
         return f'SELECT COUNT(*), COUNT("SRC_KEY"), COUNT(DISTINCT "SRC_KEY") FROM {self.table}'
 
-    def exact(self, count: int) -> str:
-        """As `search` without a condition; the hint keeps HANA from using an HNSW index."""
-        return f"{self.search(count)} WITH HINT (NO_VECTOR_INDEX)"
-
-    def search(self, count: int, condition: str = "", projection: str = "") -> str:
+    def search(self, count: int, condition: str = "", projection: str = "", *, exact: bool = False) -> str:
         """Parameters: the query as text (`records.vector_text`), then those of the condition. `projection` (full-text
-        search in metadata) makes the condition range over named metadata fields.
+        search in metadata) makes the condition range over named metadata fields. `exact`: without an HNSW index.
 
-        SAP documents TOP with a literal number only; and TO_REAL_VECTOR takes text everywhere, while nobody could yet
-        see what a real HANA declares its parameter as when bytes are bound.
+        SAP documents TOP with a literal number only. TO_REAL_VECTOR takes text everywhere; the parameter type of bound
+        bytes is untested on a real HANA.
         """
         head, source = self._projected(projection)
         where = f" WHERE {condition}" if condition else ""
+        hint = " WITH HINT (NO_VECTOR_INDEX)" if exact else ""
         return (
             f'{head}SELECT TOP {count:d} "ID", "SRC_KEY", "CHUNK_NO", "VEC_TEXT", "VEC_META", '
-            f'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" FROM {source}{where} ORDER BY "SCORE" DESC'
+            'COSINE_SIMILARITY("VEC_VECTOR", TO_REAL_VECTOR(?)) AS "SCORE" '
+            f'FROM {source}{where} ORDER BY "SCORE" DESC{hint}'
         )
 
     def _projected(self, projection: str) -> tuple[str, str]:
-        """What stands before the SELECT, and what it reads from."""
+        """Return the text before SELECT, and the table to read from."""
         if not projection:
             return "", self.table
         return f"WITH intermediate_result AS (SELECT *, {projection} FROM {self.table}) ", "intermediate_result"
 
 
 def explain(name: str, sql: str) -> str:
-    """What HANA would do for `sql`, into its table of plans under `name` (letters, digits and _)."""
+    """Write HANA's plan for `sql` into its table of plans as `name` (letters, digits and _)."""
     return f"EXPLAIN PLAN SET STATEMENT_NAME = '{name}' FOR {sql}"
 
 

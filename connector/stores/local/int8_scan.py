@@ -1,5 +1,5 @@
 """Exact nearest neighbours over vectors held as two planes of 8-bit integers, scanned by SimSIMD's kernels: a quarter
-of the memory traffic of float32, with a proven bound on every score's error. Knows arrays only: no store, no SQL.
+of the memory traffic of float32, with a proven bound on every score's error.
 """
 
 from __future__ import annotations
@@ -13,8 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Vectors
-from connector.protocols import Ranking, VectorScan
-from connector.stores.scan import Blocks, Column, NumpyScan, Positions, kept_rows, kth_largest, take
+from connector.stores.scan import (
+    Blocks,
+    Column,
+    NumpyScan,
+    Positions,
+    Ranking,
+    VectorScan,
+    kept_rows,
+    kth_largest,
+    take,
+)
 
 # A unit vector x is kept as s1 c1 + s2 c2 + r2: codes c of -127..127, the second those of what the first left. Of a
 # query q = t1 d1 + t2 d2 + p2 likewise. Then, by Cauchy and Schwarz, with r1 = s2 c2 + r2 and p1 = t2 d2 + p2,
@@ -216,8 +225,7 @@ def _library() -> Any:
 
 
 def _dots(queries: NDArray[np.int8], rows: NDArray[np.int8]) -> NDArray[np.float32]:
-    """(m, d), (n, d) -> (m, n), one thread, other Python threads running meanwhile. Whole numbers, rounded where they
-    pass 2**24."""
+    """(m, d), (n, d) -> (m, n), by one thread without the interpreter's lock. Integers, rounded above 2**24."""
     # Not by its `out`: that path loses a reference of None (SimSIMD 6.5).
     return np.asarray(_library().cdist(queries, rows, "dot", out_dtype="f32"))
 
@@ -240,5 +248,5 @@ def available() -> bool:
 
 
 def best_scan() -> VectorScan:
-    """The fastest that works here without a card."""
+    """Return the fastest scan that works here without a GPU."""
     return Int8Scan() if available() else NumpyScan()

@@ -1,11 +1,10 @@
 """Keyword search of the local store: an FTS5 index over the texts, kept in step by triggers within every transaction
-that writes records, and BM25 over the texts that a caller may see. Search reads within the transaction it is given.
+that writes records, and BM25 over the texts that a caller may see.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,13 +14,14 @@ from numpy.typing import NDArray
 from connector.errors import WordsNotSearchable
 from connector.model import Hit
 from connector.stores import filter_sql, filters
-from connector.stores.local.records import Candidate, Records, best_documents
+from connector.stores.local.filter_cache import FilterCache
 from connector.stores.local.snapshot import Mark, read_mark
 from connector.stores.local.sqlite_file import SqliteFile, undamaged
+from connector.stores.local.tables import Candidate, Records, best_documents
 from connector.stores.words import LENGTH_SHARE, SATURATION, Word, most_common, weight, words, worth_it
 
-# Contentless: the texts stand in `records`. What is deleted is therefore told again, word for word, by the triggers.
-# `scope` holds the collection as a word of its own, so that a search meets no other collection's rows.
+# Contentless: the texts are in `records`, so the triggers repeat a deleted text. `scope` is the collection as a word of
+# its own, so that a search finds no other collection's rows.
 _INDEX = (
     "CREATE VIRTUAL TABLE keywords USING fts5(scope, text, content='', tokenize='unicode61 remove_diacritics 2')",
     "CREATE TRIGGER keywords_inserted AFTER INSERT ON records BEGIN "
@@ -47,16 +47,14 @@ _LENGTHS = (
 _MOST_WORDS = 2**31 - 1
 
 WORDS_REMEMBERED = 10_000
-SETS_REMEMBERED = 512
-"""Sets of texts, so that each of many callers who may see different rows finds theirs."""
 TEXTS_REMEMBERED = 4_000_000
 """In all sets together: 12 bytes each."""
 
 
 def prepare(file: SqliteFile, *, read_only: bool = False) -> bool:
-    """Make the index where it is missing and fill it from the records, in one transaction; False where this SQLite has
-    no FTS5. Then the triggers go, or nothing could be written, and the index is made anew when FTS5 is back. A file
-    that is only read stays as it is: False where it has no index."""
+    """Create the index where it is missing and fill it from the records, in one transaction. Return False where this
+    SQLite has no FTS5: then the triggers are dropped, because they would make every write fail, and the index is
+    rebuilt when FTS5 is back. A read-only file is not changed: False where it has no index."""
     with file.read() as db:
         able, present = _has_fts5(db), _present(db)
     if (present == _OURS) if able else present.isdisjoint(_TRIGGERS):
@@ -102,7 +100,7 @@ class _Texts:
     holding: dict[Word, int] = field(default_factory=dict)
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of those `ids` that are here, the others left out."""
+        """Return the places of those `ids` that are here."""
         if not len(self.ids):
             return np.empty(0, np.int64)
         found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
@@ -110,8 +108,8 @@ class _Texts:
         return here
 
     def scores(self, found: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """BM25 of each text, given the places of those that hold each word. A text that holds all of several words
-        gets more than any text's share of them on top."""
+        """Return the BM25 of each text, given the places of the texts with each word. A text with all of several words
+        gets a bonus above any text without one of them."""
         held, count = np.zeros(len(self.ids)), np.zeros(len(self.ids), np.int64)
         weights = [weight(len(places), len(self.ids)) for places in found]
         for places, worth in zip(found, weights, strict=True):
@@ -125,38 +123,29 @@ class _Texts:
 
 
 class TextCache:
-    """Which texts a caller may see: remembered, because finding out is a look at every row, and brought up to date by
-    what was written since. Thread-safe."""
+    """The texts that callers may see, cached because finding them scans every row, and updated by later writes.
+    Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], _Texts] = {}
-        self._lock = threading.Lock()
+        self._known = FilterCache[_Texts](lambda texts: len(texts.ids))
 
     def of(self, db: sqlite3.Connection, collection: int, within: filters.Condition | None) -> _Texts:
-        """`within`: the only rows that there are for the caller (None: all)."""
+        """`within`: the rows that the caller may see (None: all)."""
         compiled = filter_sql.Compiled("", ()) if within is None else filter_sql.to_sqlite(within)
-        key, mark = (collection, repr(compiled)), read_mark(db)
+        key, mark = FilterCache.key(compiled, collection), read_mark(db)
         known = self._known.get(key)
         if known is not None and known.mark == mark and len(known.holding) <= WORDS_REMEMBERED:
             return known
         texts = _brought_up(db, collection, compiled, known, mark)
-        with self._lock:
-            self._known.pop(key, None)
-            self._known[key] = texts
-            excess = sum(len(each.ids) for each in self._known.values()) - TEXTS_REMEMBERED
-            for oldest, each in list(self._known.items())[:-1]:
-                if excess <= 0 and len(self._known) <= SETS_REMEMBERED:
-                    break
-                del self._known[oldest]
-                excess -= len(each.ids)
+        self._known.put(key, texts, TEXTS_REMEMBERED)
         return texts
 
 
 def _brought_up(
     db: sqlite3.Connection, collection: int, within: filter_sql.Compiled, known: _Texts | None, mark: Mark
 ) -> _Texts:
-    """`known` with what came and without what went since. From nothing where that is not told: `known` shows what the
-    transaction cannot see, old tombstones are gone, or metadata changed and with it which rows `within` holds for."""
+    """Return `known` with added and without deleted texts. Start from nothing where `known` is later than the
+    transaction, old tombstones are deleted, or changed metadata may have changed which rows match `within`."""
     gone = np.empty(0, np.int64)
     if known is not None:
         sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
@@ -180,7 +169,8 @@ def _brought_up(
 
 
 def _words_of(size: bytes) -> int:
-    """The second varint; the first is one byte, as `scope` is one word. Raises ValueError for what no text has."""
+    """Return the second varint; the first is one byte, as `scope` is one word. Raises ValueError for an impossible
+    one."""
     count = 0
     for byte in size[1:]:
         count = count << 7 | byte & 0x7F
@@ -199,9 +189,9 @@ class KeywordSearch:
         self._records = Records(db)
 
     def __call__(self, text: str, k: int, condition: filters.Condition | None) -> list[Hit]:
-        """The best `k` documents by BM25, ties by document id. Texts that hold all the words stand before the others.
-        FTS5 says which texts hold a word. Its own BM25 counts all rows of all collections in the file, so its score of
-        one text would tell of others."""
+        """Return the best `k` documents by BM25, ties by document id; texts with all the words come first. FTS5 only
+        finds the texts with a word: its own BM25 counts all rows of all collections in the file, so that its scores
+        would reveal hidden texts."""
         wanted = words(text)
         if k < 1 or not wanted:
             return []
@@ -215,8 +205,8 @@ class KeywordSearch:
         return self._records.hits(self._walk(texts.ids[order], scores[order], k, condition))
 
     def _found(self, wanted: Sequence[Word], texts: _Texts) -> list[NDArray[np.int64]]:
-        """Of each word that is worth it, the places of the texts that hold it. What is known to be common is not looked
-        for again."""
+        """Return the places of the texts with each word worth a search. A word known to be common is not searched
+        again."""
         count, found = len(texts.ids), dict[Word, NDArray[np.int64]]()
         for word in wanted:
             if texts.holding.get(word, 0) <= most_common(count):
@@ -226,7 +216,7 @@ class KeywordSearch:
         return [found[word] if word in found else self._holding(word, texts) for word in chosen]
 
     def _holding(self, word: Word, texts: _Texts) -> NDArray[np.int64]:
-        """Every word is quoted for FTS5, and holds letters, digits and blanks only."""
+        """Every word is quoted for FTS5 and has letters, digits and blanks only."""
         phrases = " OR ".join(f'"{phrase}"' for phrase in word.alternatives)
         match = f'scope : "c{self._collection:d}" AND text : ({phrases})'
         rows = self._db.execute("SELECT rowid FROM keywords WHERE keywords MATCH ?", (match,))
@@ -235,7 +225,7 @@ class KeywordSearch:
     def _walk(
         self, ids: NDArray[np.int64], scores: NDArray[np.float64], k: int, condition: filters.Condition | None
     ) -> list[Candidate]:
-        """Down the ranking, in steps that never part rows of one score, until `k` documents pass the filter."""
+        """Go down the ranking, in steps that never split rows of one score, until `k` documents pass the filter."""
         passed: list[Candidate] = []
         start, step = 0, 2 * k + 16
         while start < len(ids):

@@ -1,15 +1,14 @@
-"""Search of the local store: the in-memory index of a collection, and its exact best documents, filtered or not.
-Reads within the transaction it is given; writes nothing.
+"""Vector search of the local store: the in-memory indexes of collections, and the exact best documents, filtered or
+not.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sqlite3
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,36 +18,35 @@ from numpy.typing import NDArray
 from connector import cancellation
 from connector.errors import BadFilter
 from connector.model import Filter, Hit
-from connector.protocols import Ranking, VectorScan
 from connector.stores import filter_sql, filters
-from connector.stores.local.records import Candidate, Records, best_documents
+from connector.stores.local.filter_cache import FilterCache
+from connector.stores.local.int8_scan import best_scan
 from connector.stores.local.shared_scans import SharedScans
 from connector.stores.local.snapshot import Buffer, Kept, Snapshot, read_mark, unit_rows
-from connector.stores.scan import exact_scores
+from connector.stores.local.tables import Candidate, Collection, Records, best_documents
+from connector.stores.scan import Ranking, VectorScan, exact_scores
 
 SELECTIVE_SHARE = 10
-"""A filter that keeps less than one row in this many is answered from the rows it keeps."""
+"""A filter that matches less than one row in this many is answered from the matching rows."""
 SELECTIVE_ROWS = 2000
 SPARE = 4
-"""Rows beyond `k` that are looked at first: enough where documents are one chunk each."""
-REMEMBERED = 512
-"""Filters whose rows a snapshot remembers, so that each of many askers who may see different rows finds theirs."""
+"""Rows read first beyond `k`: enough where documents are one chunk each."""
 REMEMBERED_ROWS = 4
-"""As many rows as there are, times this, are remembered of all filters together: 8 bytes each."""
+"""The filter cache holds this many times the collection's rows, 8 bytes each."""
 
 FILTER_SECONDS = 60.0
-"""That the filter of one search may take. It is evaluated row by row, holds a thread and, where it needs functions of
-Python's, all others up meanwhile; HANA's statements end by `communication_timeout`."""
+"""Time limit of one search's filter. It is evaluated row by row, blocks a thread and, where it calls Python functions,
+all others; HANA's statements end by `communication_timeout`."""
 _STEPS = 20_000
-"""Of SQLite's machine between two looks at the clock: about a millisecond. Each look takes the interpreter's lock."""
+"""SQLite instructions between two looks at the clock, about a millisecond; each look takes the interpreter's lock."""
 
 Positions = NDArray[np.int64]
 
 
 @contextmanager
 def answering(db: sqlite3.Connection, condition: filters.Condition | None, where: Filter | None) -> Iterator[None]:
-    """While a search reads: `where` is what the caller has narrowed it by, `condition` that and its row filter. Raises
-    BadFilter for a stored value that cannot be read as the filter's kind, and for a filter that takes too long;
+    """Limit and translate the reads of a search. `where`: the caller's filter; `condition`: that and the row filter.
+    Raises BadFilter for a stored value that cannot be read as the filter's kind, and for a filter that takes too long;
     Cancelled where this thread's call is cancelled."""
     call = cancellation.current()
     deadline = time.monotonic() + FILTER_SECONDS if where else math.inf
@@ -86,7 +84,7 @@ class CollectionIndex:
         self._newest = self._buffer.empty()
 
     def snapshot(self, db: sqlite3.Connection) -> Snapshot | None:
-        """Exactly what `db`'s open transaction sees; None when that is older than what is in memory."""
+        """Return exactly what `db`'s open transaction sees; None when that is older than the memory."""
         mark = read_mark(db)
         if self._newest.mark == mark:
             return self._newest
@@ -104,6 +102,31 @@ class CollectionIndex:
             return self._newest
 
 
+class Indexes:
+    """The index of each collection, made at its first search. Thread-safe. `scan`: None for the fastest that works."""
+
+    def __init__(self, scan: VectorScan | None) -> None:
+        self._scan = scan
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[tuple[int, int], CollectionIndex]] = {}
+
+    def of(self, found: Collection) -> CollectionIndex:
+        """After a switch this replaces the index of the generation that was active."""
+        with self._lock:
+            key = (found.id, found.stamp.dimension)
+            known = self._known.get(found.name)
+            if known is None or known[0] != key:
+                known = self._known[found.name] = key, CollectionIndex(*key, self._scan or best_scan())
+            return known[1]
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._known.pop(name, None)
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
 class Search:
     """Searches one collection within one transaction."""
 
@@ -115,7 +138,7 @@ class Search:
         self._records = Records(db)
 
     def __call__(self, query: NDArray[np.float32], k: int, condition: filters.Condition | None) -> list[Hit]:
-        """The best `k` documents for a unit vector, exactly: by true cosine, ties by document id."""
+        """Return the exact best `k` documents for a unit vector by cosine, ties by document id."""
         snapshot = self._snapshot
         if k < 1 or not snapshot.live:
             return []
@@ -127,7 +150,7 @@ class Search:
             best = self._of_all(query, k, _Pool(condition, snapshot.live, few))
             if best is not None:
                 return self._records.hits(best)
-            # what the filter keeps lies far from the query
+            # the matching rows are far from the query
             kept = self._matching(condition, None)
             assert kept is not None
         return self._records.hits(self._of_kept(query, k, kept) or [])
@@ -139,7 +162,7 @@ class Search:
         return self._settle(query, k, self._scans.rank(snapshot.view, query, snapshot.allowed), pool)
 
     def _of_kept(self, query: NDArray[np.float32], k: int, kept: Positions) -> list[Candidate] | None:
-        """The best of the rows at `kept`. Gathering many costs more than passing over all."""
+        """Return the best of the rows at `kept`. Gathering many costs more than scanning all."""
         snapshot, pool = self._snapshot, _Pool(None, len(kept), len(kept))
         if len(kept) * SELECTIVE_SHARE <= max(len(snapshot.ids), SELECTIVE_ROWS * SELECTIVE_SHARE):
             return self._settle(query, k, snapshot.view.rank_rows(query, kept), pool)
@@ -148,8 +171,7 @@ class Search:
         return self._settle(query, k, self._scans.rank(snapshot.view, query, allowed), pool)
 
     def _settle(self, query: NDArray[np.float32], k: int, ranking: Ranking, pool: _Pool) -> list[Candidate] | None:
-        """Down the ranking until `k` documents fit; None when more than `pool.limit` rows had to be looked at and there
-        are more."""
+        """Go down the ranking until `k` documents pass; None when `pool.limit` rows were read and there are more."""
         wanted = k + SPARE
         while True:
             chosen, floor = ranking.best(wanted)
@@ -165,7 +187,7 @@ class Search:
     def _candidates(
         self, positions: Positions, query: NDArray[np.float32], condition: filters.Condition | None
     ) -> list[Candidate]:
-        """Those of the rows that pass the filter, with their true scores: by the vectors as they are stored."""
+        """Return the rows that pass the filter with their true scores, from the stored vectors."""
         found = self._records.with_vectors(self._snapshot.ids[positions].tolist(), condition)
         vectors, _ = unit_rows([row[3] for row in found], len(query))
         scores = exact_scores(vectors, query).tolist()
@@ -174,28 +196,26 @@ class Search:
     # ------------------------------------------------------------------------------------------------------ reading
 
     def _matching(self, condition: filters.Condition, few: int | None) -> Positions | None:
-        """Places of the rows that fit; None when they are more than `few` (None: however many). Remembered, because the
-        same filters come again and again: then only rows that came since are looked at."""
+        """Return the places of the matching rows; None when they are more than `few` (None: no limit). Cached per
+        filter: a repeated filter reads only new rows."""
         compiled = filter_sql.to_sqlite(condition)
         snapshot = self._snapshot
-        remembered, key = snapshot.filtered, _key(compiled)
-        known = remembered.get(key)
+        key = FilterCache.key(compiled)
+        known = snapshot.filtered.get(key)
         if known is None or known.places is None:
             if known is not None and few is not None:
                 return None
             known = Kept(np.empty(0, np.int64), 0)
         if known.seen < snapshot.mark[0]:
             known = self._brought_up(known, compiled, few)
-            _remember(remembered, key, known, REMEMBERED_ROWS * len(snapshot.ids))
-        else:
-            remembered[key] = remembered.pop(key, known)  # the one used last
+            snapshot.filtered.put(key, known, REMEMBERED_ROWS * len(snapshot.ids))
         places = known.places
         if places is None or snapshot.live == len(snapshot.ids):
             return places
         return places[snapshot.alive[places]]
 
     def _brought_up(self, known: Kept, compiled: filter_sql.Compiled, few: int | None) -> Kept:
-        """`known` with the rows that came since."""
+        """Return `known` with the rows added since."""
         assert known.places is not None
         limit = -1 if known.seen or few is None else few + 1
         sql = f"SELECT id FROM records WHERE collection = ? AND id > ? AND ({compiled.sql}) LIMIT ?"  # noqa: S608 - names checked
@@ -207,33 +227,9 @@ class Search:
         return Kept(np.concatenate([known.places, self._snapshot.positions(np.sort(ids))]), seen)
 
 
-def _remember(remembered: dict[Hashable, Kept], key: Hashable, kept: Kept, rows: int) -> None:
-    """As the one used last; those that were not used for longest go. Several threads may do so at once: each step
-    alone leaves a dictionary that is whole, and what is forgotten once too often is only looked up again."""
-    remembered.pop(key, None)
-    remembered[key] = kept
-    filters_held = list(remembered.items())
-    excess = sum(_size(each) for _, each in filters_held) - rows
-    for place, (oldest, each) in enumerate(filters_held[:-1]):
-        if excess <= 0 and len(filters_held) - place <= REMEMBERED:
-            break
-        remembered.pop(oldest, None)
-        excess -= _size(each)
-
-
-def _key(compiled: filter_sql.Compiled) -> bytes:
-    """Of the condition with all its values, for a filter may have megabytes of them and hundreds are remembered."""
-    return hashlib.sha256(repr((compiled.sql, compiled.parameters)).encode()).digest()
-
-
-def _size(kept: Kept) -> int:
-    return 0 if kept.places is None else len(kept.places)
-
-
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """What is still to be checked of the rows that are ranked (`condition`), how many of them there are, and how many
-    may be looked at."""
+    """The ranked rows: the `condition` still to be checked, how many there are, and how many may be read."""
 
     condition: filters.Condition | None
     rows: int

@@ -1,6 +1,4 @@
-"""Searches that meet share one pass: who comes while others scan waits, and goes together with all who wait. Knows no
-SQL and no collection.
-"""
+"""Concurrent searches share passes: those that arrive during a pass wait and run together in the next one."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.protocols import Ranking, ScanView
+from connector.stores.scan import Ranking, ScanView
 
 TOGETHER = 16
-"""Queries of one pass: each needs 4 bytes a row meanwhile."""
+"""Queries of one pass; each needs 4 bytes a row."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +30,7 @@ class _Asked:
 
 
 class SharedScans:
-    """Thread-safe. At most `passes` run at once, by default as many as there are cores: nobody waits for company as
-    long as a core is free, and the more wait, the more share a pass."""
+    """Thread-safe. At most `passes` run at once, by default one per core: no search waits while a core is free."""
 
     def __init__(self, passes: int | None = None) -> None:
         self._passes = passes or os.cpu_count() or 1
@@ -70,7 +67,7 @@ class SharedScans:
             raise
 
     def _lead(self, first: _Asked) -> None:
-        """One pass for `first` and those who wait for the same rows; then somebody else leads, or nobody."""
+        """Run one pass for `first` and those waiting for the same rows; then the next waiting search leads."""
         with self._lock:
             joining = [other for other in self._waiting if other.joins(first)][: TOGETHER - 1]
             self._waiting = [other for other in self._waiting if other not in joining]
@@ -89,7 +86,7 @@ class SharedScans:
                 asked.woken.set()
 
     def _hand_over(self) -> None:
-        """To whoever has waited longest. Called under the lock."""
+        """Let the search that has waited longest lead. Called under the lock."""
         if not self._waiting:
             self._running -= 1
             return

@@ -1,11 +1,11 @@
-"""The vectors of one collection in memory: immutable views of what a scan holds, extended by what SQLite has gained. A
-cache: SQLite stays the truth, and a snapshot can be thrown away at any time. Knows three tables, no search.
+"""The vectors of one collection in memory: immutable snapshots, extended by what SQLite has gained. A cache that can be
+dropped at any time.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Vectors
-from connector.protocols import ScanCopy, ScanView, VectorScan
+from connector.stores.local.filter_cache import FilterCache
+from connector.stores.scan import ScanCopy, ScanView, VectorScan
 
 Mark = tuple[int, int]
 """The last record id and the last tombstone a transaction can see, of all collections. Both only ever grow."""
@@ -32,8 +33,8 @@ def read_mark(db: sqlite3.Connection) -> Mark:
 
 
 def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray[np.bool_]]:
-    """Stored vectors (n, d) as those of length 1 that searches score, and which of them are usable: the others are
-    zeros. A damaged one must not bring NaN into the scores; one of another length would have a wrong cosine."""
+    """Return stored vectors (n, d) with length 1, and which of them are usable: the others are zeros. A damaged vector
+    must not bring NaN into the scores; one of another length would have a wrong cosine."""
     size = 4 * dimension
     if not all(type(blob) is bytes and len(blob) == size for blob in blobs):
         blank = b"\0" * size
@@ -54,11 +55,14 @@ def unit_rows(blobs: Sequence[object], dimension: int) -> tuple[Vectors, NDArray
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Which rows a filter kept when it was last asked: their places, ascending, or None where they were too many to be
-    worth it; all of those with ids up to `seen`."""
+    """The places, ascending, of the rows with ids up to `seen` that match a filter; None for too many to keep."""
 
     places: NDArray[np.int64] | None
     seen: int
+
+
+def _no_filters() -> FilterCache[Kept]:
+    return FilterCache(lambda kept: 0 if kept.places is None else len(kept.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,8 @@ class Snapshot:
     alive: NDArray[np.bool_]
     live: int
     view: ScanView
-    filtered: dict[Hashable, Kept] = field(default_factory=dict, compare=False)
-    """What filters kept, by filter. The next snapshot takes over what is still true of it."""
+    filtered: FilterCache[Kept] = field(compare=False)
+    """Matching rows by filter. The next snapshot takes over what is still valid."""
 
     @property
     def allowed(self) -> NDArray[np.bool_] | None:
@@ -79,11 +83,11 @@ class Snapshot:
         return None if self.live == len(self.ids) else self.alive
 
     def is_newer(self, mark: Mark) -> bool:
-        """Whether it shows changes that a transaction with `mark` cannot see."""
+        """Return whether it has changes that a transaction with `mark` cannot see."""
         return self.mark[0] > mark[0] or self.mark[1] > mark[1]
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places of those `ids` that are alive here, others left out."""
+        """Return the places of those `ids` that are alive here."""
         if not len(self.ids):
             return np.empty(0, np.int64)
         found = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
@@ -129,26 +133,27 @@ class Buffer:
             live += sum(int(some.sum()) for some in added)
         if live * 2 < len(alive):
             return self._compact(mark, alive, live)
-        # What filters kept is still true but for rows that came or went, unless metadata changed.
-        return self._view(mark, alive, live, {} if described else dict(last.filtered))
+        # Cached filters stay valid except for added and deleted rows, unless metadata changed.
+        return self._view(mark, alive, live, None if described else last.filtered.copy())
 
     def _view(
-        self, mark: Mark, alive: NDArray[np.bool_], live: int, filtered: dict[Hashable, Kept] | None = None
+        self, mark: Mark, alive: NDArray[np.bool_], live: int, filtered: FilterCache[Kept] | None = None
     ) -> Snapshot:
-        return Snapshot(mark, self._ids[: self._used], alive, live, self._copy.view(), filtered or {})
+        kept = _no_filters() if filtered is None else filtered
+        return Snapshot(mark, self._ids[: self._used], alive, live, self._copy.view(), kept)
 
     def _pruned(self, db: sqlite3.Connection) -> int:
         row = db.execute("SELECT pruned FROM collections WHERE id = ?", (self._collection,)).fetchone()
         return int(row[0]) if row else 0
 
     def _tombstones(self, db: sqlite3.Connection, last: Snapshot) -> tuple[NDArray[np.int64], bool]:
-        """Places of the rows that are gone since, and whether any metadata has changed."""
+        """Return the places of rows deleted since, and whether any metadata has changed."""
         sql = "SELECT record FROM tombstones WHERE collection = ? AND seq > ?"
         ids = np.array([id_ for (id_,) in db.execute(sql, (self._collection, last.mark[1]))], dtype=np.int64)
         return np.unique(last.positions(ids)), bool((ids == 0).any())
 
     def _load(self, db: sqlite3.Connection, after: int) -> list[NDArray[np.bool_]]:
-        """Append the records above `after`; for each page, which of its rows hold a usable vector."""
+        """Append the records above `after`. Return which rows of each page have a usable vector."""
         cursor = db.execute(_LOAD, (self._collection, after))
         usable = []
         while rows := cursor.fetchmany(PAGE):

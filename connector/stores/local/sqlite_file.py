@@ -1,5 +1,5 @@
-"""One SQLite file as a durable database: created whole or not at all, checked when opened, connections lent to one
-thread at a time, SQLite's errors turned into ours. Knows no tables: it is given a schema.
+"""One SQLite file as a durable database: created whole or not at all, checked when opened, with a pool of connections
+and SQLite's errors mapped to ours.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from connector.errors import (
 
 BUSY_SECONDS = 30.0
 _UNDECODED = "Could not decode to UTF-8"
-"""So begins what Python says of such a text, which it then quotes."""
+"""The beginning of Python's message, which then quotes the text."""
 
 
 class Damaged(Exception):
-    """What stands in the file cannot be what was written. Inside a transaction it becomes StoreCorrupt."""
+    """The file's content cannot be what was written. Becomes StoreCorrupt inside a transaction."""
 
 
 @contextmanager
 def undamaged(what: str) -> Iterator[None]:
-    """Around the reading of what was written as text: SQLite does not know that a bit of it has changed."""
+    """Raise Damaged for text that cannot be parsed: SQLite does not notice a changed bit in it."""
     try:
         yield
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -49,9 +49,9 @@ class Schema:
     prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
     """Called for every new connection: functions to register."""
     called: str = "the store"
-    """What the file is, in messages."""
+    """The file's name in messages."""
     remedy: str = "sync again: everything in it can be built anew from the source"
-    """What to do once a damaged file is out of the way."""
+    """The advice once a damaged file is moved away."""
 
     @property
     def version(self) -> int:
@@ -62,8 +62,8 @@ class SqliteFile:
     """Opened on construction. Raises StoreCorrupt for a file that is not a whole one of ours or is of a later version.
 
     An absent file is created complete under another name and put in place at once, so an empty or cut-off file under
-    the real name is damage, and is never taken for a new store. With `read_only` nothing is created or migrated, and
-    the file may stand where this process has no right to write; `write` is refused then.
+    the real name is damage, and is never taken for a new store. With `read_only` nothing is created or migrated,
+    `write` fails, and the process needs no write permission.
     """
 
     def __init__(self, path: Path, schema: Schema, *, read_only: bool = False) -> None:
@@ -75,7 +75,7 @@ class SqliteFile:
         self._closed = False
         with self._mapped():
             if not read_only:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds texts of rows
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it contains texts of rows
                 if not path.exists():
                     self._create()
             self._check_size()
@@ -97,7 +97,7 @@ class SqliteFile:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """One consistent view of the file, whatever others write meanwhile."""
+        """Open a transaction with a consistent view of the file."""
         with self._mapped(), self._lent() as connection:
             connection.execute("BEGIN")
             try:
@@ -155,8 +155,8 @@ class SqliteFile:
             # For readers too: a connection that may write tidies the log's files away when it is the last one.
             return self._opened(path, "mode=rw")
         except sqlite3.OperationalError:
-            # Even a reader needs the log's index beside the file. Where that cannot be made and there is no log, nobody
-            # is writing, and the file is whole as it stands.
+            # Even a reader needs the log's index beside the file. Where that cannot be created and there is no log,
+            # no process is writing, and the file is complete.
             if not self._read_only or Path(f"{path}-wal").exists():
                 raise
             return self._opened(path, "mode=ro&immutable=1")

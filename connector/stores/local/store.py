@@ -1,63 +1,58 @@
-"""The local store: one SQLite file is the truth, search is exact over vectors kept in memory, or by words. Several
-processes and threads may use it at once. Knows neither HANA nor the engine.
+"""The local store: one SQLite file, with exact search over vectors in memory and search by words. Several processes and
+threads may use it at once.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.errors import RowRejected, UnknownCollection
+from connector import failpoints
+from connector.errors import RowRejected
 from connector.model import (
     ChangeSet,
     Checkpoint,
+    Chunk,
     CollectionStatus,
     Filter,
-    Generation,
-    Hit,
-    IndexUse,
     Lease,
     QuarantinedRow,
-    Recipe,
-    Sample,
     StoredChunk,
     StoredRecord,
-    StoredText,
     Vectors,
     is_generation,
 )
-from connector.protocols import Embedder, VectorScan
-from connector.stores import filters, records
-from connector.stores.generation_rules import changed
+from connector.protocols import Embedder
+from connector.stores import records
 from connector.stores.lease import DEFAULT_TIMES, LeaseTimes, held, lost
 from connector.stores.local import keywords as local_keywords
 from connector.stores.local.generations import LocalGenerations, next_number
-from connector.stores.local.int8_scan import best_scan
-from connector.stores.local.reading import Reading
-from connector.stores.local.records import IN_LIMIT, Records
-from connector.stores.local.schema import SCHEMA
-from connector.stores.local.search import CollectionIndex, Search, answering
+from connector.stores.local.search import Indexes
 from connector.stores.local.sqlite_file import SqliteFile, undamaged
-from connector.stores.local.writer import Writer
+from connector.stores.local.tables import IN_LIMIT, SCHEMA, Collection, find, known, unknown
+from connector.stores.local.view import LocalView
 from connector.stores.records import ModelStamp
+from connector.stores.scan import VectorScan
 
 FILE = "vectors.sqlite"
 PAGE = 2000
+GROUP = 64
+"""Rows of one statement. After each call into SQLite the thread waits for the interpreter again, so fewer calls are
+faster; more rows would make long statements."""
 LONGEST_LEASE = 300.0
-"""Seconds. One that ends later than that was taken before the clock was set back: nobody would ever see its end."""
+"""Seconds. A lease that ends later was taken before the clock was set back and would never expire."""
 TOMBSTONES_KEPT = 50_000
-"""Readers this far behind reload the collection instead of following its changes."""
+"""Readers further behind reload the collection instead of following its changes."""
 
 
 _REFUSED = (
@@ -68,19 +63,7 @@ _REFUSED = (
     sqlite3.InterfaceError,
     sqlite3.DataError,
 )
-"""How SQLite and its driver say that a value cannot be stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Collection:
-    """A row of `collections`."""
-
-    id: int
-    name: str
-    generation: int
-    stamp: ModelStamp
-    names: Mapping[str, str]
-    checkpoint: Checkpoint
+"""Errors of SQLite and its driver for a value that cannot be stored."""
 
 
 class LocalStore:
@@ -88,8 +71,8 @@ class LocalStore:
 
     Memory of each process, for every collection it searches: 2 bytes x dimension a chunk by integers (0.8 GB for a
     million chunks of 384 dimensions), 4 where there is only NumPy. `scan`: None for the fastest that works here.
-    `names`: per collection, source column to metadata name where they differ, for filters. `read_only`: for looking
-    only; the file must be there. Raises StoreCorrupt for a file that cannot be trusted.
+    `names`: per collection, source column to metadata name where they differ, for filters. `read_only`: the file must
+    exist. Raises StoreCorrupt for a damaged file.
     """
 
     def __init__(
@@ -101,19 +84,22 @@ class LocalStore:
         lease_times: LeaseTimes = DEFAULT_TIMES,
         read_only: bool = False,
     ) -> None:
-        self._scan = scan
         self._names = names or {}
         self._times = lease_times
-        self._indexes: dict[str, tuple[tuple[int, int], CollectionIndex]] = {}
-        self._indexes_lock = threading.Lock()
+        self._indexes = Indexes(scan)
         self._file = SqliteFile(folder / FILE, SCHEMA, read_only=read_only)
         try:
-            self._has_keywords = local_keywords.prepare(self._file, read_only=read_only)
+            has_words = local_keywords.prepare(self._file, read_only=read_only)
         except BaseException:
             self._file.close()
             raise
-        self._texts = local_keywords.TextCache()
-        self._generations = LocalGenerations(self._file, self._names)
+        self._texts = local_keywords.TextCache() if has_words else None
+        self.generations = LocalGenerations(
+            self._file,
+            self._names,
+            lease=lambda name: self.lease(name, "drop", 0),
+            forget=self._indexes.forget,
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -124,10 +110,10 @@ class LocalStore:
     def open(self, collection: str, embedder: Embedder) -> Checkpoint:
         stamp = ModelStamp.of(embedder)
         with self._file.write() as db:
-            found = _find(db, collection)
+            found = find(db, collection)
             if found is None:
                 if is_generation(collection):
-                    raise _unknown(collection)
+                    raise unknown(collection)
                 self._add(db, collection, stamp)
                 return Checkpoint()
             if found.stamp != stamp:
@@ -155,7 +141,7 @@ class LocalStore:
             ),
         )
 
-    def _record_names(self, db: sqlite3.Connection, found: _Collection) -> None:
+    def _record_names(self, db: sqlite3.Connection, found: Collection) -> None:
         names = self._names.get(found.name)
         if names is not None and dict(names) != dict(found.names):
             db.execute("UPDATE collections SET names = ? WHERE id = ?", (json.dumps(dict(names)), found.id))
@@ -168,7 +154,7 @@ class LocalStore:
     def take_lease(self, collection: str, owner: str, ttl: float) -> int | str:
         now = time.time()
         with self._file.write() as db:
-            id_ = _known(db, collection).id
+            id_ = known(db, collection).id
             row = db.execute(
                 "UPDATE collections SET lease_owner = ?, lease_epoch = lease_epoch + 1, lease_until = ? "
                 "WHERE id = ? AND (lease_until IS NULL OR lease_until NOT BETWEEN ? AND ?) RETURNING lease_epoch",
@@ -201,14 +187,14 @@ class LocalStore:
         with self._file.write() as db:
             collection = _owned(db, lease)
             try:
-                Writer(db, collection.id, collection.stamp).apply(changes)
+                _Writer(db, collection.id, collection.stamp).apply(changes)
             except _REFUSED as error:
                 raise RowRejected(f"SQLite refuses a row's data ({type(error).__name__})") from None
 
     def optimise(self, collection: str) -> None:
-        """Forgets old tombstones and lets SQLite tidy up; search needs no index."""
+        """Delete old tombstones and let SQLite optimise; search needs no index."""
         with self._file.write() as db:
-            id_ = _known(db, collection).id
+            id_ = known(db, collection).id
             (newest,) = db.execute("SELECT max(seq) FROM tombstones").fetchone()
             horizon = (newest or 0) - TOMBSTONES_KEPT
             if db.execute("DELETE FROM tombstones WHERE collection = ? AND seq <= ?", (id_, horizon)).rowcount:
@@ -217,21 +203,23 @@ class LocalStore:
 
     # --------------------------------------------------------------------------------------------------- reading
 
-    def stored(self, collection: str) -> Iterator[list[StoredChunk]]:
-        sql = "SELECT id, document, number, hash FROM records WHERE collection = ? AND id > ? ORDER BY id LIMIT ?"
-        for rows in self._pages(collection, sql):
-            yield list(map(StoredChunk._make, rows))
+    def view(self, collection: str, generation: int | None = None, row_filter: Filter | None = None) -> LocalView:
+        names = self._names.get(collection)
+        return LocalView(self._file, self._indexes, self._texts, names, collection, generation, row_filter)
 
-    def stored_of(self, collection: str, ids: Sequence[str]) -> list[StoredChunk]:
-        found: list[StoredChunk] = []
-        with self._file.read() as db:
-            id_ = _known(db, collection).id
-            for start in range(0, len(ids), IN_LIMIT):
-                some = ids[start : start + IN_LIMIT]
-                places = ", ".join("?" * len(some))
-                sql = f"SELECT id, document, number, hash FROM records WHERE collection = ? AND document IN ({places})"  # noqa: S608
-                found += map(StoredChunk._make, db.execute(sql, (id_, *some)))
-        return found
+    def stored(self, collection: str, ids: Sequence[str] | None = None) -> Iterator[list[StoredChunk]]:
+        if ids is None:
+            sql = "SELECT id, document, number, hash FROM records WHERE collection = ? AND id > ? ORDER BY id LIMIT ?"
+            for rows in self._pages(collection, sql):
+                yield list(map(StoredChunk._make, rows))
+            return
+        for start in range(0, len(ids), IN_LIMIT):
+            some = ids[start : start + IN_LIMIT]
+            places = ", ".join("?" * len(some))
+            sql = f"SELECT id, document, number, hash FROM records WHERE collection = ? AND document IN ({places})"  # noqa: S608
+            with self._file.read() as db:
+                found = list(map(StoredChunk._make, db.execute(sql, (known(db, collection).id, *some))))
+            yield found
 
     def records(self, collection: str) -> Iterator[list[StoredRecord]]:
         sql = (
@@ -240,16 +228,16 @@ class LocalStore:
             "WHERE r.collection = ? AND r.id > ? ORDER BY r.id LIMIT ?"
         )
         with self._file.read() as db:
-            dimension = _known(db, collection).stamp.dimension
+            dimension = known(db, collection).stamp.dimension
         for rows in self._pages(collection, sql):
             yield [_record(row, dimension) for row in rows]
 
     def _pages(self, collection: str, sql: str) -> Iterator[list[Any]]:
-        """By id, each page in a transaction of its own: no reader keeps SQLite from tidying its log."""
+        """Read by id, each page in a transaction of its own, so that SQLite can truncate its log."""
         after = 0
         while True:
             with self._file.read() as db:
-                rows = db.execute(sql, (_known(db, collection).id, after, PAGE)).fetchall()
+                rows = db.execute(sql, (known(db, collection).id, after, PAGE)).fetchall()
             if not rows:
                 return
             yield rows
@@ -260,7 +248,7 @@ class LocalStore:
             rows = db.execute(
                 "SELECT document, stage, reason, attempts, last_seen, row_digest FROM quarantine WHERE collection = ? "
                 "ORDER BY document",
-                (_known(db, collection).id,),
+                (known(db, collection).id,),
             ).fetchall()
             with undamaged("the list of rows that are set aside"):
                 return [
@@ -270,7 +258,7 @@ class LocalStore:
 
     def status(self, collection: str) -> CollectionStatus | None:
         with self._file.read() as db:
-            found = _find(db, collection)
+            found = find(db, collection)
             if found is None:
                 return None
             chunks, rows = _counts(db, found)
@@ -293,195 +281,119 @@ class LocalStore:
             checkpoint=found.checkpoint,
         )
 
-    # ------------------------------------------------------------------------------------------------- generations
 
-    def generations(self, collection: str, counted: bool = True) -> list[Generation]:
-        return self._generations.all(collection, counted)
-
-    def begin_generation(self, collection: str, embedder: Embedder, recipe: Recipe) -> str:
-        return self._generations.begin(collection, embedder, recipe)
-
-    def record_recipe(self, collection: str, number: int, recipe: Recipe) -> None:
-        self._generations.record(collection, number, recipe)
-
-    def switch(self, collection: str, number: int) -> None:
-        self._generations.switch(collection, number)
-
-    def drop_generation(self, collection: str, number: int) -> None:
-        name = self._generations.droppable(collection, number)
-        with self.lease(name, "drop", 0) as lease:
-            self._generations.drop(collection, lease)
-        with self._indexes_lock:
-            self._indexes.pop(name, None)
-
-    # -------------------------------------------------------------------------------------------------- searching
-
-    def search(
-        self,
-        collection: str,
-        vector: NDArray[np.float32],
-        k: int,
-        where: Filter | None,
-        generation: int | None = None,
-        within: Filter | None = None,
-    ) -> list[Hit]:
-        """Exact: the true best `k` by cosine, in one consistent view of the collection."""
-        while True:
-            with self._file.read() as db:
-                found = _serving(db, collection, generation)
-                condition = filters.narrowed(where, within, self._names.get(collection, found.names))
-                query = records.unit_query(vector, found.stamp.dimension)
-                index = self._index(found)
-                snapshot = index.snapshot(db)
-                if snapshot is None:
-                    continue  # another thread has seen further than this transaction: look again
-                with answering(db, condition, where):
-                    return Search(db, found.id, snapshot, index.scans)(query, k, condition)
-
-    def keyword(
-        self,
-        collection: str,
-        text: str,
-        k: int,
-        where: Filter | None,
-        generation: int | None = None,
-        within: Filter | None = None,
-    ) -> list[Hit]:
-        """By SQLite's FTS5; a word counts once a text, however often it stands there."""
-        if not self._has_keywords:
-            raise local_keywords.unsupported()
-        with self._file.read() as db:
-            found = _serving(db, collection, generation)
-            condition = filters.narrowed(where, within, self._names.get(collection, found.names))
-            with answering(db, condition, where):
-                return local_keywords.KeywordSearch(db, found.id, self._texts)(text, k, condition)
-
-    def vectors(self, collection: str, hits: Sequence[Hit | StoredText], generation: int | None = None) -> Vectors:
-        with self._file.read() as db:
-            dimension = _serving(db, collection, generation).stamp.dimension
-            return Records(db).vectors([hit.record for hit in hits], dimension)
-
-    def exact(self, collection: str, vector: NDArray[np.float32], k: int, generation: int | None = None) -> list[Hit]:
-        return self.search(collection, vector, k, None, generation)
-
-    def index_use(
-        self,
-        collection: str,
-        k: int,
-        where: Filter | None,
-        generation: int | None = None,
-        within: Filter | None = None,
-    ) -> IndexUse:
-        return IndexUse(False, "the local store looks at every row's vector: its search is exact")
-
-    def keyed(
-        self,
-        collection: str,
-        number: str,
-        count: int,
-        where: Filter | None,
-        generation: int | None = None,
-        within: Filter | None = None,
-    ) -> list[Hit]:
-        with self._file.read() as db:
-            found = _serving(db, collection, generation)
-            condition = filters.narrowed(where, within, self._names.get(found.name, found.names))
-            with answering(db, condition, where):
-                return Reading(db, found.id, condition).keyed(number, count)
-
-    def texts_of(
-        self, collection: str, ids: Sequence[str], generation: int | None = None, within: Filter | None = None
-    ) -> list[StoredText]:
-        with self._file.read() as db:
-            found = _serving(db, collection, generation)
-            return self._reading(db, found, within).texts_of(ids)
-
-    def sample(
-        self,
-        collection: str,
-        count: int,
-        generation: int | None = None,
-        within: Filter | None = None,
-        *,
-        texts: bool = True,
-    ) -> Sample:
-        with self._file.read() as db:
-            found = _serving(db, collection, generation)
-            return self._reading(db, found, within).sample(count, texts=texts)
-
-    def _reading(self, db: sqlite3.Connection, found: _Collection, within: Filter | None) -> Reading:
-        condition = filters.narrowed(None, within, self._names.get(found.name, found.names))
-        return Reading(db, found.id, condition)
-
-    def _index(self, found: _Collection) -> CollectionIndex:
-        """After a switch the index of the generation that served goes with the next search."""
-        with self._indexes_lock:
-            key = (found.id, found.stamp.dimension)
-            known = self._indexes.get(found.name)
-            if known is None or known[0] != key:
-                known = self._indexes[found.name] = key, CollectionIndex(*key, self._scan or best_scan())
-            return known[1]
+def _places(count: int) -> str:
+    return ", ".join("?" * count)
 
 
-# ------------------------------------------------------------------------------------------------------ collections
+class _Writer:
+    """Applies a change set within an open transaction."""
 
+    def __init__(self, db: sqlite3.Connection, collection: int, stamp: ModelStamp) -> None:
+        self._db = db
+        self._collection = collection
+        self._stamp = stamp
+        self._now = datetime.now(UTC).isoformat()
 
-def _find(db: sqlite3.Connection, name: str) -> _Collection | None:
-    row = db.execute(
-        "SELECT id, generation, model, fingerprint, dimension, names, checkpoint, last_sync FROM collections "
-        "WHERE name = ?",
-        (name,),
-    ).fetchone()
-    if row is None:
-        return None
-    id_, generation, model, fingerprint, dimension, names, checkpoint, last_sync = row
-    with undamaged("what is recorded of a collection"):
-        moment = datetime.fromisoformat(last_sync) if last_sync else None
-        return _Collection(
-            id_,
-            name,
-            generation,
-            ModelStamp(model, fingerprint, dimension),
-            json.loads(names),
-            records.checkpoint_of(checkpoint, moment),
+    def apply(self, changes: ChangeSet) -> None:
+        vectors = records.checked_vectors(changes, self._stamp.dimension)
+        metadata, count = records.checked_metadata(changes), len(changes.chunks)
+        self._delete([*changes.deleted, *(chunk.id for chunk in changes.chunks)])
+        failpoints.reach("mid_upsert")
+        self._insert(changes.chunks, metadata[:count], vectors)
+        self._replace_metadata(changes.metadata_only, metadata[count:])
+        self._quarantine(changes.quarantined, changes.released)
+        if changes.checkpoint is not None:
+            self._db.execute(
+                "UPDATE collections SET checkpoint = ?, last_sync = CASE WHEN ? THEN last_sync ELSE ? END WHERE id = ?",
+                (records.checkpoint_text(changes.checkpoint), changes.partial, self._now, self._collection),
+            )
+            failpoints.reach("mid_checkpoint")
+
+    def _delete(self, documents: Sequence[str]) -> None:
+        """Triggers remove the vectors and leave tombstones."""
+        self._remove("records", list(dict.fromkeys(documents)))
+
+    def _remove(self, table: str, documents: Sequence[str]) -> None:
+        for start in range(0, len(documents), GROUP):
+            some = documents[start : start + GROUP]
+            sql = f"DELETE FROM {table} WHERE collection = ? AND document IN ({_places(len(some))})"  # noqa: S608
+            self._db.execute(sql, (self._collection, *some))
+
+    def _add(self, into: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """`into`: table and columns."""
+        for start in range(0, len(rows), GROUP):
+            some = rows[start : start + GROUP]
+            values = ", ".join([f"({_places(len(some[0]))})"] * len(some))
+            sql = f"INSERT INTO {into} VALUES {values}"  # noqa: S608
+            self._db.execute(sql, tuple(chain.from_iterable(some)))
+
+    def _insert(self, chunks: Sequence[Chunk], metadata: Sequence[str], vectors: Vectors) -> None:
+        last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'records'").fetchone()
+        first = (last[0] if last else 0) + 1
+        collection, stamp = self._collection, self._stamp
+        self._add(
+            "records (id, collection, document, number, hash, model, synced_at, meta, text)",
+            [
+                (
+                    first + place,
+                    collection,
+                    chunk.id,
+                    chunk.number,
+                    chunk.content_hash,
+                    stamp.id,
+                    self._now,
+                    metadata[place],
+                    chunk.text,
+                )
+                for place, chunk in enumerate(chunks)
+            ],
+        )
+        data, size = vectors.tobytes(), 4 * stamp.dimension
+        self._add(
+            "vectors (record, dimension, vector)",
+            [(first + place, stamp.dimension, data[place * size : (place + 1) * size]) for place in range(len(chunks))],
+        )
+
+    def _replace_metadata(self, chunks: Sequence[Chunk], metadata: Sequence[str]) -> None:
+        self._db.executemany(
+            "UPDATE records SET meta = ?, hash = ?, synced_at = ? WHERE collection = ? AND document = ? AND number = ?",
+            (
+                (text, chunk.content_hash, self._now, self._collection, chunk.id, chunk.number)
+                for chunk, text in zip(chunks, metadata, strict=True)
+            ),
+        )
+
+    def _quarantine(self, rows: Sequence[QuarantinedRow], released: Sequence[str]) -> None:
+        collection = self._collection
+        self._remove("quarantine", released)
+        self._db.executemany(
+            "INSERT INTO quarantine (collection, document, stage, reason, attempts, last_seen, row_digest) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (collection, document) DO UPDATE "
+            "SET stage = excluded.stage, reason = excluded.reason, last_seen = excluded.last_seen, "
+            "attempts = excluded.attempts + CASE WHEN row_digest <> excluded.row_digest THEN 0 ELSE attempts END, "
+            "row_digest = excluded.row_digest",
+            ((collection, row.id, row.stage, row.reason, row.attempts, self._now, row.digest) for row in rows),
         )
 
 
-def _known(db: sqlite3.Connection, name: str) -> _Collection:
-    found = _find(db, name)
-    if found is None:
-        raise _unknown(name)
-    return found
-
-
-def _unknown(name: str) -> UnknownCollection:
-    return UnknownCollection(f"the local store has no collection {name!r}; `sync` creates it")
-
-
-def _serving(db: sqlite3.Connection, name: str, generation: int | None) -> _Collection:
-    found = _known(db, name)
-    if generation is not None and generation != found.generation:
-        raise changed(name, generation, found.generation)
-    return found
-
-
-def _owned(db: sqlite3.Connection, lease: Lease) -> _Collection:
-    """The collection, inside the transaction that writes: nobody can take the lease over until it ends."""
+def _owned(db: sqlite3.Connection, lease: Lease) -> Collection:
+    """Return the collection inside the writing transaction, which keeps other workers from taking the lease."""
     row = db.execute("SELECT lease_epoch FROM collections WHERE name = ?", (lease.collection,)).fetchone()
     if row is None or row[0] != lease.epoch:
         raise lost(lease)
-    return _known(db, lease.collection)
+    return known(db, lease.collection)
 
 
-def _counts(db: sqlite3.Connection, found: _Collection) -> tuple[int, int]:
+def _counts(db: sqlite3.Connection, found: Collection) -> tuple[int, int]:
     """Chunks and documents."""
     sql = "SELECT count(*), count(DISTINCT document) FROM records WHERE collection = ?"
     chunks, rows = db.execute(sql, (found.id,)).fetchone()
     return int(chunks), int(rows)
 
 
-def _is_free_and_empty(db: sqlite3.Connection, found: _Collection) -> bool:
-    """Nothing is stored and nobody is about to store: the collection may change its model."""
+def _is_free_and_empty(db: sqlite3.Connection, found: Collection) -> bool:
+    """Return whether the collection is empty and has no lease, so that it may change its model."""
     sql = "SELECT 1 FROM collections WHERE id = ? AND lease_until >= ?"
     leased = db.execute(sql, (found.id, time.time())).fetchone()
     return leased is None and _counts(db, found) == (0, 0)

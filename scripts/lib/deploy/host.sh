@@ -7,7 +7,7 @@ readonly driver_floor=525 driver_cuda13=580 disk_floor_gib=20
 compose=()
 check_docker() {
   command -v docker >/dev/null 2>&1 ||
-    refuse "docker was not found. Install Docker Engine: https://docs.docker.com/engine/install/ (without Docker: pip install -e '.[hana,engine]' && owl-sap serve)"
+    refuse "docker was not found. Install Docker Engine: https://docs.docker.com/engine/install/ (without Docker: pip install -e '.[hana,engine,serve]' && owl-sap serve)"
   docker info >/dev/null 2>&1 ||
     refuse "the Docker daemon does not answer. Start it (sudo systemctl start docker) or join the group docker."
   if docker compose version >/dev/null 2>&1; then

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ import torch
 from app.src.core import onnx_export
 from app.src.core.backends import DeviceUnavailable, ModelUnsupported
 from app.src.core.backends.folder import Folder, read_folder
-from app.src.core.backends.packed import PackedEncoder, Place
 from app.src.core.backends.tokenizing import RustTokenizer
+from app.src.core.backends.torch.packed import PackedEncoder, Place
 from app.src.core.onnx_export import graph
 from app.src.core.onnx_export.graph import ATTENTION_MASK, INPUT_IDS, OUTPUT, build_graph, feeds, linear_name
+from app.src.core.tokens import TokenBatch
 from connector.extras import install_command
 from tests.core.conftest import MINILM
 from tests.core.test_architectures import MODELS, least_cosine, save, sequences
@@ -65,11 +66,11 @@ def session(model: Any) -> Any:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def vectors(runs: Any, batch: Sequence[Sequence[int]], **shape: int) -> torch.Tensor:
+def vectors(runs: Any, batch: TokenBatch, **shape: int) -> torch.Tensor:
     return torch.from_numpy(runs.run([OUTPUT], feeds(batch, **shape))[0][: len(batch)])
 
 
-def reference(folder: Folder, batch: Sequence[Sequence[int]]) -> torch.Tensor:
+def reference(folder: Folder, batch: TokenBatch) -> torch.Tensor:
     with torch.inference_mode():
         return PackedEncoder.load(folder, Place.cpu(torch.float32))(batch)
 
@@ -87,10 +88,10 @@ def test_every_length_and_order(saved: Callable[[str], Path], name: str, pooling
     # As it is stored, 0 is what fills rectangles up: texts that spell out the padding token are in it.
     batch = sequences(int(folder.config.get("pad_token_id") or 0))
     wanted = reference(folder, batch)
-    alone = torch.cat([vectors(runs, [tokens]) for tokens in batch])
+    alone = torch.cat([vectors(runs, batch.select([place])) for place in range(len(batch))])
     assert least_cosine(alone, wanted) >= 0.999999
     for order in (list(range(len(batch))), sorted(range(len(batch)), key=lambda place: -len(batch[place]))):
-        found = vectors(runs, [batch[place] for place in order])
+        found = vectors(runs, batch.select(order))
         assert least_cosine(found, wanted[order]) >= 0.999999
         torch.testing.assert_close(found, wanted[order], rtol=1e-3, atol=1e-4)
 
@@ -107,7 +108,7 @@ def test_the_packaged_model(minilm_read: Folder, minilm_graph: Any, minilm_runs:
 
 def test_what_fills_a_rectangle_up_changes_nothing(minilm_runs: Any) -> None:
     runs = minilm_runs
-    batch = [[101, 7000, 102], [101, 8000, 9000, 102]]
+    batch = TokenBatch.of([[101, 7000, 102], [101, 8000, 9000, 102]])
     torch.testing.assert_close(vectors(runs, batch, width=32, rows=5), vectors(runs, batch), rtol=1e-5, atol=1e-6)
 
 
@@ -145,7 +146,7 @@ def test_models_without_a_graph(minilm_read: Folder, name: str, reason: str) -> 
 
 
 def test_a_number_that_fp16_cannot_hold(saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.src.core.backends import packed
+    from app.src.core.backends.torch import packed
 
     load = packed.load_tensors
     monkeypatch.setattr(packed, "load_tensors", lambda *given: {name: 1e6 * t for name, t in load(*given).items()})
@@ -162,7 +163,7 @@ def test_more_weights_than_one_file_holds(saved: Callable[[str], Path], monkeypa
 
 
 def test_a_tensor_that_is_missing(saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from app.src.core.backends import packed
+    from app.src.core.backends.torch import packed
 
     load = packed.load_tensors
     monkeypatch.setattr(packed, "load_tensors", lambda *given: dict(list(load(*given).items())[5:]))
@@ -178,7 +179,7 @@ def test_without_the_extra(minilm_read: Folder, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_rectangle() -> None:
-    made = feeds([[5, 6], [7]], width=3, rows=3)
+    made = feeds(TokenBatch.of([[5, 6], [7]]), width=3, rows=3)
     np.testing.assert_array_equal(made[INPUT_IDS], [[5, 6, 0], [7, 0, 0], [0, 0, 0]])
     np.testing.assert_array_equal(made[ATTENTION_MASK], [[1, 1, 0], [1, 0, 0], [0, 0, 0]])
-    assert feeds([[5], [6, 7]])[INPUT_IDS].shape == (2, 2)
+    assert feeds(TokenBatch.of([[5], [6, 7]]))[INPUT_IDS].shape == (2, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.src.core.backends.pytorch import TorchBackend, TorchOptions
+from app.src.core.backends.torch.backend import TorchBackend, TorchOptions
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
 from app.src.core.onnx_export.cache import ArtifactCache

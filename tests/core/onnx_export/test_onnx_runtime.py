@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.src.core.backends import DeviceUnavailable, OutOfMemory
-from app.src.core.backends.onnx_runtime import Loaded, OnnxRuntimeBackend, Session, Sessions, make_session
+from app.src.core.backends.onnx import Loaded, OnnxRuntimeBackend, Session, Sessions, make_session
 from app.src.core.device import DeviceProfile
 from app.src.core.engine import EmbeddingEngine
 from app.src.core.loading import EngineOptions, load_engine
@@ -20,6 +20,7 @@ from app.src.core.onnx_export.models import GRAPH, Model, float_graph
 from app.src.core.onnx_export.providers import CPU, CUDA, TENSORRT, Installed, cpu_provider
 from app.src.core.onnx_export.serving import GraphServing
 from app.src.core.onnx_export.sites import Site, find_site
+from app.src.core.tokens import TokenBatch
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnx", reason="needs the extra onnx")
@@ -154,20 +155,20 @@ def test_exhausted_memory_is_known(plain: tuple[Loaded, Session]) -> None:
     recording = Recording(session)
     backend = OnnxRuntimeBackend(loaded, Sessions(recording, lambda: make_session(_greedy(), [cpu_provider()]), ""))
     with pytest.raises(OutOfMemory):
-        backend.forward([[101, 102]], exact=True)
+        backend.forward(TokenBatch.of([[101, 102]]), exact=True)
     for error in (MemoryError(), RuntimeError("CUDA failure 2: out of memory"), RuntimeError("std::bad_alloc")):
         recording.error = error
         with pytest.raises(OutOfMemory):
-            backend.forward([[101, 102]])
+            backend.forward(TokenBatch.of([[101, 102]]))
     recording.error = RuntimeError("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT")
     with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
-        backend.forward([[101, 102]])
+        backend.forward(TokenBatch.of([[101, 102]]))
 
 
 def test_a_closed_backend_computes_nothing(backend: OnnxRuntimeBackend) -> None:
     backend.close()
     with pytest.raises(RuntimeError, match="closed"):
-        backend.forward([[101, 102]])
+        backend.forward(TokenBatch.of([[101, 102]]))
 
 
 def test_a_session_without_the_provider_asked_for_is_refused(plain: tuple[Loaded, Session], tmp_path: Path) -> None:

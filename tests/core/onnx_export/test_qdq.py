@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.src.core.backends import TokenBatch
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.onnx_export.activations import Channels, batches, inputs_of, session, vectors
 from app.src.core.onnx_export.graph import OUTPUT, build_graph, feeds, linear_name
@@ -196,7 +197,7 @@ def test_batches_hold_every_text_once_and_keep_to_the_budget() -> None:
     made = list(batches(BATCH, 100))
     assert sorted(place for batch in made for place in batch) == list(range(len(BATCH)))
     assert all(len(batch) * max(len(BATCH[place]) for place in batch) <= 100 for batch in made)
-    assert list(batches([[1] * 500], 100)) == [[0]]
+    assert list(batches(TokenBatch.of([[1] * 500]), 100)) == [[0]]
     assert list(batches([])) == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import numpy as np
 import pytest
 
 from app.src.benchmark.workloads import sap_like
-from app.src.core.backends import ModelUnsupported, calibration
+from app.src.core.backends import ModelUnsupported, TokenBatch
 from app.src.core.backends.folder import Folder, read_folder
 from app.src.core.backends.tokenizing import RustTokenizer
+from app.src.core.backends.torch.int8 import calibration_texts
 from app.src.core.onnx_export.activations import Channels, session, vectors
 from app.src.core.onnx_export.agreement import agreement
 from app.src.core.onnx_export.calibrators import ALGORITHMS, Algorithm
@@ -39,16 +39,16 @@ def graph(minilm_folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def tokens(minilm_folder: Path) -> Sequence[Sequence[int]]:
+def tokens(minilm_folder: Path) -> TokenBatch:
     """To calibrate on."""
-    return RustTokenizer.load(read_folder(minilm_folder, MINILM)).ids(calibration.texts(32, 5))
+    return RustTokenizer.load(read_folder(minilm_folder, MINILM)).ids(calibration_texts(32, 5))
 
 
 @pytest.fixture(scope="module")
-def others(minilm_folder: Path) -> Sequence[Sequence[int]]:
+def others(minilm_folder: Path) -> TokenBatch:
     """To judge by, of other kinds than those."""
     rng = random.Random(3)
-    texts = [*calibration.texts(30, 6), *(sap_like(rng, rng.randrange(5, 40)) for _ in range(30))]
+    texts = [*calibration_texts(30, 6), *(sap_like(rng, rng.randrange(5, 40)) for _ in range(30))]
     return RustTokenizer.load(read_folder(minilm_folder, MINILM)).ids(texts)
 
 

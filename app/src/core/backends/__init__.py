@@ -1,24 +1,25 @@
-"""What a backend must do: turn texts into token ids and a batch of token ids into vectors. One screen. A backend knows
-its model and its device. It never orders, batches, caches, retries or normalises: the engine does."""
+"""The interface of a backend: texts into token ids, and a batch of token ids into vectors.
+
+A backend has one model on one device. The engine orders, batches, retries and normalises.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..device import DeviceProfile, Precision
-from ..memory import ModelShape
+from ..memory import ModelShape, TokenCost
+from ..tokens import TokenBatch as TokenBatch
+from ..tokens import TokenIds as TokenIds
+from ..tokens import Vectors as Vectors
 
-Vectors = NDArray[np.float32]
-TokenIds = Sequence[int]
+Pause = Callable[[], None]
 
 
 class EngineError(Exception):
-    """Root of everything the engine raises on purpose. `retryable`: the same call may succeed later."""
+    """Base of the engine's errors. `retryable`: the same call may succeed later."""
 
     retryable = False
 
@@ -28,19 +29,19 @@ class ModelNotFound(EngineError):
 
 
 class ModelUnsupported(EngineError):
-    """The model is there, but is not one this engine computes (custom code, pickled weights, no tokenizer ...)."""
+    """The model exists, but this engine cannot compute it (custom code, pickled weights, no tokenizer ...)."""
 
 
 class WeightsMismatch(EngineError):
-    """A file of the model does not have the SHA-256 that was pinned for it."""
+    """A file of the model does not have the pinned SHA-256."""
 
 
 class DeviceUnavailable(EngineError):
-    """The device or the precision asked for cannot be had on this machine."""
+    """This machine does not have the requested device or precision."""
 
 
 class OutOfMemory(EngineError):
-    retryable = True  # once others have let go of memory
+    retryable = True  # others may free memory
 
 
 class EngineClosed(EngineError):
@@ -58,7 +59,7 @@ class NonFinite(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded. `max_tokens` is without the `special_tokens` that each text gets."""
+    """The loaded model. `max_tokens` excludes the `special_tokens` that each text gets."""
 
     name: str
     dimension: int
@@ -72,29 +73,65 @@ class ModelInfo:
     shape: ModelShape
     path: str  # how it is computed: packed, padded, sentence-transformers, onnx-runtime, hashing
     path_reason: str
-    matryoshka: Sequence[int] = ()  # shorter lengths that it was trained to be cut to
-    variant: str = ""  # family of its vectors, where it is not that of its precision
+    matryoshka: Sequence[int] = ()  # shorter lengths that the model was trained to be cut to
+    variant: str = ""  # family of its vectors, if its precision does not say it
+
+
+class Pending(Protocol):
+    """A batch in progress."""
+
+    def result(self) -> Vectors:
+        """Wait for the vectors, as `Backend.forward` returns them. Call it once, from any thread, or not at all.
+
+        Raises the error of the batch, OutOfMemory among them, however late the device reports it.
+        """
+        ...
 
 
 class Backend(Protocol):
-    """One loaded model. Methods may be called from several threads, `forward` never from two at once."""
+    """One loaded model. Subclasses override the defaults for what their device can do.
+
+    Methods may be called from several threads, but `forward` and `launch` never from two at once.
+    """
 
     info: ModelInfo
     profile: DeviceProfile
+    ahead: int = 0  # batches to launch before the oldest one is waited for; 0: use `forward`
+    pauses: int = 0  # how often `forward` calls `pause` within a batch
 
-    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Ids with special tokens, cut to what the model takes."""
-
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of the whole texts, without special tokens."""
-
-    def offsets(self, text: str) -> list[tuple[int, int]]:
-        """Where each token of the whole text stands: first character, one after the last."""
-
-    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
-        """Pooled vectors (len(batch), dimension), not normalised. `exact` computes in fp32. Raises OutOfMemory."""
+    def tokenize(self, texts: Sequence[str]) -> TokenBatch:
+        """Return ids with special tokens, cut to the model's maximum."""
         ...
 
-    def free_bytes(self) -> int: ...  # of the device, now; 0 where that means nothing
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Return the tokens of the whole texts, without special tokens."""
+        ...
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return for each token of the whole text its first character, and one after its last."""
+        ...
+
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
+        """Return pooled vectors (len(batch), dimension), not normalised. Raises OutOfMemory.
+
+        `exact` computes in fp32. `pause` is called `pauses` times and may call `forward` itself.
+        """
+        ...
+
+    def launch(self, batch: TokenBatch) -> Pending:
+        """Start `forward` without waiting. Batches end in the order in which they were launched."""
+        raise RuntimeError(f"the backend of {self.info.name} computes at once")
+
+    def free_bytes(self) -> int:
+        """Return the device's free memory; 0 if batches cannot exhaust it."""
+        return 0
+
+    def used_bytes(self) -> int:
+        """Return the device memory that this process holds, for weights above all."""
+        return 0
+
+    def token_cost(self) -> TokenCost | None:
+        """Measure the memory of a batch with two trial batches; None if the result is unusable."""
+        return None
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """`hash:384`: vectors from hashed words and letter trigrams, for tests and for trying the product without a model.
 
-Deterministic on every machine, needs neither torch nor a tokenizer. Texts that share words or word stems are near;
-meaning is beyond it.
+Deterministic on every machine, without torch and tokenizer. Texts that share words or word stems get similar vectors;
+synonyms do not.
 """
 
 from __future__ import annotations
@@ -17,28 +17,26 @@ from numpy.typing import NDArray
 
 from ..device import DeviceProfile
 from ..memory import ModelShape
-from . import ModelInfo, ModelNotFound, TokenIds, Vectors
+from . import Backend, ModelInfo, ModelNotFound, Pause, TokenBatch, Vectors
 
 PREFIX = "hash:"
 _TOKEN = re.compile(r"\w{1,24}|[^\w\s]")
-_GROWING = "\u0130"
-"""The one character (Turkish, I with a dot) whose small form is two, the second of them no letter."""
+_GROWING = "\u0130"  # Turkish I with a dot: the only character that `lower` makes two, the second not a letter
 _LEAST, _MOST = 8, 4096
 _MAX_TOKENS = 254
-_PLACES = 4
-"""Coordinates that each feature touches; more makes strangers less similar, fewer is cheaper."""
+_PLACES = 4  # coordinates of each feature: with more, unrelated texts are less similar; with fewer it is faster
 _WORD_WEIGHT, _TRIGRAM_WEIGHT = 1.0, 0.4
 _VERSION = "1"
-_BLOCK = 32
-"""Texts summed at once: few enough for the processor's cache."""
-_REMEMBERED = 16_384
-"""Words whose features are kept."""
-_Features = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Places and what stands there."""
+_BLOCK = 32  # texts summed at once: they fit the processor's cache
+_REMEMBERED = 16_384  # words whose features are cached
+_Features = tuple[NDArray[np.int64], NDArray[np.float64]]  # coordinates, and their values
 
 
-class HashingBackend:
-    """Backend of the models `hash:<dimension>`. A token's id is its own UTF-8 as a number, so no vocabulary is kept."""
+class HashingBackend(Backend):
+    """Backend of the models `hash:<dimension>`.
+
+    It keeps no vocabulary: a token's ids are its characters, with a space (in no token) between two tokens.
+    """
 
     def __init__(self, model: str) -> None:
         self.profile = DeviceProfile.cpu()
@@ -58,11 +56,15 @@ class HashingBackend:
             path="hashing",
             path_reason="words and trigrams have no other way",
         )
-        self._known: dict[int, _Features] = {}
+        self._known: dict[str, _Features] = {}
         self._blank = _features([""], [1.0], dimension)
 
-    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
-        return [[_to_id(word) for word in _TOKEN.findall(text.lower())[:_MAX_TOKENS]] for text in texts]
+    def tokenize(self, texts: Sequence[str]) -> TokenBatch:
+        words = [_TOKEN.findall(text.lower())[:_MAX_TOKENS] for text in texts]
+        joined = [" ".join(each) for each in words]
+        ids = np.frombuffer("".join(joined).encode("utf-32-le", "surrogatepass"), dtype="<i4").astype(np.int32)
+        offsets = np.cumsum([0, *map(len, joined)], dtype=np.intp)
+        return TokenBatch(ids, offsets, np.fromiter(map(len, words), np.intp, len(words)))
 
     def count(self, texts: Sequence[str]) -> list[int]:
         return [len(_TOKEN.findall(text.lower() if _GROWING in text else text)) for text in texts]
@@ -74,65 +76,61 @@ class HashingBackend:
         spans = (match.span() for match in _TOKEN.finditer(text.lower()))
         return [(places[start], places[end - 1] + 1) for start, end in spans]
 
-    def forward(self, batch: Sequence[TokenIds], *, exact: bool = False) -> Vectors:
-        known = self._features_of({token for ids in batch for token in ids})
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
+        words = words_of(batch)
+        known = self._features_of({word for text in words for word in text})
         vectors = np.empty((len(batch), self.info.dimension), dtype=np.float32)
         for start in range(0, len(batch), _BLOCK):
-            texts = [[known[token] for token in ids] or [self._blank] for ids in batch[start : start + _BLOCK]]
+            texts = [[known[word] for word in text] or [self._blank] for text in words[start : start + _BLOCK]]
             vectors[start : start + len(texts)] = self._sums(texts)
         return vectors
 
-    def _features_of(self, tokens: set[int]) -> dict[int, _Features]:
-        """Of each token, remembered for the next batch: the same words come again and again."""
-        unknown = [token for token in tokens if token not in self._known]
+    def _features_of(self, words: set[str]) -> dict[str, _Features]:
+        """Return the features of at least these words, cached: the same words come again and again."""
+        unknown = [word for word in words if word not in self._known]
         if len(self._known) + len(unknown) > _REMEMBERED:
-            self._known, unknown = {}, list(tokens)
+            self._known, unknown = {}, list(words)
         self._known |= zip(unknown, _word_features(unknown, self.info.dimension), strict=True)
         return self._known
 
     def _sums(self, texts: Sequence[Sequence[_Features]]) -> NDArray[np.float64]:
-        """A row for each text: at each place the sum of what its features put there, in their order."""
+        """Return a row for each text: at each coordinate the sum of its features there, in their order."""
         shape = (len(texts), self.info.dimension)
         wheres, weights = zip(*chain.from_iterable(texts), strict=True)
         starts = np.repeat(np.arange(shape[0]) * shape[1], [len(features) for features in texts])
         places = np.concatenate(wheres)
         places += np.repeat(starts, [len(where) for where in wheres])
         sums = np.bincount(places, weights=np.concatenate(weights), minlength=shape[0] * shape[1]).reshape(shape)
-        cancelled = ~sums.any(axis=1)  # every feature cancelled another: as good as an empty text
+        cancelled = ~sums.any(axis=1)  # every feature cancelled another: treated as an empty text
         if cancelled.any():
             where, weight = self._blank
             sums[cancelled] = np.bincount(where, weights=weight, minlength=shape[1])
         return sums.astype(np.float64, copy=False)
-
-    def free_bytes(self) -> int:
-        return 0
 
     def close(self) -> None:
         pass
 
 
 def parse_dimension(model: str) -> int:
-    """384 of `hash:384`. Raises ModelNotFound."""
+    """Return 384 for `hash:384`. Raises ModelNotFound."""
     number = model.removeprefix(PREFIX)
     if not number.isdecimal() or not _LEAST <= int(number) <= _MOST:
         raise ModelNotFound(f"model {model!r}: a hashing model is hash:N with N from {_LEAST} to {_MOST}")
     return int(number)
 
 
-def _to_id(word: str) -> int:
-    return int.from_bytes(word.encode("utf-8", "surrogatepass"))
+def words_of(batch: TokenBatch) -> list[list[str]]:
+    """Return the tokens of each text; that of a NUL character is empty."""
+    texts = (ids.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass").replace("\0", "") for ids in batch)
+    return [text.split(" ") if length else [] for text, length in zip(texts, batch.lengths.tolist(), strict=True)]
 
 
-def _to_word(token: int) -> str:
-    return token.to_bytes((token.bit_length() + 7) // 8).decode("utf-8", "surrogatepass")
-
-
-def _word_features(tokens: Sequence[int], dimension: int) -> list[_Features]:
-    """Of each word: itself, and its letter trigrams, which it shares with words of the same stem."""
+def _word_features(words: Sequence[str], dimension: int) -> list[_Features]:
+    """Return for each word the word itself, and its letter trigrams, which words of the same stem share."""
     names: list[str] = []
     weights: list[float] = []
     ends = [0]
-    for word in map(_to_word, tokens):
+    for word in words:
         edged = f"<{word}>"
         grams = [edged[start : start + 3] for start in range(len(edged) - 2)]
         names += (f"={word}", *grams)

@@ -1,5 +1,6 @@
-"""Texts to token ids with the Rust `tokenizers` library, in the two ways the engine needs: cut to what the model takes,
-and whole (to count and to split). Knows nothing of devices; imports transformers only for folders that need it.
+"""Texts to token ids with the Rust `tokenizers` library: cut to the model's maximum, or whole, to count and split.
+
+transformers is imported only for folders that need it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..ranges import ranged
-from . import ModelUnsupported, TokenIds
+from . import Backend, ModelUnsupported, TokenBatch
 from .folder import PACKAGED, Folder
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ class RustTokenizer:
             _lower_case(tokenizer)
         return cls(tokenizer, folder.max_length)
 
-    def ids(self, texts: Sequence[str]) -> list[TokenIds]:
-        return [encoding.ids for encoding in self._cut.encode_batch_fast(_encodable(texts))]
+    def ids(self, texts: Sequence[str]) -> TokenBatch:
+        """Return ids with special tokens, cut to the model's maximum."""
+        return TokenBatch.of(encoding.ids for encoding in self._cut.encode_batch_fast(_encodable(texts)))
 
     def count(self, texts: Sequence[str]) -> list[int]:
         found = self._whole.encode_batch_fast(_encodable(texts), add_special_tokens=False)
@@ -45,13 +47,13 @@ class RustTokenizer:
         return list(self._whole.encode(_encodable([text])[0], add_special_tokens=False).offsets)
 
 
-class Tokenizing:
-    """What a backend does by its tokenizer alone."""
+class TokenizingBackend(Backend):
+    """A backend that uses the model's own tokenizer."""
 
     _tokenizer: RustTokenizer
 
     @ranged("tokenise")
-    def tokenize(self, texts: Sequence[str]) -> list[TokenIds]:
+    def tokenize(self, texts: Sequence[str]) -> TokenBatch:
         return self._tokenizer.ids(texts)
 
     def count(self, texts: Sequence[str]) -> list[int]:
@@ -62,7 +64,7 @@ class Tokenizing:
 
 
 def _encodable(texts: Sequence[str]) -> list[str]:
-    """Rust strings cannot hold a lone surrogate (a damaged emoji); one replacement character keeps offsets true."""
+    """Replace lone surrogates (damaged emojis), which Rust strings cannot hold, by one character each."""
     return [text if text.isascii() else _without_surrogates(text) for text in texts]
 
 
@@ -75,14 +77,14 @@ def _without_surrogates(text: str) -> str:
 
 
 def _as_file(folder: Folder) -> Tokenizer:
-    """The file itself says everything: proved for the packaged models by tests, and quick."""
+    """Read tokenizer.json as it is: fast, and tests show that it suffices for the packaged models."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(folder.encoder / "tokenizer.json"))
 
 
 def _as_transformers_makes_it(folder: Folder) -> Tokenizer:
-    """Transformers may rebuild or patch what tokenizer.json says; sentence-transformers uses that one."""
+    """Load as sentence-transformers does: transformers may patch the contents of tokenizer.json."""
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(folder.encoder, local_files_only=True, trust_remote_code=False)
@@ -95,7 +97,7 @@ def _as_transformers_makes_it(folder: Folder) -> Tokenizer:
 
 
 def _lower_case(tokenizer: Tokenizer) -> None:
-    """sentence-transformers' do_lower_case. Inside the tokenizer, so that offsets stay those of the text."""
+    """Apply sentence-transformers' do_lower_case within the tokenizer, so that offsets stay those of the text."""
     from tokenizers import normalizers
 
     steps = [normalizers.Lowercase(), tokenizer.normalizer]

@@ -1,4 +1,2 @@
-"""Training of an embedding model on pairs of texts: `recipe` (how, without torch), `checkpoints` (what a run left
-behind), `trainer` (the loop around sentence-transformers' trainer), `saving` (the model folder). Knows no rows, no
-collections and no settings; texts are never logged or written.
-"""
+"""Training of an embedding model on pairs of texts. `recipe` works without torch; `trainer` imports it, and is imported
+late. Texts are never logged or written."""

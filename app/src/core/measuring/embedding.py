@@ -83,9 +83,9 @@ def mixed_lengths(shortest: int, longest: int, tokens: int) -> list[int]:
 
 def _embed(engine: EmbeddingEngine, precision: Precision, lengths: Sequence[int]) -> Embedding:
     texts = texts_of(lengths)
-    engine.embed(texts[:8])
+    engine.embed(texts[:8], "bulk")
     before = engine.stats().tokens
-    seconds = min(host_clock(lambda: engine.embed(texts)) for _ in range(2))
+    seconds = min(host_clock(lambda: engine.embed(texts, "bulk")) for _ in range(2))
     computed = (engine.stats().tokens - before) / 2
     shortest, longest = min(lengths), max(lengths)
     return Embedding(

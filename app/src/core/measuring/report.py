@@ -102,7 +102,7 @@ def _software() -> dict[str, Any]:
 def make_report(plan: Plan, tell: Callable[[str], None] = lambda _line: None) -> Report:
     """Measure everything. Raises DeviceError when the device asked for is not there, OSError when the trace cannot be
     written."""
-    from ..backends.probe import bf16_gain
+    from ..backends.torch.probe import bf16_gain
 
     profile = detect(plan.device)
     report = Report(describe(profile), settings_of(profile, bf16_gain), model=plan.model)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import ranges
-from ..backends.compute_thread import on_compute_thread
 from ..engine import EmbeddingEngine
 from .clocks import figure
 from .embedding import mixed_lengths, texts_of
@@ -42,8 +41,7 @@ def write_trace(engine: EmbeddingEngine, file: Path) -> Trace:
     on_card = engine.profile.kind == "cuda"
     longest = engine.max_tokens
     texts = texts_of(mixed_lengths(min(16, longest), min(512, longest), TOKENS[engine.profile.kind]))
-    # A profiler sees the thread that it was started on. On a CPU all computing has one of its own.
-    recorded: Any = _record(engine, texts) if on_card else on_compute_thread(lambda: _record(engine, texts))
+    recorded = _record(engine, texts)
     if file.is_file():
         file.write_bytes(b"")  # the profiler only prints that it failed, and an older trace would pass for this one
     recorded.export_chrome_trace(str(file))
@@ -54,6 +52,7 @@ def write_trace(engine: EmbeddingEngine, file: Path) -> Trace:
 
 def _record(engine: EmbeddingEngine, texts: list[str]) -> Any:
     import torch
+    from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile, record_function
 
     on_card = engine.profile.kind == "cuda"
@@ -63,7 +62,9 @@ def _record(engine: EmbeddingEngine, texts: list[str]) -> Any:
         looking.enter_context(ranges.shown_to(record_function))
         if on_card:
             looking.enter_context(ranges.shown_to(torch.cuda.nvtx.range))
-        with profile(activities=activities, record_shapes=True) as recorded:
+        # The engine tokenises in this thread, and computes in others.
+        every_thread = _ExperimentalConfig(profile_all_threads=True)
+        with profile(activities=activities, record_shapes=True, experimental_config=every_thread) as recorded:
             with record_function("embed"):
                 engine.embed(texts)
             if on_card:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.folder import sha256_of
-from ..backends.onnx_runtime import OUTPUT, Session, loading_errors_mapped
+from ..backends.onnx import OUTPUT, Session, loading_errors_mapped
 from ..device import Precision
 from .cache import ArtifactCache, Building, Dependencies, Entry
 from .providers import EngineFolder, Rectangle, ShapeProfile

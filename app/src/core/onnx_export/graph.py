@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from ..backends import ModelUnsupported, TokenIds
 from ..backends.folder import Folder
-from ..backends.rectangles import rectangle
+from ..tokens import rectangle
 from . import needs
 
 if TYPE_CHECKING:
     import onnx
 
-    from ..backends.architectures import EncoderWeights, LayerWeights
-    from ..backends.linears import Affine
+    from ..backends.torch.architectures import EncoderWeights, LayerWeights
+    from ..backends.torch.linears import Affine
 
 GraphPrecision = Literal["fp32", "fp16"]
 Numbers = NDArray[Any]
@@ -51,7 +51,7 @@ def linear_name(layer: int, part: str) -> str:
 
 def graph_refusal(folder: Folder) -> str | None:
     """Why there is no graph for this model; None when there is one."""
-    from ..backends.architectures import refusal
+    from ..backends.torch.architectures import refusal
 
     return refusal(folder) or _WITHOUT_GRAPH.get(str(folder.config.get("model_type")))
 
@@ -66,8 +66,8 @@ def build_graph(folder: Folder, *, precision: GraphPrecision = "fp32") -> onnx.M
     needs("onnx")
     import torch
 
-    from ..backends.architectures import read
-    from ..backends.packed import Place, load_tensors
+    from ..backends.torch.architectures import read
+    from ..backends.torch.packed import Place, load_tensors
 
     why_not = graph_refusal(folder)
     if why_not is not None:

@@ -13,7 +13,7 @@ from ..backends import Backend, ModelUnsupported, Vectors
 from ..backends.folder import Folder, check_files, display_name, find_folder, read_folder, sha256_of
 from ..backends.hashing import PREFIX as HASHING
 from ..memory import CPU_TOKENS
-from ..planning import plan_batches
+from ..tokens import plan_batches
 from .cache import ArtifactCache, Building, Dependencies, Entry
 from .graph import GraphPrecision, build_graph
 from .retention import FLOAT as FLOAT
@@ -72,5 +72,5 @@ def embedded(backend: Backend, texts: Sequence[str]) -> Vectors:
     vectors = np.empty((len(texts), backend.info.dimension), dtype=np.float32)
     multiple = backend.profile.padding_multiple(backend.info.precision)
     for batch in plan_batches([len(ids) for ids in tokens], CPU_TOKENS, multiple, packed=False):
-        vectors[batch] = backend.forward([tokens[place] for place in batch])
+        vectors[batch] = backend.forward(tokens.select(batch))
     return vectors

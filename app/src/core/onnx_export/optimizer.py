@@ -19,8 +19,8 @@ import numpy as np
 
 from ..backends import EngineError, ModelUnsupported, Vectors
 from ..backends.folder import PACKAGED, Folder, read_folder
-from ..backends.pytorch import TorchBackend, TorchOptions
 from ..backends.tokenizing import RustTokenizer
+from ..backends.torch.backend import TorchBackend, TorchOptions
 from ..memory import MemoryLimits
 from ..t4_config import T4GPUConfig
 from .cache import ArtifactCache, Building, Dependencies, Entry, texts_hash

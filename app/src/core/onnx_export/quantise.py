@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ALPHAS = (0.4, 0.5, 0.6, 0.7, 0.8)
 """Of SmoothQuant; and none at all is tried."""
 FAR = 24
-"""One channel in so many of a feed-forward stays in float: 64 of 1,536 (as `backends/int8.py`; docs/gpu.md)."""
+"""One channel in so many of a feed-forward stays in float: 64 of 1,536 (as `backends/torch/int8.py`; docs/gpu.md)."""
 SAMPLE = 512
 """Rows of each layer by which plans are compared."""
 _TARGET = Target()

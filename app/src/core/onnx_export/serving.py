@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..backends import DeviceUnavailable, ModelUnsupported, OutOfMemory
-from ..backends.onnx_runtime import Loaded, OnnxRuntimeBackend, Session, Sessions
+from ..backends.onnx import Loaded, OnnxRuntimeBackend, Session, Sessions
 from ..device import Precision
 from ..memory import MemoryLimits
 from .cache import ArtifactCache, Dependencies, Entry

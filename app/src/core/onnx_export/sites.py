@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..backends import DeviceUnavailable
-from ..backends.onnx_runtime import MakeSession, Session, make_session
+from ..backends.onnx import MakeSession, Session, make_session
 from ..device import DeviceError, DeviceProfile, Precision, choose_precision, detect
 from ..memory import MemoryLimits, ModelShape, T4MemoryManager
 from .graph import GraphPrecision

@@ -1,0 +1,357 @@
+"""Rarely used verbs: finetune, calibrate and benchmark."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.src.cli import output
+from app.src.cli.application import Invocation, JsonFlag, Name, app, loaded_for, opened, subcommands, verb
+from app.src.cli.exits import FAILED, OK, UsageFault
+from app.src.cli.interrupts import Interrupted, interruptible
+from app.src.cli.output import watched
+
+if TYPE_CHECKING:
+    from app.src.benchmark.report import Report as BenchmarkReport
+    from app.src.service.service import Service
+    from app.src.training.run import Report
+
+
+_STEP_SECONDS = 5.0
+"""Seconds between two lines of progress."""
+_STOPPING = b"stopping with a checkpoint after the step in hand; Ctrl-C again stops at once, without one\n"
+_TRAINING_COLUMNS = ("", "before", "after")
+
+
+@verb(app, "finetune")
+def finetune(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    name: Name,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help='Lines of {"query", "text"} or {"anchor", "positive"}.'),
+    ] = None,
+    columns: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="TITLE LONGTEXT", help="Two columns of the collection's rows; mind SAP's licence."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The model to come; default: NAME-1, -2 ...")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, max=100, help="Times over all pairs; default: 1.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="16|32", help="Pairs a step; default: 16.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=1e-8, max=1, help="Highest; default: 0.00002.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the split and of the order; default: 7.")] = None,
+    max_pairs: Annotated[int | None, typer.Option(min=1, help="Read no more pairs; default: 100000.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished training.")] = False,
+    generation: Annotated[
+        bool, typer.Option("--generation/--no-generation", help="Build a generation with it, beside what serves.")
+    ] = True,
+    json: JsonFlag = False,
+) -> int:
+    """Fine-tune the embedding model on pairs of texts. Measures it before and after; exit 1 when it finds less."""
+    from app.src.training.run import Request, TrainingObserver
+
+    if batch_size not in (None, 16, 32):
+        raise UsageFault(f"--batch-size {batch_size}: 16 or 32")
+    request = Request(pairs, columns, epochs, batch_size, learning_rate, seed, max_pairs, resume)
+    with opened(loaded_for(ctx)) as service, interruptible(_STOPPING) as interrupted:
+        observer = TrainingObserver(output.say, _Steps(name), interrupted)
+        report = service.finetune(name, request, out, observer)
+        whole = not report.stopped
+        if generation and whole and not report.worse:
+            whole = _build(service, report, interrupted)
+        model = service.settings.embedding_of(name).model
+    _print_training(report, json)
+    _say_next_step(report, model, asked=generation, out=out)
+    if interrupted.code is not None and not whole:
+        return interrupted.code
+    return FAILED if report.worse else OK
+
+
+class _Steps:
+    """Progress on stderr: sentences for people, JSON lines for programs, not too many of either."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._told = 0.0
+
+    def __call__(self, done: int, steps: int, loss: float | None) -> None:
+        now = time.monotonic()
+        if now - self._told < _STEP_SECONDS and done < steps:
+            return
+        self._told = now
+        if output.for_people(stderr=True) or sys.stderr.isatty():
+            output.say(f"step {done} of {steps}" + ("" if loss is None else f", loss {loss:.4f}"))
+        else:
+            output.line_on_stderr({"collection": self._name, "step": done, "steps": steps, "loss": loss})
+
+
+def _build(service: Service, report: Report, interrupted: Interrupted) -> bool:
+    """A generation with the trained model, beside what serves; whether it came to its end."""
+    from connector.model import ModelSource
+
+    precision = service.settings.embedding.precision
+    model = ModelSource(str(report.folder), None, report.weights_sha256, precision)
+    with watched(report.collection) as observer:
+        built = service.build_with(report.collection, model, observer, interrupted)
+    if built is None:
+        return True
+    report.generation = built.generation
+    for note in built.notes:
+        output.say(f"{report.collection}: {note}")
+    return not built.stopped
+
+
+def _print_training(report: Report, json: bool) -> None:
+    document = report.as_dict()
+    if json:
+        output.write_json(document)
+    elif report.before is not None and report.after is not None:
+        rows: list[dict[str, Any]] = [
+            {"": figure, "before": report.before[figure], "after": report.after[figure]}
+            for figure in ("recall_at_10", "mrr", "queries", "texts")
+        ]
+        output.table(f"{report.collection}: {report.folder}", rows, _TRAINING_COLUMNS, records=[document])
+
+
+def _say_next_step(report: Report, model: str, *, asked: bool, out: Path | None) -> None:
+    """What to do next."""
+    name = report.collection
+    if report.stopped:
+        resume = f"owl-sap finetune {name} --resume" + ("" if out is None else f" --out {out}")
+        output.say("stopped on request; " + (f"go on with: {resume}" if report.unfinished else "nothing was begun"))
+    elif report.worse:
+        output.say(
+            f"{name}: the trained model finds less than {model} does, so it is not proposed; it is kept in "
+            f"{report.folder}. More pairs, or more like what people ask, may help"
+        )
+    else:
+        never_synced = " (the collection was never synced: there is nothing to build it beside)"
+        output.say(
+            f'{name}: to use it, write  model = "{report.folder}"  into its [[collections]] block, then run '
+            f"owl-sap sync {name}{never_synced if asked and report.generation is None else ''}; "
+            f"compare and switch with owl-sap generations {name} --compare, --switch"
+        )
+
+
+_GATE_FIGURES = ("mean_cosine", "worst_cosine", "overlap", "int8_share")
+_CALIBRATION_COLUMNS = ("accepted", "algorithm", "calibrated_on", "judged_on", *_GATE_FIGURES)
+
+
+class Algorithm(StrEnum):
+    MINMAX = "minmax"
+    ENTROPY = "entropy"
+    PERCENTILE = "percentile"
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 4)
+
+
+@verb(app, "calibrate")
+def calibrate(
+    ctx: typer.Context,
+    name: Name,
+    texts: Annotated[
+        int, typer.Option(min=128, max=20_000, help="Texts to calibrate on; a quarter as many more judge the outcome.")
+    ] = 1000,
+    algorithm: Annotated[
+        Algorithm | None, typer.Option(help="How ranges are found; default: [tensorrt] algorithm.")
+    ] = None,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Take the texts from the store instead of the source.")
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Calibrate the model for INT8 on texts of a collection. Checks its accuracy; exit 1 when it is too low."""
+    from app.src.service.calibration import CalibrationRequest
+
+    request = CalibrationRequest(texts, None if algorithm is None else algorithm.value, stored)
+    with opened(loaded_for(ctx)) as service:
+        output.say(f"{name}: calibrating on about {texts} texts, which takes a minute or two on two cores")
+        found = service.calibrate(name, request)
+    if json:
+        output.write_json(found)
+    else:
+        verdict = found["verdict"]
+        shown = {**found, "judged_on": verdict["texts"], **{key: _rounded(verdict[key]) for key in _GATE_FIGURES}}
+        outcome = "accepted" if found["accepted"] else "REFUSED"
+        output.counts(f"{name}: INT8 {outcome}", [shown], _CALIBRATION_COLUMNS, records=[found])
+        output.say(f"{name}: {found['reason']}")
+        if not found["accepted"]:
+            output.say(f"{name}: the engine stays on its float precision")
+    for note in found["notes"]:
+        output.say(f"{name}: {note}")
+    return OK if found["accepted"] else FAILED
+
+
+benchmark_app = subcommands("benchmark", "Figures of this machine and model, measured beside other engines in turns.")
+
+_FIGURE_COLUMNS = ("figure", "median", "unit", "rounds", "disturbed")
+_BESIDE = ("name", "median", "unit", "rounds", "disturbed", "disturbed_rounds", "target", "floor", "verdict")
+_ENGINE = "engine"
+
+Against = Annotated[
+    list[str] | None,
+    typer.Option("--against", metavar="PEER", help="Another engine, or the file of a worker of your own; repeatable."),
+]
+Rounds = Annotated[int, typer.Option(min=1, max=1000, help="More of them tell more, and take longer.")]
+Peers = Annotated[
+    Path | None, typer.Option("--peers", metavar="FOLDER", help="Of the peers' environments; default: .owl-sap/peers")
+]
+
+
+@verb(benchmark_app, "embed")
+def benchmark_embed(
+    ctx: typer.Context,
+    against: Against = None,
+    rounds: Rounds = 5,
+    scale: Annotated[float, typer.Option(min=0.01, max=100, help="Size of the workloads.")] = 0.5,
+    peers: Peers = None,
+    json: JsonFlag = False,
+) -> int:
+    """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
+    infinity, onnx, onnx-int8 or openvino, on short texts and on texts of very different lengths."""
+    from app.src.benchmark import embed as benchmark
+    from app.src.benchmark.environments import DEFAULT_FOLDER
+
+    chosen = tuple(against or ["sentence-transformers"])
+    options = benchmark.EmbedOptions(chosen, rounds, scale, peers or DEFAULT_FOLDER)
+    loaded = loaded_for(ctx)
+    benchmark.check(loaded.settings.embedding, options)
+    threads = benchmark.threads_of(loaded.settings.embedding)
+    with opened(loaded_for(ctx, {("embedding", "threads"): threads})) as service:
+        output.say(f"loading {loaded.settings.embedding.model}")
+        report = benchmark.measure(service.engine, service.settings.embedding, options, output.say)
+    return _print_benchmark(report, json)
+
+
+@verb(benchmark_app, "search")
+def benchmark_search(
+    ctx: typer.Context,
+    against: Against = None,
+    rounds: Rounds = 5,
+    rows: Annotated[int, typer.Option(min=100, max=10_000_000, help="Vectors to search among.")] = 100_000,
+    peers: Peers = None,
+    json: JsonFlag = False,
+) -> int:
+    """Compare the local store's exact search with other libraries. Measures numpy, sqlite-vec, usearch, lancedb or
+    faiss with one thread per query."""
+    from app.src.benchmark import search as benchmark
+    from app.src.benchmark.environments import DEFAULT_FOLDER
+
+    loaded_for(ctx)
+    chosen = tuple(against or ["numpy"])
+    options = benchmark.SearchOptions(chosen, rounds, rows, folder=peers or DEFAULT_FOLDER)
+    return _print_benchmark(benchmark.measure(options, output.say), json)
+
+
+@verb(benchmark_app, "sync")
+def benchmark_sync(
+    ctx: typer.Context,
+    against: Annotated[
+        str, typer.Option(help="What a sync is compared with: engine, the same texts embedded.")
+    ] = _ENGINE,
+    rounds: Rounds = 3,
+    rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows of the generated table.")] = 2_000,
+    json: JsonFlag = False,
+) -> int:
+    """Compare a first sync with embedding alone. Reads generated rows from the emulator into a local store."""
+    from app.src.benchmark import sync as benchmark
+
+    if against != _ENGINE:
+        raise UsageFault(f"--against {against}: a sync is compared with the engine alone; there is: {_ENGINE}")
+    with opened(loaded_for(ctx)) as service:
+        output.say(f"loading {service.settings.embedding.model}")
+        options = benchmark.SyncBenchmark(rounds, rows)
+        report = benchmark.measure(service.embedder, service.settings.sync, options, output.say)
+    return _print_benchmark(report, json)
+
+
+@verb(benchmark_app, "serve")
+def benchmark_serve(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    url: Annotated[str | None, typer.Option(help="A service that runs; default: one is started for this.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another server with POST /v1/embeddings, under the same load.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The name of the model there.")] = None,
+    rounds: Rounds = 3,
+    seconds: Annotated[float, typer.Option(min=0.05, max=600, help="Of load in one round.")] = 1.5,
+    json: JsonFlag = False,
+) -> int:
+    """Put the REST service under load. Measures requests per second and latency with one client and with eight."""
+    from app.src.benchmark import serve as benchmark
+
+    loaded_for(ctx)
+    invocation: Invocation = ctx.obj
+    options = benchmark.ServeBenchmark(url, against, model, rounds, seconds)
+    return _print_benchmark(benchmark.measure(options, invocation.config, output.say), json)
+
+
+@verb(benchmark_app, "peers")
+def benchmark_peers(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: all.")] = None,
+    make: Annotated[bool, typer.Option("--make", help="Make those environments that are not there.")] = False,
+    folder: Peers = None,
+    json: JsonFlag = False,
+) -> int:
+    """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
+    from app.src.benchmark import environments
+
+    place = folder or environments.DEFAULT_FOLDER
+    chosen = environments.chosen(names or ())
+    code = OK
+    for name in chosen if make else ():
+        try:
+            if not environments.is_made(name, place):
+                environments.make(name, place, output.say)
+        except environments.PeerUnavailable as error:
+            output.fail(str(error))
+            code = FAILED
+    rows = [
+        {
+            "environment": name,
+            "peers": [peer.name for peer in environments.PEERS.values() if peer.environment == name],
+            "made": environments.is_made(name, place),
+            "packages": environments.packages(name),
+        }
+        for name in chosen
+    ]
+    if json:
+        output.write_json(rows)
+    else:
+        output.table(f"Peers in {place}", rows)
+    return code
+
+
+def _print_benchmark(report: BenchmarkReport, json: bool) -> int:
+    """Exit 1 where something that was compared with failed; the other figures stand."""
+    document = report.as_dict()
+    code = FAILED if report.failed else OK
+    if json:
+        output.write_json(document)
+        return code
+    rows = [figure | {"figure": figure["name"]} for figure in document["figures"]]
+    output.table(f"Benchmark: {report.benchmark}", rows, _FIGURE_COLUMNS, records=document["figures"])
+    for figure in document["figures"]:
+        output.say(f"{figure['name']}: {_details(figure)}")
+    for note in report.notes:
+        output.say(note)
+    about = report.machine
+    output.say(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; with --json versions and options")
+    if report.disturbed:
+        output.say("DISTURBED: where the rounds scatter something else was running, and the figure says nothing")
+    return code
+
+
+def _details(figure: Mapping[str, Any]) -> str:
+    kept = {name: value for name, value in figure.items() if name not in _BESIDE}
+    return ", ".join(f"{name.replace('_', ' ')} {output.shown(value)}" for name, value in kept.items())

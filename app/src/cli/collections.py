@@ -1,0 +1,457 @@
+"""The verbs of collections: sync, verify, status, quarantine and generations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+
+from app.src.cli import output
+from app.src.cli.application import (
+    JsonFlag,
+    Name,
+    app,
+    loaded_for,
+    opened,
+    quarantine_app,
+    report_error,
+    verb,
+)
+from app.src.cli.exits import FAILED, OK, UsageFault, exit_code, message
+from app.src.cli.interrupts import Interrupted, interruptible
+from app.src.cli.output import watched
+from app.src.settings import no_collections
+
+if TYPE_CHECKING:
+    from app.src.service.service import Service
+    from connector.sync.quarantine import GivenKey
+    from connector.sync.run import SyncReport
+    from connector.sync.verify import VerifyReport
+
+
+_STATUS_COLUMNS = ("collection", "rows", "chunks", "empty", "quarantined", "last_sync", "lag_seconds", "model", "table")
+_MOMENTS = ("last_sync", "next_sync", "stale_since")
+_SYNC_COLUMNS = ("collection", "read", "upserted", "unchanged", "empty", "quarantined", "deleted", "seconds", "outcome")
+_VERIFY_COLUMNS = ("rows", "missing", "stale", "orphaned", "duplicates", "bad_vectors", "foreign", "quarantined", "ok")
+
+
+# --------------------------------------------------------------------------------------------------------- collections
+
+
+@verb(app, "sync")
+def sync(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Collections.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every configured collection.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Compare every row, whatever the change method.")] = False,
+    max_deletes: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Largest share of the stored rows that may be deleted.")
+    ] = None,
+    accept_schema: Annotated[
+        bool, typer.Option("--accept-schema", help="Continue although a column in use changed its type.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when rows were quarantined.")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Update collections: read rows, embed what changed, delete what is gone."""
+    from app.src.service.service import SyncRequest
+
+    with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
+        chosen = _chosen(service, names or [], all_)
+        request = SyncRequest(full, max_deletes, owner=f"cli-{os.getpid()}", accept_schema=accept_schema)
+        run = _SyncRun(service, request, interrupted, strict)
+        for name in chosen:
+            if not interrupted():
+                run.one(name)
+    if json:
+        output.write_json(run.reports)
+    else:
+        _show_synced(run)
+    for name, error in run.errors:
+        report_error(error, ctx.obj.debug, subject=f"{name}: ")
+    if interrupted.code is not None:
+        output.say(f"stopped on request; continue with: owl-sap sync {' '.join(chosen)}")
+        return interrupted.code
+    return run.code
+
+
+def _show_synced(run: _SyncRun) -> None:
+    """Failed collections have no counts: their errors follow the table."""
+    done = [report for report in run.reports if report["error"] is None]
+    if done:
+        output.counts("Synced", [_sync_row(report) for report in done], _SYNC_COLUMNS, records=done)
+
+
+def _sync_row(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**report, "outcome": "stopped" if report["stopped"] else "PAUSED" if report["paused"] else "done"}
+
+
+def _chosen(service: Service, names: list[str], all_: bool) -> list[str]:
+    if all_ == bool(names):
+        raise UsageFault("name the collections to sync, or give --all (not both)")
+    chosen = list(dict.fromkeys(service.synced_names() if all_ else names))
+    if not chosen and service.names():
+        raise UsageFault("every collection is written by clients (documents = true): there is nothing to sync")
+    if not chosen:
+        raise UsageFault(no_collections(service.file))
+    for name in chosen:
+        service.spec(name)
+    return chosen
+
+
+class _SyncRun:
+    """Syncs one collection after the other; one's failure never stops the others, the highest exit code counts."""
+
+    def __init__(self, service: Service, request: Any, interrupted: Interrupted, strict: bool) -> None:
+        self._service = service
+        self._request = request
+        self._interrupted = interrupted
+        self._strict = strict
+        self.reports: list[dict[str, Any]] = []
+        # By collection; printed after all reports, so that no table buries them.
+        self.errors: list[tuple[str, Exception]] = []
+        self.code = OK
+
+    def one(self, name: str) -> None:
+        from connector.sync.run import SyncReport
+
+        try:
+            with watched(name) as observer:
+                report = self._service.sync(name, self._request, observer, self._interrupted)
+            error = None
+        except Exception as caught:
+            report, error = SyncReport(name, complete=False), message(caught)
+            self.errors.append((name, caught))
+            self.code = max(self.code, exit_code(caught))
+        for note in report.notes:
+            output.say(f"{name}: {note}")
+        self.reports.append(report.as_dict() | {"error": error})
+        if report.paused:
+            output.say(_paused(name, name, report))
+        if report.quarantined:
+            output.say(f"{name}: {report.quarantined} rows are in quarantine; see owl-sap quarantine list {name}")
+        kept_up = getattr(report, "serving", None)
+        if kept_up is not None and kept_up.paused:
+            output.say(_paused(name, f"{name}, active generation", kept_up))
+            self.code = max(self.code, FAILED)
+        if report.paused or (self._strict and report.quarantined):
+            self.code = max(self.code, FAILED)
+
+
+def _paused(collection: str, subject: str, report: SyncReport) -> str:
+    """`subject`: how the message begins; the command in it names the collection."""
+    if report.paused != "max_deletes":
+        return f"{subject}: paused ({report.paused})"
+    gone = report.to_delete
+    what = f"{gone} stored rows are no longer in the source" if gone else "too many stored rows became blank"
+    kept = "nothing was deleted"
+    if report.deleted:
+        kept = f"{report.deleted} of them were deleted before the limit was reached, the others were kept"
+    return (
+        f"{subject}: {what}, more than max_deletes allows: {kept}. If this is expected: "
+        f"owl-sap sync {collection} --full --max-deletes 1"
+    )
+
+
+@verb(app, "verify")
+def verify(
+    ctx: typer.Context,
+    name: Name,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair what differs: rows that differ are rewritten.")
+    ] = False,
+    generation: Annotated[
+        int | None,
+        typer.Option(min=1, max=2**31 - 1, help="This generation instead of the active one (owl-sap generations)."),
+    ] = None,
+    json: JsonFlag = False,
+) -> int:
+    """Compare a collection with its source and optionally repair it. Every row and vector is compared; exit 1 when one
+    differs."""
+    with opened(loaded_for(ctx)) as service, interruptible() as interrupted, watched(name) as observer:
+        report = service.verify(name, repair=repair, generation=generation, observer=observer, stop=interrupted)
+    if interrupted.code is not None and report.stopped:
+        output.say(f"stopped on request: not everything was compared{'; what was repaired stays' if repair else ''}")
+        return interrupted.code
+    if json:
+        output.write_json(report.as_dict())
+    else:
+        found = " after repair; the counts are from before" if repair and report.drift else ""
+        output.counts(f"{name}: {'ok' if report.ok else 'NOT ok'}{found}", [report.as_dict()], _VERIFY_COLUMNS)
+        if repair or not report.ok:
+            output.say(_verified(name, report, repair))
+    return OK if report.ok else FAILED
+
+
+def _verified(name: str, report: VerifyReport, repair: bool) -> str:
+    """What to do next, or what was done."""
+    if report.paused is not None:
+        return (
+            f"{name}: not everything was repaired ({report.paused}); check the source. If its rows are right: "
+            f"owl-sap sync {name} --full --max-deletes 1"
+        )
+    if repair:
+        return f"{name}: {report.repaired} rows repaired"
+    return f"repair it with: owl-sap verify {name} --repair"
+
+
+@verb(app, "status")
+def status(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Collection; default: all.", metavar="[NAME]")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show what is stored, by which model and how old it is."""
+    with opened(loaded_for(ctx)) as service:
+        rows = service.status(None if name is None else [name])
+    if json:
+        output.write_json(rows)
+    elif not rows:
+        output.say(no_collections(service.file))
+    else:
+        shown = [row | {column: _minute(row[column]) for column in _MOMENTS} for row in rows]
+        sometimes = [
+            column for column in _MOMENTS if column not in _STATUS_COLUMNS and any(row[column] for row in rows)
+        ]
+        output.counts("Collections", shown, (*_STATUS_COLUMNS, *sometimes), records=rows)
+
+
+def _minute(moment: str | None) -> str | None:
+    """2026-11-21T03:22:58.545375+00:00, to the second."""
+    return None if moment is None else moment[:19].replace("T", " ") + "Z"
+
+
+# ---------------------------------------------------------------------------------------------------- engine and doctor
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+_QUARANTINE_COLUMNS = ("key", "stage", "reason", "attempts", "given_up", "last_seen")
+_RETRY_COLUMNS = ("retried", "upserted", "empty", "gone", "quarantined", "seconds")
+_HOW = """COLUMN=value, A=x,B=y, a JSON object, or a JSON array of all key values"""
+
+KeyArguments = Annotated[
+    list[str] | None, typer.Argument(help=f"Which rows: {_HOW}; default: all in quarantine.", metavar="[KEY...]")
+]
+
+
+@verb(quarantine_app, "list")
+def quarantine_list(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
+    """List the rows in quarantine, each with its reason."""
+    with opened(loaded_for(ctx)) as service:
+        rows = [entry.as_dict() for entry in service.quarantine(name)]
+    if json:
+        output.write_json(rows)
+        return
+    shown = [row | {"reason": output.shorten(row["reason"]), "last_seen": _minute(row["last_seen"])} for row in rows]
+    output.table(f"{name}: in quarantine", shown, _QUARANTINE_COLUMNS, records=rows)
+    if rows:
+        output.say(f"correct the rows in the source, then run: owl-sap quarantine retry {name}")
+
+
+@verb(quarantine_app, "show")
+def quarantine_show(ctx: typer.Context, name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> None:
+    """Show entries in full. Never shows the row's text."""
+    with opened(loaded_for(ctx)) as service:
+        rows = [entry.as_dict() for entry in service.quarantine(name, _wanted_keys(service, name, keys))]
+    if json:
+        output.write_json(rows)
+    elif not rows:
+        output.say(f"{name}: no rows in quarantine")
+    for row in [] if json else rows:
+        output.table(
+            name, [{"": column, " ": output.shown(row[column])} for column in _QUARANTINE_COLUMNS], records=[row]
+        )
+
+
+@verb(quarantine_app, "retry")
+def quarantine_retry(ctx: typer.Context, name: Name, keys: KeyArguments = None, json: JsonFlag = False) -> int:
+    """Process these rows again. Includes rows that syncs no longer try; their attempts start at one. Exit 1 when some
+    fail again."""
+    with opened(loaded_for(ctx)) as service, interruptible() as interrupted:
+        wanted = _wanted_keys(service, name, keys)
+        with watched(name) as observer:
+            report = service.retry(name, wanted, observer, interrupted)
+    if json:
+        output.write_json(report.as_dict())
+    else:
+        output.counts(f"{name}: retried", [report.as_dict()], _RETRY_COLUMNS)
+    if report.quarantined:
+        output.say(f"{report.quarantined} rows stay in quarantine; for the reasons run: owl-sap quarantine list {name}")
+    if interrupted.code is not None and report.stopped:
+        return interrupted.code
+    return FAILED if report.quarantined else OK
+
+
+@verb(quarantine_app, "drop")
+def quarantine_drop(
+    ctx: typer.Context,
+    name: Name,
+    keys: Annotated[list[str] | None, typer.Argument(help=f"Which rows: {_HOW}.", metavar="[KEY...]")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every entry, as without KEY.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Delete entries from quarantine (without KEY: all). Reasons and attempts are lost; the next full sync tries the
+    rows again."""
+    if all_ and keys:
+        raise UsageFault("name the rows to drop from quarantine, or give --all (not both)")
+    with opened(loaded_for(ctx)) as service:
+        dropped = service.drop(name, _wanted_keys(service, name, keys))
+    if json:
+        output.write_json({"collection": name, "dropped": dropped})
+    else:
+        output.say(f"{name}: {dropped} entries dropped")
+
+
+def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[GivenKey] | None:
+    if not keys:
+        return None
+    columns = service.key_columns(name)
+    return [_parsed_key(text, columns) for text in keys]
+
+
+def _parsed_key(text: str, columns: tuple[str, ...]) -> GivenKey:
+    from connector.sync.quarantine import parse_conditions
+
+    if text.lstrip().startswith(("[", "{")):
+        return _json_key(text)
+    conditions = parse_conditions(text, columns)
+    if conditions is not None:
+        return conditions
+    if len(columns) == 1:
+        return [text]
+    raise UsageFault(f"{text!r} is no key; give {_HOW}; the key columns are {', '.join(columns) or 'not known'}")
+
+
+def _json_key(text: str) -> GivenKey:
+    try:
+        parsed: Any = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UsageFault(f"{text!r} is not JSON: {error}") from None
+    key: GivenKey = parsed
+    return key
+
+
+_GENERATION_COLUMNS = ("generation", "state", "complete", "rows", "model", "dimension", "last_sync", "created", "table")
+_COMPARED = (
+    *("serving", "other", "serving_rows", "other_rows", "complete", "queries"),
+    *("overlap_at_10", "rank_biased_overlap", "same_first"),
+)
+_BUILT = ("collection", "generation", "read", "upserted", "unchanged", "empty", "quarantined", "seconds")
+_NUMBERED = ("compare", "switch", "drop")
+
+
+@verb(app, "generations")
+def generations(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    name: Name,
+    number: Annotated[
+        int | None,
+        typer.Argument(
+            min=1,
+            max=2**31 - 1,
+            metavar="[N]",
+            help="Which one to compare, switch to or drop; default: the newest unfinished.",
+        ),
+    ] = None,
+    build: Annotated[
+        bool, typer.Option("--build", help="Build another one by the settings, beside what serves.")
+    ] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Ask both the same queries: how alike are they?")] = False,
+    switch: Annotated[bool, typer.Option("--switch", help="Let N serve.")] = False,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Let the one serve again that did before.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Delete N, which does not serve.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Switch even to one that is not complete.")] = False,
+    queries: Annotated[
+        Path | None, typer.Option(help="With --compare: a file of queries, one per line, besides stored texts.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, max=10_000, help="With --compare: stored texts to ask for.")] = 50,
+    json: JsonFlag = False,
+) -> int:
+    """Change model or template without downtime. Without an action it lists the generations of a collection."""
+    action = chosen_action(
+        number, queries, build=build, compare=compare, switch=switch, rollback=rollback, drop=drop, force=force
+    )
+    texts = _query_lines(queries)
+    with opened(loaded_for(ctx)) as service:
+        if action == "build":
+            return _build_generation(service, name, json)
+        if action is None:
+            _show_generations(name, service.generations(name), json)
+        elif action == "compare":
+            compared = service.compare(name, number, texts, sample).as_dict()
+            _print_record(f"{name}: compared", compared, _COMPARED, json)
+        elif action == "drop":
+            assert number is not None
+            service.drop_generation(name, number)
+            _print_record(f"{name}: dropped", {"collection": name, "dropped": number}, ("dropped",), json)
+        else:
+            switched = service.rollback(name) if rollback else service.switch(name, number, force=force)
+            _print_record(f"{name}: switched", switched.as_dict(), ("generation", "retired"), json)
+            for note in switched.notes:
+                output.say(f"{name}: {note}")
+    return OK
+
+
+def chosen_action(number: int | None, queries: Path | None, *, force: bool, **actions: bool) -> str | None:
+    """The one action that was asked for; None: to look. Raises UsageFault for what does not go together."""
+    if (force and not actions["switch"]) or (queries is not None and not actions["compare"]):
+        raise UsageFault("--force goes with --switch, --queries with --compare")
+    asked = [action for action, wanted in actions.items() if wanted]
+    if len(asked) > 1:
+        raise UsageFault(f"one thing at a time: {' or '.join(f'--{action}' for action in asked)}")
+    action = asked[0] if asked else None
+    if number is not None and action not in _NUMBERED:
+        raise UsageFault("a number goes with --compare, --switch or --drop")
+    if number is None and action == "drop":
+        raise UsageFault("say which one to delete: --drop N")
+    return action
+
+
+def _query_lines(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageFault(f"{file} cannot be read: {reason}") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _print_record(title: str, record: dict[str, Any], columns: tuple[str, ...], json: bool) -> None:
+    if json:
+        output.write_json(record)
+    else:
+        output.counts(title, [record], columns)
+
+
+def _show_generations(name: str, rows: list[dict[str, Any]], json: bool) -> None:
+    if json:
+        output.write_json(rows)
+    elif not rows:
+        output.say(f"{name}: never synced, so there are no generations; run: owl-sap sync {name}")
+    else:
+        shown = [row | {moment: _minute(row[moment]) for moment in ("last_sync", "created")} for row in rows]
+        output.counts(f"{name}: generations", shown, _GENERATION_COLUMNS, records=rows)
+
+
+def _build_generation(service: Service, name: str, json: bool) -> int:
+    from app.src.service.service import SyncRequest
+
+    with interruptible() as interrupted, watched(name) as observer:
+        report = service.build(name, SyncRequest(owner=f"cli-{os.getpid()}"), observer, interrupted)
+    _print_record(f"{name}: built", report.as_dict(), _BUILT, json)
+    for note in report.notes:
+        output.say(f"{name}: {note}")
+    if interrupted.code is not None and report.stopped:
+        return interrupted.code
+    return FAILED if report.paused or report.stopped else OK

@@ -1,0 +1,144 @@
+"""The verbs that print SQL for an administrator: grants and changes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.src.cli import output
+from app.src.cli.application import JsonFlag, Name, app, changes_app, loaded_for, opened, verb
+from app.src.cli.exits import FAILED, OK, UsageFault
+
+if TYPE_CHECKING:
+    from app.src.service.grants import Statement
+    from connector.hana.change_setup import Setup
+
+
+_HEAD = (
+    "The rights that the technical user needs, and nothing more; made by owl-sap grants. To be run by the owner of the "
+    "tables, or an administrator, from the first line to the last. The user himself is made apart, for his password "
+    "stands in no file: CREATE USER ... PASSWORD ... NO FORCE_FIRST_PASSWORD_CHANGE; then ALTER USER ... DISABLE "
+    "PASSWORD LIFETIME. A grant on a change log can be run once the log is there."
+)
+
+
+@verb(app, "grants")
+def grants(
+    ctx: typer.Context,
+    user: Annotated[str | None, typer.Option(help="Who gets them; default: the user of the settings.")] = None,
+    role: Annotated[str | None, typer.Option(help="Through this role, which the user is given.")] = None,
+    search_only: Annotated[
+        bool, typer.Option("--search-only", help="For a process that searches and never syncs.")
+    ] = False,
+    setup: Annotated[
+        bool, typer.Option("--setup", help="To put change logs in (changes install --apply); to be taken back after.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Print the least HANA rights these settings need, as SQL. An administrator runs it once (grants.sql)."""
+    from app.src.service.grants import Grantee, statements
+
+    grantee = Grantee(user=user, role=role, search_only=search_only, setup=setup)
+    found = statements(loaded_for(ctx).settings, grantee)
+    if json:
+        output.write_json([statement.as_dict() for statement in found])
+    else:
+        typer.echo("\n".join(_grants_script(found)))
+
+
+def _grants_script(found: Sequence[Statement]) -> Iterator[str]:
+    yield from (f"-- {line}" for line in textwrap.wrap(_HEAD, 110, break_on_hyphens=False))
+    for system, statements in groupby(found, lambda statement: statement.system):
+        yield f"\n-- in the HANA of [{system}]"
+        for statement in statements:
+            yield f"-- {' '.join(statement.why.split())}"  # a name with a line break would end the comment
+            yield f"{statement.sql};"
+
+
+_PIECE_COLUMNS = ("name", "present")
+
+
+@verb(changes_app, "install")
+def changes_install(
+    ctx: typer.Context,
+    name: Name,
+    apply: Annotated[bool, typer.Option("--apply", help="Run the statements instead of printing them.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Take log and triggers out again (with --apply).")] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Print, or with --apply run, the SQL of the change log. It makes the log table and the triggers that
+    changes = { method = "log" } needs."""
+    with opened(loaded_for(ctx)) as service:
+        spec = service.spec(name)
+        if apply:
+            setup = service.changes.remove(spec) if drop else service.changes.install(spec)
+        else:
+            setup = service.changes.look(spec)
+    if json:
+        output.write_json(setup.as_dict())
+    elif apply:
+        _report_setup(setup, drop=drop)
+    else:
+        typer.echo(_changes_script(setup, drop=drop), nl=False)
+        output.say(
+            f"run it as the owner of the table, or here: owl-sap changes install {name} --apply{_drop_flag(drop)}"
+        )
+    if apply and setup.complete == drop:
+        raise UsageFault(f"{name}: not everything is {'gone' if drop else 'there'}; see owl-sap changes status {name}")
+    return OK
+
+
+@verb(changes_app, "status")
+def changes_status(ctx: typer.Context, name: Name, json: JsonFlag = False) -> int:
+    """Check that the change log and its triggers exist. Exit 1 when one is missing."""
+    with opened(loaded_for(ctx)) as service:
+        setup = service.changes.look(service.spec(name))
+    if json:
+        output.write_json(setup.as_dict())
+    else:
+        output.table(f"{name}: the change log {setup.log}", [_row(piece.name, piece.present) for piece in setup.pieces])
+        if not setup.complete:
+            output.say(f"put in what is missing: owl-sap changes install {name} --apply")
+    return OK if setup.complete else FAILED
+
+
+def _row(name: str, present: bool) -> dict[str, object]:
+    return dict(zip(_PIECE_COLUMNS, (name, present), strict=True))
+
+
+def _drop_flag(drop: bool) -> str:
+    return " --drop" if drop else ""
+
+
+def _report_setup(setup: Setup, *, drop: bool) -> None:
+    done = [piece.name for piece in setup.pieces if piece.done]
+    what = "dropped" if drop else "created"
+    output.say(f"{setup.collection}: {what} {', '.join(done)}" if done else f"{setup.collection}: nothing to do")
+    if not drop:
+        output.say(f"note: {setup.warning}")
+        output.say(f"the next run compares everything, then the log takes over: owl-sap sync {setup.collection}")
+
+
+def _changes_script(setup: Setup, *, drop: bool) -> str:
+    """SQL to read and run; each statement ends in a line of its own with a semicolon, as hdbsql wants it."""
+    pieces = reversed(setup.pieces) if drop else setup.pieces
+    lines = [] if drop else [f"-- {line}" for line in _wrapped(setup.warning)]
+    for piece in pieces:
+        if piece.present != drop:
+            lines.append(f"-- {piece.name} is {'not there' if drop else 'there already'}")
+        lines += [piece.drop if drop else piece.create, ";"]
+    if not drop:
+        lines += ["-- the user who syncs needs:", *(f"-- {grant};" for grant in setup.grants)]
+        lines.append("-- if a trigger is there and he cannot see it: CATALOG READ, which shows him every name in HANA.")
+        lines.append("-- the owner of the triggers needs INSERT on the log, and TRIGGER on the table if it is not his.")
+    return "\n".join([*lines, ""])
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, 110, break_on_hyphens=False)

@@ -1,0 +1,286 @@
+"""The verbs of processes: serve, worker, start and health of containers, and jobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.src.cli import output
+from app.src.cli.application import (
+    Invocation,
+    JsonFlag,
+    app,
+    guarded,
+    jobs_app,
+    loaded_for,
+    opened,
+    verb,
+    with_global_options,
+)
+from app.src.cli.exits import FAILED, OK, UNEXPECTED, UsageFault
+from app.src.cli.interrupts import leave_behind_what_hangs, orderly
+from app.src.jobs import State
+from app.src.observe.health import Heartbeat, forget
+from app.src.settings import WorkerSettings, no_collections
+
+if TYPE_CHECKING:
+    from app.src.api.scraping import MetricsListener
+    from app.src.jobs import Event, Job, Jobs
+    from app.src.service.service import Service
+
+
+@verb(app, "serve")
+def serve(
+    ctx: typer.Context,
+    host: Annotated[str | None, typer.Option(help="Loopback only, as long as no authentication is configured.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 picks a free one.")] = None,
+) -> None:
+    """Run the REST service and the console. The first line on stdout is {"url": ...} once it answers."""
+    from app.src.api import server
+    from app.src.cli.demo import served
+
+    loaded = loaded_for(ctx, {("api", "host"): host, ("api", "port"): port})
+    api = loaded.settings.api
+
+    def announce(url: str) -> None:
+        output.write_json({"url": url})
+        output.say(served(url, loaded.settings))
+
+    server.refuse_public(api.host, authenticated=loaded.settings.access.configured)
+    with orderly(OK), opened(loaded) as service:
+        server.serve(service, api.host, api.port, announce)
+    leave_behind_what_hangs(OK)
+
+
+_LOOKED_SECONDS = 30.0
+"""Without a look for jobs for so long the worker is not well: it looks every second, and a file that is locked or a
+disk that is full passes."""
+
+
+@verb(app, "worker")
+def worker(
+    ctx: typer.Context,
+    max_jobs: Annotated[
+        int | None, typer.Option(min=0, help="End with 0 after this many jobs, so that it is restarted; 0: never.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Answer GET /metrics there; 0 picks a free one.")
+    ] = None,
+) -> int:
+    """Run jobs and schedules without REST. Stands beside a service that has `api.job_workers = 0`, or alone. The first
+    line on stdout is {"worker": ..., "collections": ...} once it works, with the address of its metrics if it has one.
+    SIGTERM ends it with 0 after the current batch; unfinished jobs are queued again. It ends with 4 when the engine
+    fails for good."""
+    loaded = loaded_for(ctx, {("worker", "max_jobs"): max_jobs, ("worker", "metrics_port"): metrics_port})
+    settings = loaded.settings.worker
+    if not loaded.settings.collections:
+        raise UsageFault(no_collections(loaded.file))
+    forget(settings.heartbeat)
+    with orderly(OK), opened(loaded) as service, ExitStack() as opening:
+        listener = _metrics_listener(service, settings)
+        if listener is not None:
+            opening.enter_context(closing(listener)).start()  # before the model, which may take minutes
+        service.jobs.open()
+        service.embed(["warm"])  # a wrong model ends the start, not the first job
+        service.background.run(settings.concurrency, schedules=True, most=settings.max_jobs)
+        first: dict[str, Any] = {"worker": service.jobs.owner, "collections": len(loaded.settings.collections)}
+        if listener is not None:
+            first["metrics"] = listener.url
+        output.write_json(first)
+        with closing(Heartbeat(settings.heartbeat)) as heartbeat:
+            stuck = until_over(service, heartbeat)
+        if stuck is None:
+            output.say(f"{settings.max_jobs} jobs done (worker.max_jobs): ending, so that it is restarted")
+        else:
+            output.fail(f"ended, for a supervisor to start it again: {stuck}")
+    code = OK if stuck is None else UNEXPECTED
+    leave_behind_what_hangs(code)
+    return code
+
+
+def until_over(service: Service, heartbeat: Heartbeat, look_seconds: float = 1.0) -> str | None:
+    """Waits until all jobs that may be begun are over (None), or until the engine is beyond help: then why. Gives signs
+    of life meanwhile."""
+    while not service.jobs.wait_spent(look_seconds):
+        stuck = service.probes.beyond_help()
+        if stuck is not None:
+            return stuck
+        heartbeat.beat(lambda: service.jobs.looked_ago < _LOOKED_SECONDS)
+    return None
+
+
+def _metrics_listener(service: Service, wanted: WorkerSettings) -> MetricsListener | None:
+    if wanted.metrics_port is None:
+        return None
+    from app.src.api.scraping import MetricsListener
+
+    return MetricsListener(service, wanted.metrics_host, wanted.metrics_port)
+
+
+class Role(StrEnum):
+    """What a container runs."""
+
+    SERVE = "serve"
+    WORKER = "worker"
+
+
+@verb(app, "start")
+def start(
+    ctx: typer.Context, role: Annotated[Role, typer.Argument(help="Which process to start.")] = Role.SERVE
+) -> int:
+    """Start `serve` or `worker` in a container. Checks the GPU first (one minute at most) and prints which device
+    computes and why; exits 1 where a GPU is required (USE_GPU=true) and missing."""
+    from app.src.observe import starting
+    from app.src.observe.doctor import Fault
+
+    loaded = loaded_for(ctx)
+    try:
+        output.say(starting.look(loaded.settings.embedding))
+    except Fault as fault:
+        output.fail(f"a GPU is required, but {fault}; fix: {fault.fix}")
+        return FAILED
+    invocation: Invocation = ctx.obj
+    options = ["--config", str(invocation.config)] if invocation.config is not None else []
+    options += ["--debug"] if invocation.debug else []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "app", *options, role.value])  # nosec B606 # this Python, no shell
+
+
+@verb(app, "health")
+def health(
+    ctx: typer.Context, role: Annotated[Role, typer.Argument(help="Which process to check.")] = Role.SERVE
+) -> int:
+    """Check the health of `serve` or `worker` in a container. Asks the service at its configured address, or reads the
+    heartbeat of the worker; exit 1 when it is not healthy."""
+    from app.src.observe import health as checks
+    from app.src.observe.doctor import Fault
+
+    settings = loaded_for(ctx).settings
+    try:
+        well = checks.of_service(settings.api) if role == Role.SERVE else checks.of_worker(settings.worker)
+    except Fault as fault:
+        output.fail(f"{fault}; {fault.fix}")
+        return FAILED
+    output.say(well)
+    return OK
+
+
+_JOB_COLUMNS = ("id", "collection", "kind", "state", "progress", "created", "seconds")
+_POLL = 0.2
+_SETTLE_POLLS = 10
+
+
+@jobs_app.callback(invoke_without_command=True)
+@with_global_options
+def _jobs_without_verb(ctx: typer.Context, json: JsonFlag = False) -> None:
+    if ctx.invoked_subcommand is None:
+        guarded(jobs_list)(ctx, json=json)
+
+
+JobId = Annotated[str, typer.Argument(help="As `jobs list` shows it.", metavar="ID")]
+
+
+@verb(jobs_app, "list")
+def jobs_list(
+    ctx: typer.Context,
+    collection: Annotated[str | None, typer.Option(help="Only of this collection.", metavar="NAME")] = None,
+    state: Annotated[State | None, typer.Option(help="Only in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
+    json: JsonFlag = False,
+) -> None:
+    """List jobs, newest first."""
+    with opened(loaded_for(ctx)) as service:
+        found = service.jobs.all(collection, state, limit)
+    if json:
+        output.write_json([job.as_dict() for job in found])
+    else:
+        # Ids are copied and errors are sentences: so no value is folded, and why a job failed is for `jobs show`.
+        output.counts("Jobs", [_job_row(job) for job in found], _JOB_COLUMNS, records=[job.as_dict() for job in found])
+        failed = next((job for job in found if job.error), None)
+        if failed is not None and output.for_people():
+            output.say(f"for the error run: owl-sap jobs show {failed.id}")
+
+
+@verb(jobs_app, "show")
+def jobs_show(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> None:
+    """Show one job with its result."""
+    with opened(loaded_for(ctx)) as service:
+        job = service.jobs.get(job_id)
+    _print_job(job, json)
+
+
+@verb(jobs_app, "cancel")
+def jobs_cancel(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> None:
+    """End a job: a queued one at once, a running one after the batch in hand. Exit 1 when it is over already."""
+    with opened(loaded_for(ctx)) as service:
+        job = service.jobs.cancel(job_id)
+    if json:
+        output.write_json(job.as_dict())
+    else:
+        output.say("cancelled" if job.over else f"asked to stop; follow it with: owl-sap jobs watch {job_id}")
+
+
+@verb(jobs_app, "watch")
+def jobs_watch(ctx: typer.Context, job_id: JobId, json: JsonFlag = False) -> int:
+    """Follow a job to its end, on stderr; then show it. Exit 1 when it failed or was cancelled."""
+    with opened(loaded_for(ctx)) as service:
+        for event in _job_events(service.jobs, job_id):
+            if event.name == "state":
+                output.say(": ".join(filter(None, (event.data["state"], event.data.get("note")))))
+            elif event.name == "progress":
+                output.say(f"{event.data['done']:,} of {event.data['total']:,} rows")
+        job = service.jobs.get(job_id)
+    _print_job(job, json)
+    return OK if job.state == "succeeded" else FAILED
+
+
+def _job_events(jobs: Jobs, job_id: str) -> Iterator[Event]:
+    """As they come, up to the last."""
+    after, polls = 0, 0
+    while True:
+        if polls % _SETTLE_POLLS == 0:
+            jobs.get(job_id)  # puts back a job whose process has died; raises UnknownJob
+        polls += 1
+        for event in jobs.events(job_id, after):
+            after = event.id
+            yield event
+            if event.name == "result":
+                return
+        time.sleep(_POLL)
+
+
+def _print_job(job: Job, json: bool) -> None:
+    if json:
+        output.write_json(job.as_dict())
+        return
+    tried = None if job.next_try is None else _moment(job.next_try)
+    shown = _job_row(job) | {"attempts": job.attempts, "note": job.note, "next_try": tried, "result": job.result}
+    lines = [{"": name, " ": output.shown(value)} for name, value in shown.items()]
+    output.table(f"Job {job.id}", lines, records=[job.as_dict()])
+
+
+def _job_row(job: Job) -> dict[str, Any]:
+    end = time.time() if job.finished is None else job.finished
+    return {
+        "id": job.id,
+        "collection": job.collection,
+        "kind": job.kind,
+        "state": "stopping" if job.cancelling and not job.over else job.state,
+        "progress": f"{job.progress['done']:,} of {job.progress['total']:,}",
+        "created": _moment(job.created),
+        "seconds": None if job.started is None else round(end - job.started, 1),
+        "error": job.error,
+    }
+
+
+def _moment(time_: float) -> str:
+    return f"{datetime.fromtimestamp(time_, UTC):%Y-%m-%d %H:%M:%S}Z"

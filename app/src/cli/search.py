@@ -1,0 +1,437 @@
+"""The verbs that search and embed: search, rows, evaluate, embed and mcp."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+
+from app.src.access.principal import OPERATOR
+from app.src.cli import output
+from app.src.cli.application import JsonFlag, Name, app, loaded_for, opened, verb
+from app.src.cli.exits import OK, UsageFault
+from app.src.cli.interrupts import leave_behind_what_hangs, orderly
+from app.src.cli.output import watched
+from app.src.settings import no_collections
+from connector.errors import UnknownRow
+from connector.extras import install_command
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from app.src.evaluation.run import Mode
+    from app.src.service.service import Service
+
+
+_MODES = "vector (meaning), keyword (words) or hybrid (both)"
+
+
+@verb(app, "search")
+def search(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    name: Name,
+    text: Annotated[
+        str | None, typer.Argument(help="What to look for, in your own words.", metavar="TEXT", show_default=False)
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="ID", help="Instead of TEXT: rows like this one; ids are those of hits.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many rows.")] = 10,
+    filter_: Annotated[str | None, typer.Option("--filter", help='JSON: \'{"MTART": "FERT"}\'')] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help=f"{_MODES}. Default: hybrid for TEXT, vector for --like.", show_default=False),
+    ] = None,
+    min_score: Annotated[
+        float | None,
+        typer.Option(
+            help="Leave out hits below this score; in mode hybrid it is compared with the cosine, not the score shown."
+        ),
+    ] = None,
+    mmr: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, metavar="LAMBDA", help="Diversity: 0 maximum, 1 off."),
+    ] = None,
+    passages: Annotated[int, typer.Option(min=1, max=20, help="Matching passages to show of each hit.")] = 1,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Explain on stderr, as JSON, how the hits were found.")
+    ] = False,
+    rerank: Annotated[
+        bool | None,
+        typer.Option(
+            "--rerank/--no-rerank",
+            help="Reorder hits with the configured reranker; default: on where one is configured.",
+        ),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Search a collection by meaning, words or both. Shows source rows, best first; --like ID finds rows like one."""
+    asked = _asked(text, like)
+    where = _parsed_filter(filter_)
+    loaded = loaded_for(ctx)
+    options = replace(_options(mode, min_score, mmr, passages, explain), rerank=rerank)
+    with opened(loaded) as service, _refusals():
+        try:
+            found = service.search(name, asked, k, where, options, principal=OPERATOR)
+        except UnknownRow as error:
+            raise UnknownRow(f"{error}; {_how_ids_look(service, name)}") from None
+    for note in found.notes:
+        output.say(note)
+    if found.stale_since is not None:
+        output.say(f"HANA is unavailable: rows may have changed since the last complete sync at {found.stale_since}")
+    if found.explain is not None:
+        output.line_on_stderr({"explain": found.explain})
+    hits = [hit.as_dict() for hit in found.hits]
+    if json:
+        output.write_json(hits)
+        return
+    shown = [hit | {"text": _shown_text(hit)} for hit in hits]
+    output.table(f"{name}: {text or like}", shown, ("score", "key", "text", "metadata"), records=hits)
+
+
+def _how_ids_look(service: Service, name: str) -> str:
+    example = service.example_id(name)
+    return f"ids of {name} look like '{example}'" if example else f"owl-sap search {name} --json shows the ids"
+
+
+def _shown_text(hit: dict[str, Any]) -> str:
+    """A line for each passage, where several were asked for."""
+    passages = hit.get("passages") or []
+    if len(passages) < 2:
+        return output.shorten(hit["text"])
+    return "\n".join(f"{each['score']:.3f} {output.shorten(each['text'])}" for each in passages)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the service says of an argument is a fault in the use of the command."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageFault(str(error)) from None
+
+
+def _asked(text: str | None, like: str | None) -> Any:
+    from app.src.service.search import Like
+
+    if (text is None) == (like is None):
+        raise UsageFault("give either TEXT or --like ID")
+    if like is not None:
+        return Like(like)
+    if not (text or "").strip():
+        raise UsageFault("the search text is empty")
+    return text
+
+
+@verb(app, "rows")
+def rows(
+    ctx: typer.Context,
+    name: Name,
+    ids: Annotated[list[str], typer.Argument(help="Ids of rows, as search gives them.", metavar="ID...")],
+    json: JsonFlag = False,
+) -> None:
+    """Show stored rows by their ids. Prints whole texts, metadata and chunks."""
+    with opened(loaded_for(ctx)) as service, _refusals():
+        found = service.rows(name, ids, principal=OPERATOR)
+        missing = len(set(ids)) - len(found)
+        if missing:
+            how = _how_ids_look(service, name)
+            output.say(f"{missing} of the ids {'is' if missing == 1 else 'are'} not in {name}; {how}")
+    records = [row.as_dict() for row in found]
+    if json:
+        output.write_json(records)
+        return
+    shown = [record | {"chunks": len(record["chunks"])} for record in records]
+    output.table(name, shown, ("key", "text", "metadata", "chunks"), records=records)
+
+
+def _options(mode: str | None, min_score: float | None, mmr_lambda: float | None, passages: int, explain: bool) -> Any:
+    from app.src.service.search import MODES, SearchOptions
+
+    chosen = next((known for known in MODES if known == mode), None)
+    if mode is not None and chosen is None:
+        raise UsageFault(f"--mode {mode}: there is {_MODES}")
+    try:
+        return SearchOptions(chosen, min_score, mmr_lambda, passages=passages, explain=explain)
+    except ValueError as error:
+        raise UsageFault(str(error)) from None
+
+
+def _parsed_filter(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        parsed = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UsageFault(f'--filter is not JSON, such as \'{{"MTART": "FERT"}}\': {error}') from None
+    if not isinstance(parsed, dict):
+        raise UsageFault('--filter must be a JSON object, for example \'{"MTART": "FERT"}\'')
+    return parsed
+
+
+_ALL = "all"
+_FIGURES = ("mode", "group", "queries", "hit_1", "hit_3", "hit_10", "mrr", "recall", "ndcg")
+_WORST = ("mode", "line", "query", "right", "ranks")
+_RECALL = ("k", "queries", "index_used", "recall", "low", "high", "same_first", "search_ms", "exact_ms")
+_DIFFERENCES = ("mode", "measure", "difference", "low", "high", "p")
+
+
+@verb(app, "evaluate")
+def evaluate(  # noqa: PLR0913 - a verb has as many parameters as options
+    ctx: typer.Context,
+    name: Name,
+    queries: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Labelled queries, one JSON object a line.", show_default=False),
+    ] = None,
+    mode: Annotated[str, typer.Option(help="vector, keyword, hybrid or all.")] = _ALL,
+    k: Annotated[int, typer.Option("-k", "--k", min=1, max=1000, help="Hits that recall and nDCG look at.")] = 10,
+    save: Annotated[Path | None, typer.Option(help="Write the whole report, every query's outcome too.")] = None,
+    against: Annotated[Path | None, typer.Option(help="A report saved before: what changed since?")] = None,
+    recall: Annotated[
+        bool, typer.Option("--recall", help="Instead of FILE: what the vector index loses against exact search.")
+    ] = False,
+    sample: Annotated[
+        int, typer.Option("--queries", min=1, max=10_000, help="With --recall: stored rows to ask with.")
+    ] = 100,
+    rerank: Annotated[
+        bool | None,
+        typer.Option("--rerank/--no-rerank", help="By the configured reranker; default: if there is one."),
+    ] = None,
+    json: JsonFlag = False,
+) -> int:
+    """Measure search quality with labelled queries. Shows recall, MRR and nDCG by mode and group."""
+    from app.src.evaluation.run import EvaluationRequest, check_earlier, differences
+
+    if recall == (queries is not None):
+        raise UsageFault("give a FILE of labelled queries, or --recall")
+    if queries is None:
+        return _evaluate_recall(ctx, name, sample, k, json)
+    modes = _evaluated_modes(mode)
+    earlier = None if against is None else _earlier_report(against)
+    if earlier is not None:
+        check_earlier(earlier, k)
+    with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
+        report = service.evaluating.evaluate(
+            name, EvaluationRequest(queries, modes, k, rerank), observer.progress
+        ).as_dict()
+    if save is not None:
+        _save_report(save, report)
+    changed = None if earlier is None else differences(earlier, report)
+    brief = {**report, "modes": {each: _without_outcomes(figures) for each, figures in report["modes"].items()}}
+    if changed is not None:
+        brief["differences"] = changed
+    if json:
+        output.write_json(brief)
+    else:
+        _show_evaluation(name, brief)
+    for note in report["notes"]:
+        output.say(f"{name}: {note}")
+    return OK
+
+
+def _evaluate_recall(ctx: typer.Context, name: str, queries: int, k: int, json: bool) -> int:
+    with opened(loaded_for(ctx)) as service, watched(name, "queries") as observer:
+        try:
+            report = service.evaluating.index_recall(name, queries, k, observer.progress).as_dict()
+        except ValueError as error:
+            raise UsageFault(f"{name}: {error}") from None
+    if json:
+        output.write_json(report)
+    else:
+        output.counts(f"{name}: usual search against exact search", [report], _RECALL, records=[report])
+        output.say(f"{name}: {report['index_detail']}")
+        output.say(f"{name}: {report['proposal']}")
+    return OK
+
+
+def _evaluated_modes(mode: str) -> tuple[Mode, ...]:
+    from app.src.evaluation.run import MODES
+
+    chosen = MODES if mode == _ALL else tuple(known for known in MODES if known == mode)
+    if not chosen:
+        raise UsageFault(f"--mode {mode}: there is {', '.join(MODES)} or {_ALL}")
+    return chosen
+
+
+def _earlier_report(file: Path) -> dict[str, Any]:
+    try:
+        report = orjson.loads(file.read_bytes())
+    except OSError as error:
+        raise UsageFault(f"{file} cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError:
+        report = None
+    if not isinstance(report, dict):
+        raise UsageFault(f"{file} is not a report of owl-sap evaluate --save")
+    return report
+
+
+def _save_report(file: Path, report: Mapping[str, Any]) -> None:
+    try:
+        file.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    except OSError as error:
+        raise UsageFault(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _without_outcomes(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in figures.items() if name != "outcomes"}
+
+
+def _show_evaluation(name: str, report: Mapping[str, Any]) -> None:
+    rows = [
+        {"mode": mode, "group": group, **summary}
+        for mode, figures in report["modes"].items()
+        for group, summary in {_ALL: figures["all"], **figures["groups"]}.items()
+    ]
+    output.table(f"{name}: {report['queries']} queries, k = {report['k']}", rows, _FIGURES)
+    worst = [{"mode": mode, **each} for mode, figures in report["modes"].items() for each in figures["worst"]]
+    if worst:
+        output.table(f"{name}: found late or not at all", worst, _WORST)
+    changed = [
+        {"mode": mode, "measure": measure, **difference}
+        for mode, measures in report.get("differences", {}).items()
+        for measure, difference in measures.items()
+    ]
+    if changed:
+        output.table(f"{name}: now minus before", changed, _DIFFERENCES)
+
+
+@verb(app, "embed")
+def embed(
+    ctx: typer.Context,
+    file: Annotated[Path | None, typer.Argument(help="One text per line; default: stdin.", metavar="[FILE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write float32 vectors to this .npy file.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Turn texts into vectors. The order is kept; the output is JSON lines, one JSON document with --json, or an .npy
+    file with --out."""
+    check_target(out)
+    with opened(loaded_for(ctx)) as service:
+        sink = Sink(out, json)
+        for texts in lines_of(file):
+            sink.add(service.embed(texts), service.engine.max_tokens, service.engine.count_tokens(texts))
+        sink.close(service.engine.dimension)
+
+
+_BATCH = 4096
+
+
+def lines_of(file: Path | None) -> Iterator[list[str]]:
+    """The lines without their ends, a batch at a time. Raises UsageFault for a file that is no text."""
+    try:
+        # Opened anew: Python's own stdin lets bytes that are no text through in some locales. -sig: a mark of Windows
+        # editors at the start is no part of the first line.
+        source = 0 if file is None else file
+        with open(source, encoding="utf-8-sig", errors="strict", closefd=file is not None) as opened:
+            yield from _batches(opened)
+    except OSError as error:
+        raise UsageFault(f"{file or 'stdin'}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageFault(f"{file or 'stdin'}: not UTF-8 text") from None
+
+
+def _batches(stream: IO[str]) -> Iterator[list[str]]:
+    while batch := [line.rstrip("\r\n") for line in islice(stream, _BATCH)]:
+        yield batch
+
+
+def check_target(out: Path | None) -> None:
+    """Before anything is computed. Raises UsageFault for a file that cannot be written."""
+    if out is None:
+        return
+    if out.suffix != ".npy":
+        raise UsageFault(f"--out {out}: only .npy files are written")
+    if not out.parent.is_dir():
+        raise UsageFault(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise UsageFault(f"--out {out}: cannot be written")
+
+
+class Sink:
+    """Where vectors go: JSON lines at once, or collected for one JSON document or an .npy file. With both, the
+    document says what the file holds."""
+
+    def __init__(self, file: Path | None, json: bool) -> None:
+        self._file = file
+        self._json = json
+        self._whole = json or file is not None
+        self._blocks: list[NDArray[np.float32]] = []
+        self._count = 0
+        self._cut = 0
+
+    def add(self, vectors: NDArray[np.float32], limit: int, tokens: Sequence[int]) -> None:
+        self._count += len(vectors)
+        self._cut += sum(count > limit for count in tokens)
+        if self._whole:
+            self._blocks.append(vectors)
+            return
+        for vector in vectors:
+            sys.stdout.buffer.write(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+
+    def close(self, dimension: int) -> None:
+        import numpy as np
+
+        sys.stdout.buffer.flush()
+        vectors = np.concatenate([np.empty((0, dimension), dtype=np.float32), *self._blocks])
+        if self._file is not None:
+            np.save(self._file, vectors)
+            output.say(f"{self._count} vectors of {dimension} numbers in {self._file}")
+            if self._json:
+                output.write_json({"file": str(self._file), "vectors": self._count, "dimension": dimension})
+        elif self._json:
+            output.write_json(vectors)
+        if self._cut:
+            output.say(f"{self._cut} texts are longer than the model takes and were cut")
+
+
+@verb(app, "mcp")
+def mcp(
+    ctx: typer.Context,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with an API key or token whose rights hold; default: the setting mcp.key, or yours."),
+    ] = None,
+    write: Annotated[
+        bool | None, typer.Option("--write/--read-only", help="Offer start_sync too; default: the setting mcp.write.")
+    ] = None,
+) -> int:
+    """Offer search and rows to agents over the Model Context Protocol. An agent's program starts it and talks to it on
+    stdin and stdout (docs/agents.md); it ends with 0 when stdin ends and on SIGTERM."""
+    loaded = loaded_for(ctx, {("mcp", "key"): _key_in(key_file), ("mcp", "write"): write})
+    if not loaded.settings.collections:
+        raise UsageFault(no_collections(loaded.file))
+    serve = _stdio_server()
+    with orderly(OK), opened(loaded) as service:
+        if loaded.settings.mcp.write:
+            service.background.run(1, schedules=False)  # what start_sync asks for, where nobody else works
+        serve(service)
+    leave_behind_what_hangs(OK)
+    return OK
+
+
+def _key_in(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise UsageFault(f"--key-file: the file cannot be read ({type(error).__name__})") from None
+
+
+def _stdio_server() -> Callable[[Service], None]:
+    try:
+        from app.src.mcp.stdio import serve
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        raise UsageFault(f"the package mcp is not installed: {install_command('mcp')}") from None
+    return serve

@@ -1,0 +1,183 @@
+"""The ONNX Runtime backend: runs the graph of a sentence encoder over padded rectangles.
+
+`onnx_export` makes, calibrates and builds graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device import DeviceProfile, Precision
+from ..tokens import rectangle, width_of
+from . import DeviceUnavailable, ModelInfo, OutOfMemory, Pause, TokenBatch, Vectors
+from .folder import Folder, sha256_of
+from .tokenizing import RustTokenizer, TokenizingBackend
+
+PATH = "onnx-runtime"
+OUTPUT = "sentence_embedding"
+_NO_MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "bad allocation", "not enough memory")
+
+Feeds = Mapping[str, NDArray[np.int64]]
+
+
+class Session(Protocol):
+    """The methods of `onnxruntime.InferenceSession` that are used here."""
+
+    def run(self, outputs: Sequence[str], feeds: Feeds) -> Sequence[Any]: ...
+
+    def get_providers(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """`usual` computes batches; `exact` makes a session of the fp32 graph, or returns `usual`.
+
+    `most_texts`: of one batch, if a session was built for a maximum; `note`: what they run on.
+    """
+
+    usual: Session
+    exact: Callable[[], Session]
+    note: str
+    most_texts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with checked files (`weights`: their SHA-256), its device and precision. `variant`: see ModelInfo."""
+
+    folder: Folder
+    weights: str
+    profile: DeviceProfile
+    precision: Precision
+    precision_reason: str
+    variant: str = ""
+
+
+class OnnxRuntimeBackend(TokenizingBackend):
+    """One graph on one device."""
+
+    def __init__(self, loaded: Loaded, sessions: Sessions) -> None:
+        self.profile = loaded.profile
+        self._tokenizer = RustTokenizer.load(loaded.folder)
+        self._pad_id = int(loaded.folder.config.get("pad_token_id") or 0)
+        self._longest = loaded.folder.max_length
+        self._multiple = loaded.profile.padding_multiple(loaded.precision)
+        self._sessions: Sessions | None = sessions
+        self._exact: Session | None = None
+        special = self._tokenizer.special_tokens
+        with loading_errors_mapped():
+            dimension = self.forward(self._tokenizer.ids([""])).shape[1]
+        self.info = ModelInfo(
+            name=loaded.folder.name,
+            dimension=dimension,
+            max_tokens=loaded.folder.max_length - special,
+            special_tokens=special,
+            pooling=loaded.folder.pooling or "own",
+            weights_sha256=loaded.weights,
+            tokenizer_sha256=sha256_of([loaded.folder.encoder / "tokenizer.json"]),
+            precision=loaded.precision,
+            precision_reason=loaded.precision_reason,
+            shape=loaded.folder.shape,
+            path=PATH,
+            path_reason=sessions.note,
+            matryoshka=loaded.folder.matryoshka,
+            variant=loaded.variant,
+        )
+
+    def forward(self, batch: TokenBatch, *, exact: bool = False, pause: Pause | None = None) -> Vectors:
+        """Compute in parts if the batch has more texts than the session was built for."""
+        sessions = self._open()
+        session = self._in_fp32(sessions) if exact else sessions.usual
+        most = sessions.most_texts or len(batch)
+        parts = [self._computed(session, batch[start : start + most]) for start in range(0, len(batch), most)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def free_bytes(self) -> int:
+        if self.profile.kind == "cpu":
+            return 0
+        import torch
+
+        free, _total = torch.cuda.mem_get_info(self.profile.index)
+        return int(free)
+
+    def close(self) -> None:
+        self._sessions = self._exact = None
+
+    def _open(self) -> Sessions:
+        if self._sessions is None:
+            raise RuntimeError("the backend is closed")
+        return self._sessions
+
+    def _in_fp32(self, sessions: Sessions) -> Session:
+        if self._exact is None:
+            self._exact = sessions.exact()
+        return self._exact
+
+    def _computed(self, session: Session, batch: TokenBatch) -> Vectors:
+        try:
+            (vectors,) = session.run([OUTPUT], self._rectangle(batch))
+        except Exception as error:  # ONNX Runtime's errors have no other common class
+            if _no_memory(error):
+                raise OutOfMemory("the device's memory does not hold this batch") from error
+            raise
+        return np.asarray(vectors, dtype=np.float32)
+
+    def _rectangle(self, batch: TokenBatch) -> Feeds:
+        width = width_of(batch, self._multiple, self._longest)
+        ids, mask = rectangle(batch, width=width, pad_id=self._pad_id)
+        return {"input_ids": ids, "attention_mask": mask}
+
+
+# Graph, providers, CPU threads -> a session that runs on all of the providers.
+MakeSession = Callable[[bytes | Path, Sequence[tuple[str, Mapping[str, Any]]], int | None], Session]
+
+
+def make_session(
+    graph: bytes | Path, providers: Sequence[tuple[str, Mapping[str, Any]]], threads: int | None = None
+) -> Session:
+    """Return a session. Raises DeviceUnavailable for a missing provider, which ONNX Runtime only logs; OutOfMemory."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised, and missing providers are reported below
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    with loading_errors_mapped():
+        session: Session = onnxruntime.InferenceSession(
+            graph if isinstance(graph, bytes) else str(graph), options, providers=[(n, dict(o)) for n, o in providers]
+        )
+    missing = [name for name, _ in providers if name not in session.get_providers()]
+    if missing:
+        raise DeviceUnavailable(
+            f"ONNX Runtime {onnxruntime.__version__} cannot use {missing[0]} here: a library that it needs is missing"
+            " or of another version (docs/gpu.md)"
+        )
+    return session
+
+
+@contextlib.contextmanager
+def loading_errors_mapped() -> Iterator[None]:
+    """Raise ONNX Runtime's errors as ours while a session is made and first run, which shows what a card lacks."""
+    try:
+        yield
+    except Exception as error:
+        if _no_memory(error):
+            raise OutOfMemory("the device's memory does not hold this graph") from error
+        if type(error).__module__.startswith("onnxruntime."):
+            raise DeviceUnavailable(f"ONNX Runtime does not load the graph: {_first_line(error)}") from error
+        raise
+
+
+def _no_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

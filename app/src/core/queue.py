@@ -1,0 +1,585 @@
+"""The queue before a device: requests wait in two lanes, one thread computes their texts in batches within a token
+budget, and each request gets its own vectors or its own error.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, NamedTuple, Protocol, get_args
+
+from .backends import EngineClosed, EngineError, OutOfMemory, TokenBatch, Vectors
+from .runner import BatchRunner, Running
+
+Lane = Literal["interactive", "bulk"]  # a caller waits for the answer; a sync, a file or a large request
+LANES: tuple[Lane, ...] = get_args(Lane)
+# A request with more than this share of a batch's tokens would delay others: it takes turns with bulk requests.
+SMALL_SHARE = 0.25
+# Budgets of tokens that are sorted by length and planned together, over all requests of a lane.
+WINDOW = 4
+# Interactive batches run for so long while bulk requests wait; then bulk has one batch.
+RUN_SECONDS = 0.1
+# Interactive requests can pass bulk work after every step. A step takes at most so long, all batches launched ahead
+# included, but has at least this share of a full batch: smaller ones cost more than they save. Batches are full again
+# when no interactive request has come for RECENT_SECONDS.
+STEP_SECONDS = 0.005
+LEAST_SHARE = 0.25
+RECENT_SECONDS = 10.0
+IDLE_SECONDS = 30.0  # after which the thread ends
+_WATCH_SECONDS = 1.0  # how often waiting callers check that the thread is alive
+_DECAY = 0.9  # weight of a batch in the measured speed, after each further one
+LEAST_MEASURED_TOKENS = 64  # smaller batches do not show the speed of full ones
+
+
+class EngineOverloaded(EngineError):
+    """A request would wait longer than allowed. `seconds`: the work queued, by the measured speed; None if unknown."""
+
+    retryable = True
+    seconds: float | None = None
+
+    def __init__(self, message: str, *, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class WorkerDied(EngineError):
+    """The computing thread ended during this request's batch."""
+
+    retryable = True  # another thread has started
+
+
+class Watcher(Protocol):
+    """Observer of a queue, called in the thread that acts. It must return at once and never raise."""
+
+    def queued(self, lane: Lane, texts: int) -> None:
+        """So many more texts wait; fewer if negative."""
+        ...
+
+    def began(self, lane: Lane, waited: float) -> None:
+        """The first text of a request is in a batch, so many seconds after its arrival."""
+        ...
+
+    def batch(self, lane: Lane, texts: int, tokens: int) -> None:
+        """A batch starts."""
+        ...
+
+    def refused(self) -> None:
+        """A request would have waited too long."""
+        ...
+
+
+class SilentWatcher:
+    def queued(self, lane: Lane, texts: int) -> None: ...
+
+    def began(self, lane: Lane, waited: float) -> None: ...
+
+    def batch(self, lane: Lane, texts: int, tokens: int) -> None: ...
+
+    def refused(self) -> None: ...
+
+
+# ------------------------------------------------------------------------------------------------------------ requests
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """Texts of one caller, as token ids. `vectors`, row i for text i, is filled batch by batch.
+
+    `finish` makes the result of `vectors`, quickly, for it runs in the queue's thread. `bounded`: a caller waits, so it
+    is rejected if it would wait too long.
+    """
+
+    tokens: TokenBatch
+    lane: Lane
+    vectors: Vectors
+    arrived: float
+    future: Future[Vectors] = field(default_factory=Future)
+    finish: Callable[[Vectors], Vectors] | None = None
+    bounded: bool = False
+    over: bool = False  # answered, failed or cancelled: the rest is not computed
+    begun: bool = False
+    missing: int = 0  # texts without a vector
+    queued_texts: int = 0
+    queued_tokens: int = 0
+    _lengths: list[int] = field(default_factory=list)
+    _waiting: list[int] = field(default_factory=list)  # texts that are not planned, shortest first
+
+    def __post_init__(self) -> None:
+        self._lengths = self.tokens.lengths.tolist()
+        self.missing = self.queued_texts = len(self._lengths)
+        self.queued_tokens = sum(self._lengths)
+        self._waiting = sorted(range(len(self._lengths)), key=self._lengths.__getitem__)
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting) and not self.over
+
+    def pieces(self, tokens: int) -> list[Piece]:
+        """Take the longest unplanned texts up to so many tokens; at least one."""
+        found: list[Piece] = []
+        while self._waiting and (tokens > 0 or not found):
+            place = self._waiting.pop()
+            found.append(Piece(self, place, self._lengths[place]))
+            tokens -= max(1, found[-1].length)
+        return found
+
+    def put_back(self, pieces: Sequence[Piece]) -> None:
+        """Undo the last of `pieces`."""
+        self._waiting += [piece.place for piece in reversed(pieces)]
+
+
+class Piece(NamedTuple):
+    """One text of a request."""
+
+    request: Request
+    place: int
+    length: int
+
+
+class LaneQueue:
+    """The waiting texts of one lane. `bounded_tokens`: those of bounded requests."""
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+        self._planned: deque[list[Piece]] = deque()
+        self.texts = 0
+        self.tokens = 0
+        self.bounded_tokens = 0
+
+    def add(self, request: Request) -> None:
+        self._requests.append(request)
+        self.texts += request.queued_texts
+        self.tokens += request.queued_tokens
+        self.bounded_tokens += request.queued_tokens if request.bounded else 0
+
+    def forget(self, request: Request) -> None:
+        """Stop counting a request that is over."""
+        self._subtract(request, request.queued_texts, request.queued_tokens)
+
+    def take(self, plan: Callable[[Sequence[int]], list[list[int]]], budget: int, most: int) -> list[Piece]:
+        """Return the next batch, at most `most` of its tokens; [] if no text waits.
+
+        `plan` divides a window of WINDOW times `budget` tokens into batches. Requests share a window equally, in the
+        order of arrival, so a small request never waits for the whole of a large one.
+        """
+        while self._planned or self._plan(plan, WINDOW * budget):
+            alive = [piece for piece in self._planned.popleft() if not piece.request.over]
+            batch, rest = _cut(alive, most)  # may have been planned for a larger budget, before memory ran out
+            if rest:
+                self._planned.appendleft(rest)
+            for piece in batch:
+                self._subtract(piece.request, 1, piece.length)
+            if batch:
+                return batch
+        return []
+
+    def drain(self) -> list[Request]:
+        """Remove and return all requests that are not over."""
+        planned = (piece.request for batch in self._planned for piece in batch)
+        found = [request for request in dict.fromkeys([*planned, *self._requests]) if not request.over]
+        self._requests.clear()
+        self._planned.clear()
+        return found
+
+    def _subtract(self, request: Request, texts: int, tokens: int) -> None:
+        request.queued_texts -= texts
+        request.queued_tokens -= tokens
+        self.texts -= texts
+        self.tokens -= tokens
+        self.bounded_tokens -= tokens if request.bounded else 0
+
+    def _plan(self, plan: Callable[[Sequence[int]], list[list[int]]], window: int) -> bool:
+        """Plan one window; False if no text waits."""
+        share = max(1, window // max(1, len(self._requests)))
+        pieces: list[Piece] = []
+        for _ in range(len(self._requests)):
+            if window <= 0:
+                break
+            request = self._requests.popleft()
+            if request.waits:
+                found = request.pieces(min(share, window))
+                window -= sum(max(1, piece.length) for piece in found)
+                pieces += found
+            if request.waits:
+                self._requests.append(request)
+        try:
+            planned = [[pieces[place] for place in batch] for batch in plan([piece.length for piece in pieces])]
+        except BaseException:
+            self._planned.append(pieces)  # so that `drain` returns their requests
+            raise
+        if len(planned) > 1 and len(self._requests) == 1 and all(piece.request.waits for piece in planned[-1]):
+            self._requests[0].put_back(planned.pop())  # the next window fills this batch up
+        self._planned.extend(planned)
+        return bool(pieces)
+
+
+def _cut(batch: list[Piece], tokens: int) -> tuple[list[Piece], list[Piece]]:
+    """Split a batch after so many tokens; the first part has at least one text."""
+    for place, piece in enumerate(batch):
+        tokens -= piece.length
+        if tokens < 0 and place:
+            return batch[:place], batch[place:]
+    return batch, []
+
+
+class LaneTurns:
+    """Chooses the next lane: interactive first, and bulk once every RUN_SECONDS, so that neither starves."""
+
+    def __init__(self) -> None:
+        self._run = 0.0
+
+    def choose(self, *, interactive: bool, bulk: bool) -> Lane | None:
+        """Return the lane, given which ones have texts."""
+        if interactive and not (bulk and self._run >= RUN_SECONDS):
+            return "interactive"
+        return "bulk" if bulk else None
+
+    def ran(self, lane: Lane, seconds: float, *, bulk: bool) -> None:
+        """Note a batch; `bulk`: bulk texts were waiting."""
+        self._run = self._run + seconds if lane == "interactive" and bulk else 0.0
+
+
+class Speed:
+    """Tokens per second of the last batches, by lane."""
+
+    def __init__(self) -> None:
+        self._tokens = dict.fromkeys(LANES, 0.0)
+        self._seconds = dict.fromkeys(LANES, 0.0)
+        self._overall = 0.0
+
+    def ran(self, lane: Lane, tokens: int, seconds: float) -> None:
+        if tokens >= LEAST_MEASURED_TOKENS and seconds > 0:
+            latest = tokens / seconds
+            self._overall = self._overall * _DECAY + latest * (1 - _DECAY) if self._overall else latest
+        self._tokens[lane] = self._tokens[lane] * _DECAY + tokens
+        self._seconds[lane] = self._seconds[lane] * _DECAY + seconds
+
+    def seconds_for(self, lane: Lane, tokens: int) -> float:
+        """Return how long a batch of this lane takes; by the other lane's speed if unknown, 0 before any batch."""
+        known = lane if self._tokens[lane] else next((each for each in LANES if self._tokens[each]), lane)
+        return tokens * self._seconds[known] / self._tokens[known] if self._tokens[known] else 0.0
+
+    def wait(self, tokens: int) -> float:
+        """Return for how many seconds so many tokens occupy the device; 0 before a large enough batch."""
+        return tokens / self._overall if self._overall else 0.0
+
+    def tokens_in(self, lane: Lane, seconds: float) -> float:
+        """Return how many tokens take so long; infinite before the first batch."""
+        each = self.seconds_for(lane, 1)
+        return seconds / each if each else math.inf
+
+
+# ----------------------------------------------------------------------------------------------------------- the queue
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A started batch. `wanted`: pieces whose requests were not over; `passed_seconds`: the queue's, at the start."""
+
+    lane: Lane
+    pieces: list[Piece]
+    wanted: Sequence[Piece]
+    running: Running | None
+    begun: float
+    passed_seconds: float
+
+
+class EmbeddingQueue:
+    """Thread-safe. The first request starts its thread, which alone computes."""
+
+    def __init__(self, runner: BatchRunner, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.max_wait: float | None = None  # seconds that a bounded request may wait; None: any
+        self.watcher: Watcher = SilentWatcher()
+        self.clock = clock
+        self._runner = runner
+        self._changed = threading.Condition()
+        self._lanes = {lane: LaneQueue() for lane in LANES}
+        self._turns, self._speed = LaneTurns(), Speed()
+        self._thread: threading.Thread | None = None
+        # Batches in progress: one, and either the next one launched ahead or an interactive one within a bulk one.
+        self._in_progress: list[list[Piece]] = []
+        self._passed_seconds = 0.0  # of interactive batches computed within bulk ones
+        self._landed = -math.inf  # when the last batch was done
+        self._interactive_at = -math.inf  # when the last interactive request came
+        self._progress_at = -math.inf  # when a batch was computed, or started after an idle time
+        self._deaths = 0
+        self._closed = False
+
+    # -- for callers
+
+    def add(self, request: Request) -> Future[Vectors]:
+        """Queue a request. Cancelling its future removes it. Raises EngineOverloaded, EngineClosed."""
+        lane, lost = request.lane, list[Request]()
+        with self._changed:
+            self._check_open()
+            if lane == "interactive":
+                self._interactive_at = request.arrived
+            if request.bounded:
+                self.refuse_if_crowded(lane)
+            if request.missing:
+                lost = self._ensure_thread()
+                self._lanes[lane].add(request)
+                self.watcher.queued(lane, request.missing)
+                self._changed.notify()
+        self._lose(lost)
+        if request.missing:
+            request.future.add_done_callback(partial(self._cancelled, request))
+        else:
+            self._complete(request)
+        return request.future
+
+    def wait_for(self, future: Future[Vectors]) -> None:
+        """Wait, restarting the thread if it vanished, as after a fork. Raises the request's error."""
+        while not wait([future], timeout=_WATCH_SECONDS).done:
+            with self._changed:
+                lost = self._ensure_thread()
+            self._lose(lost)
+        future.result()
+
+    def lane_of(self, tokens: int) -> Lane:
+        return "interactive" if tokens <= self._runner.token_budget * SMALL_SHARE else "bulk"
+
+    def refuse_if_crowded(self, lane: Lane) -> None:
+        """Raise EngineOverloaded if a bounded request of this lane would wait too long now."""
+        if self.max_wait is None:
+            return
+        seconds = self._speed.wait(self._lanes[lane].bounded_tokens)
+        if seconds > self.max_wait:
+            self.watcher.refused()
+            raise EngineOverloaded(
+                f"the embedding engine is busy for another {seconds:.0f} s, and {self.max_wait:g} s is the longest "
+                "wait allowed (setting embedding.max_wait): try again later",
+                seconds=seconds,
+            )
+
+    def queued(self, lane: Lane) -> tuple[int, int]:
+        """Return the texts and tokens that wait, without those being computed."""
+        with self._changed:
+            return self._lanes[lane].texts, self._lanes[lane].tokens
+
+    @property
+    def deaths(self) -> int:
+        """How often the thread ended unexpectedly, and was restarted, since it last computed a batch."""
+        return self._deaths
+
+    def stalled(self) -> float:
+        """Return for how many seconds a batch has been in progress without any result; 0.0 if none is."""
+        with self._changed:
+            return self.clock() - self._progress_at if self._in_progress else 0.0
+
+    def close(self) -> None:
+        """Fail waiting requests with EngineClosed, and wait for the batch in progress."""
+        with self._changed:
+            self._closed = True
+            waiting = [request for lane in self._lanes.values() for request in lane.drain()]
+            thread = self._thread
+            self._changed.notify_all()
+        for request in waiting:
+            self._fail(request, self._closed_error())
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    # -- ends of requests
+
+    def _closed_error(self) -> EngineClosed:
+        return EngineClosed(f"the engine of {self._runner.backend.info.name} is closed")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+
+    def _cancelled(self, request: Request, future: Future[Vectors]) -> None:
+        if future.cancelled():
+            self._end(request)
+
+    def _end(self, request: Request) -> bool:
+        """Take it out of the queue; False if it was over before."""
+        with self._changed:
+            if request.over:
+                return False
+            request.over = True
+            left = request.queued_texts
+            self._lanes[request.lane].forget(request)
+        if left:
+            self.watcher.queued(request.lane, -left)
+        return True
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        if self._end(request) and request.future.set_running_or_notify_cancel():
+            request.future.set_exception(error)
+
+    def _complete(self, request: Request) -> None:
+        try:
+            result = request.vectors if request.finish is None else request.finish(request.vectors)
+        except Exception as error:
+            self._fail(request, error)
+            return
+        if self._end(request) and request.future.set_running_or_notify_cancel():
+            request.future.set_result(result)
+
+    def _lose(self, requests: Sequence[Request], cause: BaseException | None = None) -> None:
+        for request in requests:
+            error = WorkerDied("the thread that computes has ended unexpectedly, and this batch with it; try again")
+            error.__cause__ = cause
+            self._fail(request, error)
+
+    # -- the thread
+
+    def _ensure_thread(self) -> list[Request]:
+        """Start a thread if none is alive; return the requests whose batch a dead one left. Called under the lock."""
+        if self._closed or (self._thread is not None and self._thread.is_alive()):
+            return []
+        lost = self._abandoned()
+        self._thread = threading.Thread(target=self._work, name="owl-sap-engine", daemon=True)
+        self._thread.start()
+        return lost
+
+    def _abandoned(self) -> list[Request]:
+        lost = [piece.request for batch in self._in_progress for piece in batch]
+        self._in_progress = []
+        return list(dict.fromkeys(lost))
+
+    def _work(self) -> None:
+        """Launch the next batches, as many as the device takes ahead, then wait for the oldest; and again."""
+        started: deque[_Batch] = deque()
+        try:
+            while True:
+                found = self._next(wait=not started)
+                if found is not None:
+                    started.append(self._start(*found))
+                elif not started:
+                    return
+                if found is None or len(started) > self._runner.ahead:
+                    self._land(started.popleft())
+        except BaseException as error:  # not an Exception: those are the errors of requests
+            with self._changed:
+                lost = self._abandoned()
+                self._thread = None
+                self._deaths += 1
+                if any(lane.texts for lane in self._lanes.values()):
+                    self._ensure_thread()
+            self._lose(lost, error)
+
+    def _next(self, *, wait: bool = True) -> tuple[Lane, list[Piece]] | None:
+        """Return the next batch. None: none is there, or with `wait` that the thread is to end."""
+        with self._changed:
+            waited = True
+            while not self._closed:
+                texts = {lane: queue.texts for lane, queue in self._lanes.items()}
+                lane = self._turns.choose(interactive=texts["interactive"] > 0, bulk=texts["bulk"] > 0)
+                if lane is not None:
+                    if batch := self._take(lane):
+                        return lane, batch
+                    if 0 < sum(queue.texts for queue in self._lanes.values()) < sum(texts.values()):
+                        continue  # those that could not be planned have failed; others wait
+                if not wait:
+                    return None
+                if not waited:
+                    break
+                waited = self._changed.wait(IDLE_SECONDS)
+            if wait:
+                self._thread = None
+            return None
+
+    def _take(self, lane: Lane) -> list[Piece]:
+        runner, budget = self._runner, self._runner.token_budget
+        most = budget
+        if lane == "bulk" and self.clock() - self._interactive_at < RECENT_SECONDS:
+            step = self._speed.tokens_in("bulk", STEP_SECONDS) * runner.steps
+            most = int(min(budget, max(step, runner.full_batch * LEAST_SHARE) / (1 + runner.ahead)))
+        try:
+            batch = self._lanes[lane].take(runner.plan, budget, most)
+        except Exception as error:  # memory, for example; without an answer these requests would wait for ever
+            for request in self._lanes[lane].drain():
+                self._fail(request, error)
+            return []
+        if batch:
+            if not self._in_progress:
+                self._progress_at = self.clock()
+            self._in_progress.append(batch)
+        return batch
+
+    def _pass_interactive(self) -> None:
+        """Compute interactive batches at a pause within a bulk batch."""
+        while self._lanes["interactive"].texts:  # without the lock: a moment later is soon enough
+            with self._changed:
+                if self._closed or self._turns.choose(interactive=True, bulk=True) != "interactive":
+                    return
+                pieces = self._take("interactive")
+            if pieces:
+                self._land(self._start("interactive", pieces), nested=True)
+
+    def _start(self, lane: Lane, pieces: list[Piece]) -> _Batch:
+        now = self.clock()
+        self.watcher.queued(lane, -len(pieces))
+        self.watcher.batch(lane, len(pieces), sum(piece.length for piece in pieces))
+        for request in {piece.request: None for piece in pieces}:
+            if not request.begun:
+                request.begun = True
+                self.watcher.began(lane, now - request.arrived)
+        passed = self._passed_seconds
+        wanted = [piece for piece in pieces if not piece.request.over]
+        return _Batch(lane, pieces, wanted, self._begin(lane, wanted) if wanted else None, now, passed)
+
+    def _begin(self, lane: Lane, pieces: Sequence[Piece]) -> Running:
+        batch = TokenBatch.gather((piece.request.tokens, piece.place) for piece in pieces)
+        return self._runner.begin(batch, self._pass_interactive if lane == "bulk" else None)
+
+    def _land(self, batch: _Batch, *, nested: bool = False) -> None:
+        """Wait for a batch and deliver it. `nested`: it ran within another one."""
+        if batch.running is not None:
+            self._settle(batch.lane, batch.wanted, batch.running)
+        now = self.clock()
+        own = now - max(batch.begun, self._landed) - (self._passed_seconds - batch.passed_seconds)
+        with self._changed:
+            self._in_progress = [pieces for pieces in self._in_progress if pieces is not batch.pieces]
+            self._progress_at = now
+            if nested:
+                self._passed_seconds += now - batch.begun
+            else:
+                self._landed = now
+            self._speed.ran(batch.lane, sum(piece.length for piece in batch.pieces), own)
+            self._turns.ran(batch.lane, own, bulk=nested or self._lanes["bulk"].texts > 0)
+
+    def _settle(self, lane: Lane, pieces: Sequence[Piece], running: Running) -> None:
+        """Give every text its vector, or its request an error that belongs to no other request.
+
+        What ran out of memory is computed again in smaller batches, and a failed batch request by request.
+        """
+        pending: deque[tuple[Sequence[Piece], Running | None]] = deque([(pieces, running)])
+        while pending:
+            pieces, begun = pending.popleft()
+            if begun is None:
+                pieces = [piece for piece in pieces if not piece.request.over]
+                if not pieces:
+                    continue
+                begun = self._begin(lane, pieces)
+            try:
+                vectors = begun.result()
+            except OutOfMemory as error:
+                if len(pieces) > 1:
+                    smaller = self._runner.smaller([piece.length for piece in pieces])
+                    pending.extendleft(([pieces[place] for place in places], None) for places in reversed(smaller))
+                else:
+                    self._fail(pieces[0].request, error)
+            except Exception as error:
+                by_request: dict[Request, list[Piece]] = {}
+                for piece in pieces:
+                    by_request.setdefault(piece.request, []).append(piece)
+                if len(by_request) > 1:
+                    pending.extendleft((each, None) for each in reversed(by_request.values()))
+                else:
+                    self._fail(pieces[0].request, error)
+            else:
+                self._progress_at, self._deaths = self.clock(), 0
+                for piece, vector in zip(pieces, vectors, strict=True):
+                    piece.request.vectors[piece.place] = vector
+                    piece.request.missing -= 1
+                    if not piece.request.missing:
+                        self._complete(piece.request)

@@ -1,0 +1,204 @@
+"""Packed token ids, and how they are divided: texts into batches by tokens, a long text into overlapping pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenIds = NDArray[np.int32]  # of one text
+Vectors = NDArray[np.float32]
+
+
+class TokenBatch(Sequence[TokenIds]):
+    """Token ids of several texts in one int32 array. Text i has `ids[offsets[i]:offsets[i + 1]]`.
+
+    `lengths` are the tokens of each text. They differ from the number of ids only where a token has several (`hash:N`).
+    """
+
+    __slots__ = ("ids", "lengths", "offsets")
+
+    def __init__(self, ids: TokenIds, offsets: NDArray[np.intp], lengths: NDArray[np.intp] | None = None) -> None:
+        self.ids = ids
+        self.offsets = offsets
+        self.lengths: NDArray[np.intp] = np.diff(offsets) if lengths is None else lengths
+
+    @classmethod
+    def of(cls, texts: Iterable[Sequence[int] | TokenIds]) -> TokenBatch:
+        """Pack the ids of each text."""
+        parts = [np.asarray(ids, dtype=np.int32) for ids in texts]
+        return cls(_joined(parts), _offsets([len(part) for part in parts]))
+
+    @classmethod
+    def gather(cls, texts: Iterable[tuple[TokenBatch, int]]) -> TokenBatch:
+        """Copy single texts, each given as a batch and a position in it, into a new batch."""
+        chosen = list(texts)
+        parts = [batch[place] for batch, place in chosen]
+        lengths = np.fromiter((batch.lengths[place] for batch, place in chosen), np.intp, len(chosen))
+        return cls(_joined(parts), _offsets([len(part) for part in parts]), lengths)
+
+    def select(self, places: Iterable[int]) -> TokenBatch:
+        return self.gather((self, place) for place in places)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, place: int) -> TokenIds: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> TokenBatch: ...
+
+    def __getitem__(self, place: int | slice) -> TokenIds | TokenBatch:
+        if isinstance(place, slice):
+            return self.select(range(*place.indices(len(self))))
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"text {place} of {len(self)}")
+        place %= len(self)
+        return self.ids[self.offsets[place] : self.offsets[place + 1]]
+
+    def __iter__(self) -> Iterator[TokenIds]:
+        return (self.ids[start:end] for start, end in pairwise(self.offsets.tolist()))
+
+
+def _joined(parts: Sequence[TokenIds]) -> TokenIds:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+
+def _offsets(sizes: Sequence[int]) -> NDArray[np.intp]:
+    return np.cumsum([0, *sizes], dtype=np.intp)
+
+
+def rectangle(
+    batch: Sequence[TokenIds], *, width: int | None = None, rows: int | None = None, pad_id: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ids and mask, both (rows, width), padded with `pad_id` to the longest text or to `width`.
+
+    `rows` adds rows of padding.
+    """
+    shape = (len(batch) if rows is None else rows, max(map(len, batch)) if width is None else width)
+    ids, mask = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
+    for row, tokens in enumerate(batch):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+    return ids, mask
+
+
+def width_of(batch: TokenBatch, multiple: int, most: int) -> int:
+    """Return the longest length, rounded up to a multiple unless that exceeds the model's `most`."""
+    longest = int(batch.lengths.max())
+    return min(-(-longest // multiple) * multiple, max(longest, most))
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+def plan_batches(lengths: Sequence[int], budget: int, multiple: int = 8, *, packed: bool = False) -> list[list[int]]:
+    """Return the positions of `lengths` in batches of similar length, longest first.
+
+    A batch costs its longest length, rounded up to `multiple`, times its size; if `packed`, the sum of its lengths.
+    The cost stays within `budget` unless a single text exceeds it. Every position is in exactly one batch.
+    """
+    order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
+    batches: list[list[int]] = []
+    used = width = 0
+    for position in order:
+        own = max(1, lengths[position]) if packed else padded(lengths[position], multiple)
+        more = own if packed else width
+        if batches and used + more <= budget:
+            batches[-1].append(position)
+            used += more
+        else:
+            batches.append([position])
+            used = width = own
+    return batches
+
+
+def padded(length: int, multiple: int) -> int:
+    return max(1, -(-length // multiple)) * multiple
+
+
+# -------------------------------------------------------------------------------------------------------------- pieces
+
+Offsets = Sequence[tuple[int, int]]  # of each token: its first character, and one after its last
+CountTokens = Callable[[str], int]
+
+
+def piece_spans(text: str, offsets: Offsets, limit: int, overlap: int, count: CountTokens) -> Iterator[tuple[int, int]]:
+    """Yield the first character of each piece, and one after its last.
+
+    Pieces have at most `limit` tokens and together cover the text. Each begins up to `overlap` tokens before the end of
+    the one before. Cuts are at white space if there is any, else between words. `count` counts a piece on its own.
+    """
+    if len(offsets) <= limit:
+        yield 0, len(text)
+        return
+    first, begin, end = 0, 0, 0
+    while end < len(offsets):
+        end = _end_of_piece(text, offsets, (first, begin), limit, count)
+        stop = _stop(text, offsets, end)
+        yield begin, stop
+        if end < len(offsets):
+            first = max(first + 1, overlap_start(text, offsets, end, overlap))
+            begin = min(offsets[first][0], stop)
+
+
+def _end_of_piece(text: str, offsets: Offsets, start: tuple[int, int], limit: int, count: CountTokens) -> int:
+    """Return the token before which the piece ends that starts at the token and character `start`.
+
+    A piece on its own can have more tokens than within its text. Then it is cut shorter.
+    """
+    first, begin = start
+    allowed = limit
+    while True:
+        end = cut_position(text, offsets, first, allowed)
+        found = count(text[begin : _stop(text, offsets, end)])
+        if found <= limit or allowed == 1:
+            return end
+        allowed = max(1, min(allowed - 1, end - first - (found - limit)))
+
+
+def cut_position(text: str, offsets: Offsets, first: int, limit: int) -> int:
+    """Return the token before which a piece of at most `limit` tokens ends that begins at token `first`.
+
+    Prefers white space, then the end of a word, in the second half of the piece; else cuts at the limit.
+    """
+    last = min(first + limit, len(offsets))
+    if last == len(offsets):
+        return last
+    half = first + max(1, limit // 2)
+    for border in (_after_space, _after_word):
+        for token in range(last, half - 1, -1):
+            if border(text, offsets, token):
+                return token
+    return last
+
+
+def overlap_start(text: str, offsets: Offsets, end: int, overlap: int) -> int:
+    """Return the token at which the piece after `end` begins: at white space up to `overlap` tokens before, if any."""
+    for token in range(end - overlap, end):
+        if token > 0 and _after_space(text, offsets, token):
+            return token
+    return end - overlap
+
+
+def _after_space(text: str, offsets: Offsets, token: int) -> bool:
+    start = offsets[token][0]
+    between = text[offsets[token - 1][1] : start]
+    return bool(between and not between.strip()) or text[start : start + 1].isspace()
+
+
+def _after_word(text: str, offsets: Offsets, token: int) -> bool:
+    start = offsets[token][0]
+    return start > 0 and not (text[start - 1].isalnum() and text[start : start + 1].isalnum())
+
+
+def _stop(text: str, offsets: Offsets, end: int) -> int:
+    return len(text) if end == len(offsets) else offsets[end][0]

@@ -1,0 +1,132 @@
+"""Generations of a collection: the rules that every store applies the same way, over rows of its state table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from connector.errors import GenerationChanged, GenerationRefused, UnknownCollection, UnknownGeneration
+from connector.model import Generation, GenerationState, Recipe, is_generation
+from connector.stores.records import ModelStamp, recipe_of, same_spec
+
+Row = TypeVar("Row", "GenerationRow", Generation)
+DROPPED = ""  # the fingerprint of a generation whose deletion has begun: no model has it
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRow:
+    """One generation as its store's state table has it. `name`: NAME, or NAME@N when it is not active. `spec`: the
+    recipe as JSON. `highest`: the highest number when an older generation was dropped."""
+
+    name: str
+    table: str
+    number: int
+    stamp: ModelStamp
+    checkpoint: str | None
+    last_sync: datetime | None
+    epoch: int
+    spec: str | None = None
+    created: datetime | None = None
+    retired: datetime | None = None
+    highest: int | None = None
+
+    @property
+    def state(self) -> GenerationState:
+        if not is_generation(self.name):
+            return "active"
+        return "building" if self.retired is None else "retired"
+
+    def generation(self, collection: str, rows: int | None) -> Generation:
+        return Generation(
+            name=self.name,
+            number=self.number,
+            state=self.state,
+            model=self.stamp.id,
+            fingerprint=self.stamp.fingerprint,
+            dimension=self.stamp.dimension,
+            table=self.table,
+            rows=rows,
+            created=self.created,
+            retired=self.retired,
+            last_sync=self.last_sync,
+            recipe=recipe_of(collection, self.spec),
+        )
+
+
+def resumable(
+    collection: str, rows: Sequence[GenerationRow], stamp: ModelStamp, recipe: Recipe
+) -> GenerationRow | None:
+    """Return the newest unfinished generation of this model: the next sync heals a changed recipe in place. Else the
+    newest retired one of this model and recipe; one of another recipe is kept to switch back to. Raises
+    UnknownCollection when none is active."""
+    if not any(row.state == "active" for row in rows):
+        raise UnknownCollection(f"the store has no collection {collection!r}; `sync` creates it")
+    newest_first = sorted((row for row in rows if row.stamp == stamp), key=lambda row: -row.number)
+    for row in newest_first:
+        if row.state == "building":
+            return row
+    for row in newest_first:
+        if row.state == "retired" and same_spec(collection, row.spec, recipe):
+            return row
+    return None
+
+
+def free_number(rows: Sequence[GenerationRow]) -> int:
+    """Return a number that no generation of the collection has or had."""
+    return max((max(row.number, row.highest or 0) for row in rows), default=0) + 1
+
+
+def numbered(collection: str, rows: Sequence[Row], number: int) -> Row:
+    """Return the generation with this number. Raises UnknownGeneration."""
+    for row in rows:
+        if row.number == number:
+            return row
+    if not rows:
+        raise UnknownGeneration(f"{collection!r} was never synced and has no generations")
+    known = ", ".join(str(row.number) for row in sorted(rows, key=lambda row: row.number))
+    raise UnknownGeneration(f"{collection!r} has no generation {number}; there are: {known}")
+
+
+def droppable(collection: str, rows: Sequence[GenerationRow], number: int) -> GenerationRow:
+    """Return the generation with this number. Raises UnknownGeneration, and GenerationRefused for the active one."""
+    row = numbered(collection, rows, number)
+    if row.state == "active":
+        raise GenerationRefused(
+            f"generation {number} of {collection!r} serves the searches and is not dropped: switch to another first"
+        )
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What a switch changes: `target` becomes active, `retiring` are retired, all with lease epoch `epoch`."""
+
+    target: GenerationRow
+    retiring: list[GenerationRow]
+    epoch: int
+
+    @classmethod
+    def to(cls, collection: str, rows: Sequence[GenerationRow], number: int) -> Switch | None:
+        """Return None when that generation is active already. Raises UnknownGeneration, GenerationRefused."""
+        target = numbered(collection, rows, number)
+        if target.state == "active":
+            return None
+        if target.stamp.fingerprint == DROPPED:
+            raise GenerationRefused(
+                f"generation {number} of {collection!r} was being dropped; drop it again to finish that"
+            )
+        epoch = max(row.epoch for row in rows) + 1  # no earlier lease of either name has it
+        return cls(target, [row for row in rows if row.state == "active"], epoch)
+
+
+def metadata_names_text(names: Mapping[str, Mapping[str, str]], collection: str) -> str:
+    return json.dumps(dict(names.get(collection, {})))
+
+
+def changed(collection: str, expected: int, active: int) -> GenerationChanged:
+    return GenerationChanged(
+        f"{collection!r} is served by generation {active} now, no longer by {expected}: search again"
+    )

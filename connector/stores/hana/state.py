@@ -1,0 +1,140 @@
+"""The state tables of the HANA store: the rows of OWL_STATE, remembered for a short time by searches, and the upgrade
+of tables that an earlier version made."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from connector.errors import ConfigurationError, DatabaseError, UnknownCollection, UnknownTable
+from connector.hana import catalog
+from connector.hana.connection import HanaPool
+from connector.model import Checkpoint
+from connector.stores import records
+from connector.stores.generations import changed
+from connector.stores.hana.tables import QUARANTINE, STATE, StateSql, UpgradeSql, VectorSql
+from connector.stores.records import CHECKPOINT_LENGTH, ModelStamp
+
+REMEMBERED = 2.0
+"""Seconds for which a search uses a collection's row before reading it again."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A row of OWL_STATE. `names`: source column to metadata name where they differ, for filters."""
+
+    name: str
+    table: VectorSql
+    generation: int
+    stamp: ModelStamp
+    names: Mapping[str, str]
+    checkpoint: Checkpoint
+
+
+class Collections:
+    """`names`: as in HanaStore."""
+
+    def __init__(self, pool: HanaPool, schema: str, names: Mapping[str, Mapping[str, str]]) -> None:
+        self.pool = pool
+        self.schema = schema
+        self.names = names
+        self._sql = StateSql(schema)
+        self._remembered: dict[str, tuple[float, Collection]] = {}
+        self._upgraded = False
+
+    def forget(self) -> None:
+        self._remembered.clear()
+
+    def names_of(self, found: Collection) -> Mapping[str, str]:
+        """Return the configured names, else the stored ones."""
+        return self.names.get(found.name, found.names)
+
+    def find(self, collection: str) -> Collection | None:
+        try:
+            rows = self.pool.read(self._sql.find(), (collection,), doing=f"opening collection {collection!r}")
+        except UnknownTable:
+            return None
+        if not rows:
+            return None
+        table, generation, model, fingerprint, dimension, names, checkpoint, last_sync = rows[0]
+        return Collection(
+            collection,
+            VectorSql(self.schema, table),
+            generation,
+            ModelStamp(model, fingerprint, dimension),
+            json.loads(names or "{}"),
+            records.checkpoint_of(checkpoint, records.in_utc(last_sync)),
+        )
+
+    def known(self, collection: str) -> Collection:
+        found = self.find(collection)
+        if found is None:
+            self._remembered.pop(collection, None)
+            raise self.unknown(collection)
+        self._remembered[collection] = (time.monotonic(), found)
+        return found
+
+    def recent(self, collection: str) -> Collection:
+        """As `known`, up to REMEMBERED seconds old."""
+        at, found = self._remembered.get(collection, (-REMEMBERED, None))
+        return found if found is not None and time.monotonic() - at < REMEMBERED else self.known(collection)
+
+    def unknown(self, collection: str) -> UnknownCollection:
+        return UnknownCollection(f"schema {self.schema} has no collection {collection!r}; `sync` creates it")
+
+    def reading(self, collection: str, generation: int | None, read: Callable[[Collection], T]) -> T:
+        """Call `read` with the active generation. When that fails because another process has switched and dropped it,
+        call it once more with the generation that is active now. Raises GenerationChanged when that is not
+        `generation` (None: any)."""
+        found = self.recent(collection)
+        if generation is None or found.generation == generation:
+            try:
+                return read(found)
+            except (ConfigurationError, DatabaseError):  # no such table, or a vector of another dimension
+                before, found = found, self.known(collection)
+                if found.table == before.table:
+                    raise
+        else:
+            found = self.known(collection)
+        if generation is not None and found.generation != generation:
+            raise changed(collection, generation, found.generation)
+        return read(found)
+
+    # ----------------------------------------------------------------------------------------------------- upgrade
+
+    def upgrade(self) -> bool:
+        """Return whether there are state tables; if so they have this version's columns. Looks once; another worker
+        may do the same at the same moment. Raises DatabaseError where the user may not alter them."""
+        if self._upgraded:
+            return True
+        there = self._lengths(STATE)
+        if not there:
+            return False
+        sql = UpgradeSql(self.schema)
+        if "HIGHEST" not in there:
+            self._alter(STATE, sql.add_columns(), "HIGHEST")
+        if there["CHECKPOINT"] < CHECKPOINT_LENGTH:
+            self._alter(STATE, sql.widen_checkpoint(), "CHECKPOINT", CHECKPOINT_LENGTH)
+        quarantine = self._lengths(QUARANTINE)
+        if quarantine and "ROW_DIGEST" not in quarantine:
+            self._alter(QUARANTINE, sql.add_row_digest(), "ROW_DIGEST")
+        self._upgraded = True
+        return True
+
+    def _alter(self, table: str, sql: str, column: str, length: int = 0) -> None:
+        """Afterwards `column` exists with at least that length."""
+        try:
+            self.pool.execute(sql, doing=f"bringing {table} to this version's shape")
+        except DatabaseError:
+            if self._lengths(table).get(column, -1) < length:
+                raise
+
+    def _lengths(self, table: str) -> dict[str, int]:
+        """Return the length of each column; {} when the table does not exist."""
+        rows = self.pool.read(catalog.FIND_COLUMNS, (self.schema, table), doing=f"looking at {table}")
+        return {row[0]: int(row[2] or 0) for row in rows}

@@ -1,0 +1,235 @@
+"""The tables of the local store: their layout as migrations, the rows of `collections`, records by their ids."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from connector.errors import UnknownCollection
+from connector.model import Checkpoint, Hit, Vectors
+from connector.stores import filter_sql, filters, records
+from connector.stores.filter_sql import register
+from connector.stores.local.sqlite_file import Schema, undamaged
+from connector.stores.records import ModelStamp
+
+# Statements are separated by an empty line. A migration that has been released never changes.
+# A tombstone of record 0 means that metadata, and so the results of filters, have changed.
+_LAYOUT_1 = """
+CREATE TABLE collections (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    generation INTEGER NOT NULL DEFAULT 1,
+    model TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    dimension INTEGER NOT NULL,
+    names TEXT NOT NULL DEFAULT '{}',
+    checkpoint TEXT,
+    last_sync TEXT,
+    lease_owner TEXT,
+    lease_epoch INTEGER NOT NULL DEFAULT 0,
+    lease_until REAL,
+    pruned INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    collection INTEGER NOT NULL REFERENCES collections (id),
+    document TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    model TEXT NOT NULL,
+    synced_at TEXT NOT NULL,
+    meta TEXT NOT NULL CHECK (json_valid(meta)),
+    text TEXT NOT NULL,
+    UNIQUE (collection, document, number)
+);
+
+CREATE INDEX records_in_order ON records (collection, id);
+
+CREATE TABLE vectors (
+    record INTEGER PRIMARY KEY,
+    dimension INTEGER NOT NULL,
+    vector BLOB NOT NULL CHECK (length(vector) = 4 * dimension)
+);
+
+CREATE TABLE tombstones (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    collection INTEGER NOT NULL,
+    record INTEGER NOT NULL
+);
+
+CREATE TRIGGER records_deleted AFTER DELETE ON records BEGIN
+    DELETE FROM vectors WHERE record = old.id;
+    INSERT INTO tombstones (collection, record) VALUES (old.collection, old.id);
+END;
+
+CREATE TRIGGER records_described_anew AFTER UPDATE OF meta ON records BEGIN
+    INSERT INTO tombstones (collection, record) VALUES (old.collection, 0);
+END;
+
+CREATE INDEX tombstones_in_order ON tombstones (collection, seq);
+
+CREATE TABLE quarantine (
+    collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE,
+    document TEXT NOT NULL,
+    stage TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    last_seen TEXT NOT NULL,
+    PRIMARY KEY (collection, document)
+) WITHOUT ROWID
+"""
+
+# `row_digest`: the content of a quarantined row; it is tried again when that changes. Generations: `spec` is the recipe
+# (JSON), `retired` when it stopped being active, `highest` the highest number when an older one was dropped, because no
+# number is used twice.
+_LAYOUT_2 = """
+ALTER TABLE quarantine ADD COLUMN row_digest BLOB;
+
+ALTER TABLE collections ADD COLUMN spec TEXT;
+
+ALTER TABLE collections ADD COLUMN created TEXT;
+
+ALTER TABLE collections ADD COLUMN retired TEXT;
+
+ALTER TABLE collections ADD COLUMN highest INTEGER NOT NULL DEFAULT 0
+"""
+
+SCHEMA = Schema(application_id=0x4F574C56, migrations=(_LAYOUT_1, _LAYOUT_2), prepare=register)  # OWLV
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A row of `collections`. `names`: source column to metadata name where they differ, for filters."""
+
+    id: int
+    name: str
+    generation: int
+    stamp: ModelStamp
+    names: Mapping[str, str]
+    checkpoint: Checkpoint
+
+
+def find(db: sqlite3.Connection, name: str) -> Collection | None:
+    row = db.execute(
+        "SELECT id, generation, model, fingerprint, dimension, names, checkpoint, last_sync FROM collections "
+        "WHERE name = ?",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    id_, generation, model, fingerprint, dimension, names, checkpoint, last_sync = row
+    with undamaged("the record of a collection"):
+        return Collection(
+            id_,
+            name,
+            generation,
+            ModelStamp(model, fingerprint, dimension),
+            json.loads(names),
+            records.checkpoint_of(checkpoint, datetime.fromisoformat(last_sync) if last_sync else None),
+        )
+
+
+def known(db: sqlite3.Connection, name: str) -> Collection:
+    found = find(db, name)
+    if found is None:
+        raise unknown(name)
+    return found
+
+
+def unknown(name: str) -> UnknownCollection:
+    return UnknownCollection(f"the local store has no collection {name!r}; `sync` creates it")
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+IN_LIMIT = 500
+"""Ids in one IN list: short statements that SQLite prepares once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A record by its score, its text not yet read."""
+
+    score: float
+    document: str
+    number: int
+    record: int
+
+    @property
+    def rank(self) -> tuple[float, str, int]:
+        return -self.score, self.document, self.number
+
+
+def best_documents(candidates: Sequence[Candidate], k: int) -> list[Candidate]:
+    """The best chunk of each of the best `k` documents."""
+    best: dict[str, Candidate] = {}
+    for candidate in sorted(candidates, key=lambda one: one.rank):
+        best.setdefault(candidate.document, candidate)
+        if len(best) == k:
+            break
+    return list(best.values())
+
+
+class Records:
+    """Looks records up within one transaction."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def candidates(self, scores: Mapping[int, float], condition: filters.Condition | None) -> list[Candidate]:
+        """Those of the scored records that pass the filter, in no order."""
+        sql = "SELECT document, number, id FROM records WHERE id IN ({})"
+        parameters: tuple[Any, ...] = ()
+        if condition is not None:
+            compiled = filter_sql.to_sqlite(condition)
+            sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
+        return [Candidate(scores[row[2]], *row) for row in self._rows(sql, list(scores), parameters)]
+
+    def with_vectors(
+        self, ids: Sequence[int], condition: filters.Condition | None
+    ) -> list[tuple[str, int, int, bytes]]:
+        """Document, number, id and vector of those of the records that pass the filter, in no order."""
+        sql = "SELECT document, number, id, vector FROM records JOIN vectors ON record = id WHERE id IN ({})"
+        parameters: tuple[Any, ...] = ()
+        if condition is not None:
+            compiled = filter_sql.to_sqlite(condition)
+            sql, parameters = f"{sql} AND ({compiled.sql})", compiled.parameters
+        return [(row[0], row[1], row[2], row[3]) for row in self._rows(sql, ids, parameters)]
+
+    def hits(self, best: Sequence[Candidate]) -> list[Hit]:
+        """The same in the same order, with text and metadata."""
+        sql = "SELECT id, text, meta FROM records WHERE id IN ({})"
+        found = {row[0]: row[1:] for row in self._rows(sql, [candidate.record for candidate in best], ())}
+        return [
+            Hit(
+                id=one.document,
+                score=one.score,
+                text=found[one.record][0],
+                metadata=records.metadata_of(found[one.record][1]),
+                number=one.number,
+                record=one.record,
+            )
+            for one in best
+        ]
+
+    def vectors(self, ids: Sequence[int], dimension: int) -> Vectors:
+        """In the order of `ids`, zeros where there is none."""
+        found = dict(self._rows("SELECT record, vector FROM vectors WHERE record IN ({})", list(set(ids)), ()))
+        gathered = np.zeros((len(ids), dimension), np.float32)
+        for place, id_ in enumerate(ids):
+            data = found.get(id_, b"")
+            if len(data) == 4 * dimension:
+                gathered[place] = np.frombuffer(data, dtype="<f4")
+        return gathered
+
+    def _rows(self, sql: str, ids: Sequence[int], parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        for start in range(0, len(ids), IN_LIMIT):
+            some = ids[start : start + IN_LIMIT]
+            yield from self._db.execute(sql.format(", ".join("?" * len(some))), (*some, *parameters))

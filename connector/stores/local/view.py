@@ -1,0 +1,131 @@
+"""Reads one collection of the local store: search, rows by their ids, samples. Each call is one transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.model import Filter, Hit, IndexUse, Sample, StoredText, Vectors
+from connector.stores import filter_sql, filters, records
+from connector.stores.generations import changed
+from connector.stores.local import keywords as local_keywords
+from connector.stores.local.search import Indexes, Search, answering
+from connector.stores.local.sqlite_file import SqliteFile
+from connector.stores.local.tables import IN_LIMIT, Collection, Records, known
+from connector.stores.records import SPREAD_FACTOR, SPREAD_MODULUS
+from connector.stores.words import as_key_value
+
+# The statements are built from constants, checked names and parameter places.
+# ruff: noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class LocalView:
+    """A `View`. `names`: source column to metadata name, None: as stored. `texts_seen`: None without FTS5. The local
+    store has no foreign rows."""
+
+    file: SqliteFile
+    indexes: Indexes
+    texts_seen: local_keywords.TextCache | None
+    names: Mapping[str, str] | None
+    collection: str
+    generation: int | None
+    row_filter: Filter | None
+
+    @contextmanager
+    def _read(
+        self, where: Filter | None = None
+    ) -> Iterator[tuple[sqlite3.Connection, Collection, filters.Condition | None]]:
+        with self.file.read() as db:
+            found = known(db, self.collection)
+            if self.generation not in (None, found.generation):
+                raise changed(self.collection, self.generation, found.generation)
+            names = found.names if self.names is None else self.names
+            yield db, found, filters.narrowed(where, self.row_filter, names)
+
+    def search(
+        self, vector: NDArray[np.float32], k: int, where: Filter | None = None, *, exact: bool = False
+    ) -> list[Hit]:
+        """Always exact: the true best `k` by cosine."""
+        while True:
+            with self._read(where) as (db, found, condition):
+                query = records.unit_query(vector, found.stamp.dimension)
+                index = self.indexes.of(found)
+                snapshot = index.snapshot(db)
+                if snapshot is None:
+                    continue  # another thread has read a later state: start again
+                with answering(db, condition, where):
+                    return Search(db, found.id, snapshot, index.scans)(query, k, condition)
+
+    def keyword(self, text: str, k: int, where: Filter | None = None) -> list[Hit]:
+        """By SQLite's FTS5. A word counts once per text, however often it occurs there."""
+        if self.texts_seen is None:
+            raise local_keywords.unsupported()
+        with self._read(where) as (db, found, condition), answering(db, condition, where):
+            return local_keywords.KeywordSearch(db, found.id, self.texts_seen)(text, k, condition)
+
+    def keyed(self, number: str, count: int, where: Filter | None = None) -> list[Hit]:
+        whole = as_key_value(number)
+        with self._read(where) as (db, found, condition), answering(db, condition, where):
+            only, parameters = _only(found, condition)
+            sql = (
+                f"SELECT document, text, meta, number, id FROM records WHERE instr(document, ?) > 0 AND number = 0 "
+                f"AND {only} ORDER BY NOT ({' OR '.join(['instr(document, ?) > 0'] * len(whole))}), document LIMIT ?"
+            )
+            rows = db.execute(sql, (number, *parameters, *whole, count))
+            return [Hit(id_, 0.0, text, records.metadata_of(meta), *place) for id_, text, meta, *place in rows]
+
+    def texts(self, ids: Sequence[str]) -> list[StoredText]:
+        with self._read() as (db, found, condition):
+            read = _texts(db, "document", records.AskedIds.of(ids).documents, _only(found, condition))
+            return records.in_order_of(ids, read)
+
+    def vectors(self, chunks: Sequence[Hit | StoredText]) -> Vectors:
+        with self._read() as (db, found, _):
+            return Records(db).vectors([chunk.record for chunk in chunks], found.stamp.dimension)
+
+    def sample(self, count: int, *, texts: bool = True) -> Sample:
+        """In one pass, because a condition costs about 3 µs a row. Needs 8 bytes a row."""
+        with self._read() as (db, found, condition):
+            only = where, parameters = _only(found, condition)
+            rows = db.execute(f"SELECT id FROM records WHERE number = 0 AND {where}", parameters)
+            ids = np.fromiter((id_ for (id_,) in rows), np.int64)
+            spread = ids % SPREAD_MODULUS * SPREAD_FACTOR % SPREAD_MODULUS
+            chosen = ids[np.lexsort((ids, spread))[:count]].tolist()
+            read = {text.record: text for text in _texts(db, "id", chosen, only, "text" if texts else "''")}
+            return Sample([read[id_] for id_ in chosen], len(ids))
+
+    def index_use(self, k: int, where: Filter | None = None) -> IndexUse:
+        return IndexUse(False, "the local store looks at every row's vector: its search is exact")
+
+
+_Only = tuple[str, tuple[Any, ...]]
+"""A condition in SQL and its parameters."""
+
+
+def _only(found: Collection, condition: filters.Condition | None) -> _Only:
+    """Return the condition for the rows of the collection that pass the filter."""
+    if condition is None:
+        return "collection = ?", (found.id,)
+    compiled = filter_sql.to_sqlite(condition)
+    return f"collection = ? AND ({compiled.sql})", (found.id, *compiled.parameters)
+
+
+def _texts(
+    db: sqlite3.Connection, column: str, ids: Sequence[Any], only: _Only, text: str = "text"
+) -> list[StoredText]:
+    where, parameters = only
+    found: list[StoredText] = []
+    for start in range(0, len(ids), IN_LIMIT):
+        some = ids[start : start + IN_LIMIT]
+        places = ", ".join("?" * len(some))
+        sql = f"SELECT document, number, {text}, meta, id FROM records WHERE {column} IN ({places}) AND {where}"
+        for id_, number, read, meta, record in db.execute(sql, (*some, *parameters)):
+            found.append(StoredText(id_, number, read, records.metadata_of(meta), record))
+    return found

@@ -1,0 +1,161 @@
+"""The queue before the device: order, fairness and counts, without threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.src.core.queue import RUN_SECONDS, WINDOW, LaneQueue, LaneTurns, Piece, Request, Speed
+from app.src.core.tokens import TokenBatch, plan_batches
+
+BUDGET = 32
+
+
+def plan(lengths: Sequence[int]) -> list[list[int]]:
+    return plan_batches(lengths, BUDGET, 1)
+
+
+def request(*lengths: int) -> Request:
+    tokens = TokenBatch.of(range(length) for length in lengths)
+    return Request(tokens, "bulk", np.zeros((len(tokens), 2), np.float32), arrived=0.0)
+
+
+def queue_of(*requests: Request) -> LaneQueue:
+    queue = LaneQueue()
+    for each in requests:
+        queue.add(each)
+    return queue
+
+
+def batches(queue: LaneQueue, most: int = BUDGET) -> list[list[Piece]]:
+    found = []
+    while batch := queue.take(plan, BUDGET, most):
+        found.append(batch)
+    return found
+
+
+@given(st.lists(st.lists(st.integers(0, 40), max_size=40), max_size=12), st.integers(1, BUDGET))
+def test_every_text_comes_once_within_the_budget(calls: list[list[int]], most: int) -> None:
+    requests = [request(*lengths) for lengths in calls]
+    queue = queue_of(*requests)
+    assert queue.texts == sum(map(len, calls))
+    assert queue.tokens == sum(map(sum, calls))
+    found = batches(queue, most)
+    served = [(id(piece.request), piece.place) for batch in found for piece in batch]
+    assert sorted(served) == sorted((id(each), place) for each in requests for place in range(len(each.tokens)))
+    for batch in found:
+        assert sum(piece.length for piece in batch) <= most or len(batch) == 1
+        assert [piece.length for piece in batch] == sorted((piece.length for piece in batch), reverse=True)
+    assert (queue.texts, queue.tokens) == (0, 0)
+    assert [each.queued_texts for each in requests] == [0] * len(requests)
+
+
+@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=40), max_size=12), st.data())
+def test_what_is_over_is_not_served(calls: list[list[int]], data: st.DataObject) -> None:
+    requests = [request(*lengths) for lengths in calls]
+    queue = queue_of(*requests)
+    first = queue.take(plan, BUDGET, BUDGET)
+    gone = [each for each in requests if data.draw(st.booleans())]
+    for each in gone:
+        each.over = True
+        queue.forget(each)
+    kept = [each for each in requests if not each.over]
+    taken = {(id(piece.request), piece.place) for piece in first}
+    assert queue.texts == sum((id(each), place) not in taken for each in kept for place in range(len(each.tokens)))
+    later = [piece for batch in batches(queue) for piece in batch]
+    assert not [piece for piece in later if piece.request.over]
+    assert len(later) + sum(not piece.request.over for piece in first) == sum(len(each.tokens) for each in kept)
+    assert (queue.texts, queue.tokens) == (0, 0)
+
+
+def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one() -> None:
+    large, small = request(*[8] * 400), request(8, 8)
+    queue = queue_of(large)
+    first = queue.take(plan, BUDGET, BUDGET)
+    assert {piece.request for piece in first} == {large}
+    queue.add(small)
+    order = [piece.request for batch in batches(queue) for piece in batch]
+    last = max(place for place, each in enumerate(order) if each is small)
+    assert last < 2 * WINDOW * BUDGET // 8
+
+
+def test_two_large_requests_share_every_window() -> None:
+    one, other = request(*[4] * 200), request(*[4] * 200)
+    found = batches(queue_of(one, other))
+    half = [piece.request for batch in found[: len(found) // 2] for piece in batch]
+    assert abs(half.count(one) - half.count(other)) <= WINDOW * BUDGET // 4
+
+
+def test_small_requests_go_together_sorted() -> None:
+    requests = [request(length) for length in (3, 9, 1, 9, 2)]
+    (batch, rest) = batches(queue_of(*requests))
+    assert [piece.length for piece in [*batch, *rest]] == [9, 9, 3, 2, 1]
+
+
+def test_batches_of_one_large_request_are_full_but_for_the_last() -> None:
+    found = batches(queue_of(request(*[3] * 1000)))
+    assert {len(batch) for batch in found[:-1]} == {BUDGET // 3}
+
+
+def test_a_planned_batch_is_cut_when_less_is_wanted() -> None:
+    queue = queue_of(request(*[8] * 8))
+    assert [len(queue.take(plan, BUDGET, most)) for most in (BUDGET, 16, 1, BUDGET)] == [4, 2, 1, 1]
+
+
+def test_drained_is_whoever_waits() -> None:
+    waiting, over, planned = request(5), request(5), request(*[8] * 9)
+    queue = queue_of(planned)
+    queue.take(plan, BUDGET, 8)
+    queue.add(over)
+    queue.add(waiting)
+    over.over = True
+    queue.forget(over)
+    assert set(queue.drain()) == {waiting, planned}
+    assert queue.take(plan, BUDGET, BUDGET) == []
+
+
+@pytest.mark.parametrize(
+    ("interactive", "bulk", "lane"),
+    [(False, False, None), (True, False, "interactive"), (False, True, "bulk"), (True, True, "interactive")],
+)
+def test_interactive_first(interactive: bool, bulk: bool, lane: str | None) -> None:
+    assert LaneTurns().choose(interactive=interactive, bulk=bulk) == lane
+
+
+def test_bulk_has_its_turn_under_endless_interactive_work() -> None:
+    turns, order = LaneTurns(), ""
+    for _ in range(40):
+        lane = turns.choose(interactive=True, bulk=True)
+        assert lane is not None
+        turns.ran(lane, 0.03, bulk=True)
+        order += lane[0]
+    share = math.ceil(RUN_SECONDS / 0.03)
+    assert order.startswith("i" * share + "b" + "i" * share + "b")
+    assert order.count("b") == 40 // (share + 1)
+
+
+def test_interactive_work_while_nobody_waits_costs_no_turn() -> None:
+    turns = LaneTurns()
+    for _ in range(100):
+        turns.ran("interactive", 1.0, bulk=False)
+    assert turns.choose(interactive=True, bulk=True) == "interactive"
+
+
+def test_pace_follows_the_last_batches() -> None:
+    pace = Speed()
+    assert pace.seconds_for("bulk", 1000) == 0
+    assert pace.tokens_in("bulk", 1) == math.inf
+    pace.ran("interactive", 100, 1.0)
+    assert pace.seconds_for("bulk", 1000) == 10  # nothing better is known
+    for _ in range(100):
+        pace.ran("bulk", 1000, 1.0)
+    assert pace.tokens_in("bulk", 0.5) == pytest.approx(500)
+    for _ in range(100):
+        pace.ran("bulk", 100, 1.0)
+    assert pace.seconds_for("bulk", 100) == pytest.approx(1, rel=0.01)
+    assert pace.seconds_for("interactive", 100) == pytest.approx(1)

@@ -1,0 +1,114 @@
+"""What is held out, and how the figures are counted: against texts that must not leak and ranks counted by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from app.src.evaluation.measures import ranks_by_score
+from app.src.training.held_out import HELD_OUT, Embed, Figures, Trial, split
+from app.src.training.pairs import Pair
+from connector.errors import ConfigurationError
+
+DISTINCT = [Pair(f"q{number}", f"t{number}") for number in range(200)]
+
+
+def test_a_tenth_is_held_out_and_no_pair_is_lost() -> None:
+    divided = split(DISTINCT, 7)
+    assert len(divided.held_out) == round(HELD_OUT * 200)
+    assert sorted(divided.training + divided.held_out) == sorted(DISTINCT)
+
+
+def test_the_same_pairs_are_held_out_in_any_order_and_others_with_another_seed() -> None:
+    shuffled = random.Random(1).sample(DISTINCT, len(DISTINCT))
+    assert set(split(shuffled, 7).held_out) == set(split(DISTINCT, 7).held_out)
+    assert set(split(DISTINCT, 8).held_out) != set(split(DISTINCT, 7).held_out)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=20, max_size=120, unique=True),
+    st.integers(0, 5),
+)
+def test_no_text_is_on_both_sides(numbers: list[tuple[int, int]], seed: int) -> None:
+    pairs = [Pair(f"t{query}", f"t{text}") for query, text in numbers]
+    try:
+        divided = split(pairs, seed)
+    except ConfigurationError:
+        return
+    sides = [{text for pair in side for text in pair} for side in (divided.training, divided.held_out)]
+    assert not sides[0] & sides[1]
+    assert all(sides)
+    assert sorted(divided.training + divided.held_out) == sorted(pairs)
+
+
+def test_too_few_pairs_and_pairs_that_all_hang_together() -> None:
+    with pytest.raises(ConfigurationError, match="19 pairs to learn from; at least 20"):
+        split(DISTINCT[:19], 7)
+    assert split(DISTINCT[:20], 7).held_out
+    with pytest.raises(ConfigurationError, match="nearly all share a text"):
+        split([Pair(f"q{number}", "the same answer") for number in range(50)], 7)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+def test_ranks_by_hand() -> None:
+    scores = np.array([0.9, 0.5, 0.8, 0.5, 0.1], dtype=np.float32)
+    assert ranks_by_score(scores, [0]).tolist() == [1]
+    assert ranks_by_score(scores, [2]).tolist() == [2]
+    assert ranks_by_score(scores, [1]).tolist() == [4], "its equal counts as before it"
+    assert ranks_by_score(scores, [1, 3]).tolist() == [3, 4], "among themselves they do not stand in their way"
+    assert ranks_by_score(scores, [4, 0]).tolist() == [1, 5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=30), st.data())
+def test_ranks_are_those_of_a_sorted_list(values: list[int], data: st.DataObject) -> None:
+    sought = data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=5, unique=True))
+    order = sorted(range(len(values)), key=lambda place: (-values[place], place in sought))
+    wanted = [rank for rank, place in enumerate(order, 1) if place in sought]
+    # Behind equals that are not sought, each of those that are may stand in any place among its own.
+    assert ranks_by_score(np.array(values, dtype=np.float32), sought).tolist() == wanted
+
+
+def vectors(**of: list[float]) -> Embed:
+    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
+        found = np.array([of[text] for text in texts], dtype=np.float32)
+        unit: NDArray[np.float32] = found / np.linalg.norm(found, axis=1, keepdims=True)
+        return unit
+
+    return embed
+
+
+def test_figures_by_hand() -> None:
+    """Twelve texts that nobody seeks are nearer to the second query than its own text is."""
+    others = {f"d{number}": [0.0, 1.0] for number in range(12)}
+    trial = Trial.of([Pair("a", "x"), Pair("a", "y"), Pair("b", "z")], [Pair("w", text) for text in others])
+    assert (trial.queries, len(trial.texts)) == (["a", "b"], 15)
+    embed = vectors(a=[1.0, 0.0], b=[0.0, 1.0], x=[1.0, 0.1], y=[-1.0, 0.0], z=[1.0, 1.0], w=[1, 1], **others)
+    figures = trial.run(embed)
+    assert figures.recall_at_10 == pytest.approx((0.5 + 0.0) / 2)
+    assert figures.mrr == pytest.approx((1 / 1 + 1 / 13) / 2)
+    assert (figures.queries, figures.texts) == (2, 15)
+
+
+def test_a_model_with_one_vector_for_everything_finds_nothing() -> None:
+    trial = Trial.of([Pair("a", "x")], [Pair("w", f"d{number}") for number in range(20)])
+    figures = trial.run(lambda texts: np.full((len(texts), 4), 0.5, dtype=np.float32))
+    assert figures.recall_at_10 == 0
+    assert figures.mrr == pytest.approx(1 / 21)
+
+
+def test_worse_is_less_recall_and_where_that_is_equal_lower_ranks() -> None:
+    figures = Figures(0.5, 0.4, 10, 100)
+    assert Figures(0.4, 0.9, 10, 100).worse_than(figures)
+    assert Figures(0.5, 0.3, 10, 100).worse_than(figures)
+    assert not Figures(0.5, 0.4, 10, 100).worse_than(figures)
+    assert not Figures(0.6, 0.1, 10, 100).worse_than(figures)
