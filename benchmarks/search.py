@@ -50,9 +50,9 @@ from app.src.benchmark.report import Part, Report, main  # noqa: E402
 from app.src.benchmark.side_by_side import Figure, at_most  # noqa: E402
 from app.src.service.blending import Blending, Narrow  # noqa: E402
 from connector.model import ChangeSet, Chunk, Filter, Vectors  # noqa: E402
-from connector.stores.local.int8_scan import best_scan  # noqa: E402
 from connector.stores.local.store import LocalStore  # noqa: E402
-from connector.stores.scan import exact_scores  # noqa: E402
+from connector.stores.scan.int8_scan import best_scan  # noqa: E402
+from connector.stores.scan.vector_scan import exact_scores  # noqa: E402
 
 DIMENSION, TOP, QUERIES = 384, 10, 25
 KEYWORD_ROWS = 200_000
