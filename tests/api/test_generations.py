@@ -262,7 +262,7 @@ def test_a_model_that_is_gone_does_not_hold_up_its_successor(
 
 
 def test_one_of_an_earlier_version_is_found_by_the_name_of_its_model(service: Service, configured: Configured) -> None:
-    from connector.sync.sync import Ends, sync
+    from connector.sync.run import Ends, sync
 
     sync(service.spec(NAME), Ends(service.source, service.store, service.embedder))
     assert service.generations(NAME)[0]["template"] is None

@@ -149,7 +149,7 @@ class Copy:
         finally:
             file.write_text(whole, encoding="utf-8")
 
-    def test(self, tests: Sequence[str]) -> tuple[int, str]:
+    def test(self, tests: Sequence[str], seconds: int = SECONDS) -> tuple[int, str]:
         """Pytest's exit code and the end of what it said."""
         done = subprocess.run(
             [
@@ -171,7 +171,7 @@ class Copy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=SECONDS,
+            timeout=seconds,
         )
         return done.returncode, done.stdout[-3000:]
 
@@ -196,7 +196,7 @@ def run(chosen: Sequence[Mutation], workers: int = 2) -> list[str]:
         copies: SimpleQueue[Copy] = SimpleQueue()
         first = Copy(Path(folder) / "0")
         tests = sorted({test for mutation in chosen for test in mutation.tests})
-        code, said = first.test(tests)
+        code, said = first.test(tests, SECONDS * (1 + len(tests) // 6))
         if code != PASSED:
             return [f"without any bug the tests end with {code}\n{said}"]
         copies.put(first)

@@ -16,6 +16,7 @@ from app.src.core.loading import EngineOptions, load_engine
 from app.src.service.wiring import EngineEmbedder
 from hana_emulator.testing import Emulator
 from tests.adversity.scene import Scene
+from tests.surface import forked
 
 ROOT = Path(__file__).parents[2]
 CLEAN = {
@@ -23,6 +24,9 @@ CLEAN = {
     for name, value in os.environ.items()
     if not name.startswith(("OWL_SAP_", "HANA_", "T4_GPU_")) and name not in ("USE_GPU", "GPU_DEVICE_ID")
 }
+
+# A process that sets these is started anew: Python and torch read them before our code runs.
+READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "CUDA", "OMP_", "OWL_FAIL")
 
 
 class Run:
@@ -46,20 +50,26 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
+def cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Cli:
     """`cli("verb", ..., NAME="value")` runs owl-sap in an empty folder; keyword arguments are its environment."""
 
     def run(*arguments: str, stdin: str = "", traceback: bool = False, **variables: str) -> Run:
-        completed = subprocess.run(
-            [sys.executable, "-m", "app", *arguments],
-            cwd=tmp_path,
-            env=environment(**variables),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        if any(name.startswith(READ_AT_THE_START) for name in variables):
+            completed = subprocess.run(
+                [sys.executable, "-m", "app", *arguments],
+                cwd=tmp_path,
+                env=environment(**variables),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        else:
+            scratch = tmp_path_factory.mktemp("streams")
+            completed = forked.run(
+                arguments, folder=tmp_path, environment=environment(**variables), stdin=stdin, scratch=scratch
+            )
         assert traceback or "Traceback" not in completed.stderr, completed.stderr
         return Run(completed)
 

@@ -128,7 +128,7 @@ class Desk:
             return await self._ended(begun, request)
         except (ClientLeft, asyncio.CancelledError):
             if request is not None:
-                begun.cancellation.cancelled = True  # at once: the cancellation before may still wait for HANA
+                begun.cancellation.prevent()  # at once: the cancellation before may still wait for HANA
                 with suppress(RuntimeError):  # the service has ended meanwhile
                     self._cancels.submit(begun.cancellation.cancel)
             raise

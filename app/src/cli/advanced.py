@@ -18,7 +18,7 @@ from app.src.cli.interrupts import Interrupted, interruptible
 from app.src.cli.output import watched
 
 if TYPE_CHECKING:
-    from app.src.benchmark.report import Report as BenchmarkReport
+    from app.src.benchmark.harness import Report as BenchmarkReport
     from app.src.service.service import Service
     from app.src.training.run import Report
 
@@ -220,7 +220,7 @@ def benchmark_embed(
     """Compare embedding with other engines. Measures speed and agreement of the vectors against sentence-transformers,
     infinity, onnx, onnx-int8 or openvino, on short texts and on texts of very different lengths."""
     from app.src.benchmark import embed as benchmark
-    from app.src.benchmark.environments import DEFAULT_FOLDER
+    from app.src.benchmark.peers import DEFAULT_FOLDER
 
     chosen = tuple(against or ["sentence-transformers"])
     options = benchmark.EmbedOptions(chosen, rounds, scale, peers or DEFAULT_FOLDER)
@@ -245,7 +245,7 @@ def benchmark_search(
     """Compare the local store's exact search with other libraries. Measures numpy, sqlite-vec, usearch, lancedb or
     faiss with one thread per query."""
     from app.src.benchmark import search as benchmark
-    from app.src.benchmark.environments import DEFAULT_FOLDER
+    from app.src.benchmark.peers import DEFAULT_FOLDER
 
     loaded_for(ctx)
     chosen = tuple(against or ["numpy"])
@@ -304,7 +304,7 @@ def benchmark_peers(
     json: JsonFlag = False,
 ) -> int:
     """List the engines to compare with and create their environments. Exit 1 when one could not be created."""
-    from app.src.benchmark import environments
+    from app.src.benchmark import peers as environments
 
     place = folder or environments.DEFAULT_FOLDER
     chosen = environments.chosen(names or ())

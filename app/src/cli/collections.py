@@ -28,8 +28,8 @@ from app.src.settings import no_collections
 
 if TYPE_CHECKING:
     from app.src.service.service import Service
-    from connector.sync.quarantine import Wanted
-    from connector.sync.sync import SyncReport
+    from connector.sync.quarantine import GivenKey
+    from connector.sync.run import SyncReport
     from connector.sync.verify import VerifyReport
 
 
@@ -117,7 +117,7 @@ class _SyncRun:
         self.code = OK
 
     def one(self, name: str) -> None:
-        from connector.sync.sync import SyncReport
+        from connector.sync.run import SyncReport
 
         try:
             with watched(name) as observer:
@@ -311,14 +311,14 @@ def quarantine_drop(
         output.say(f"{name}: {dropped} entries dropped")
 
 
-def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[Wanted] | None:
+def _wanted_keys(service: Service, name: str, keys: list[str] | None) -> list[GivenKey] | None:
     if not keys:
         return None
     columns = service.key_columns(name)
     return [_parsed_key(text, columns) for text in keys]
 
 
-def _parsed_key(text: str, columns: tuple[str, ...]) -> Wanted:
+def _parsed_key(text: str, columns: tuple[str, ...]) -> GivenKey:
     from connector.sync.quarantine import parse_conditions
 
     if text.lstrip().startswith(("[", "{")):
@@ -331,12 +331,12 @@ def _parsed_key(text: str, columns: tuple[str, ...]) -> Wanted:
     raise UsageFault(f"{text!r} is no key; give {_HOW}; the key columns are {', '.join(columns) or 'not known'}")
 
 
-def _json_key(text: str) -> Wanted:
+def _json_key(text: str) -> GivenKey:
     try:
         parsed: Any = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise UsageFault(f"{text!r} is not JSON: {error}") from None
-    key: Wanted = parsed
+    key: GivenKey = parsed
     return key
 
 

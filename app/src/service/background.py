@@ -21,7 +21,7 @@ from connector.protocols import Observer
 
 if TYPE_CHECKING:
     from connector.sync.quarantine import RetryReport
-    from connector.sync.sync import SyncReport
+    from connector.sync.run import SyncReport
     from connector.sync.verify import VerifyReport
 
 _STALE_SECONDS = 5.0

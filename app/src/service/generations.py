@@ -34,7 +34,7 @@ from connector.sync.generations import (
     needs_another,
     sample_texts,
 )
-from connector.sync.sync import Ends, Stop, SyncOptions, SyncReport, Watch, sync
+from connector.sync.run import Ends, Stop, SyncOptions, SyncReport, Watch, sync
 from connector.sync.verify import VerifyReport, verify
 
 if TYPE_CHECKING:

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from app.src.training.run import TrainingObserver
     from connector.sync.generations import Comparison
     from connector.sync.plan import Plan
-    from connector.sync.quarantine import Entry, RetryReport, Wanted
-    from connector.sync.sync import SyncOptions, SyncReport
+    from connector.sync.quarantine import Entry, GivenKey, RetryReport
+    from connector.sync.run import SyncOptions, SyncReport
     from connector.sync.verify import VerifyReport
 
 _ACCOUNTED = ("upserted", "unchanged", "empty", "quarantined", "superseded", "deleted")
@@ -288,7 +288,7 @@ class Service:
 
     def _options(self, owner: str) -> SyncOptions:
         """A run as configured."""
-        from connector.sync.sync import SyncOptions
+        from connector.sync.run import SyncOptions
 
         wanted = self.settings.sync
         return SyncOptions(
@@ -303,7 +303,7 @@ class Service:
 
     # ------------------------------------------------------------------------------------- rows that were set aside
 
-    def quarantine(self, name: str, wanted: Sequence[Wanted] | None = None) -> list[Entry]:
+    def quarantine(self, name: str, wanted: Sequence[GivenKey] | None = None) -> list[Entry]:
         """The rows in quarantine, in the order of their keys; `wanted`: only these. Raises UnknownKey."""
         from connector.sync import quarantine
 
@@ -316,14 +316,14 @@ class Service:
     def retry(
         self,
         name: str,
-        wanted: Sequence[Wanted] | None = None,
+        wanted: Sequence[GivenKey] | None = None,
         observer: Observer | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> RetryReport:
         """Try quarantined rows again; None: all. Raises UnknownKey, and as `sync`."""
         return self.retry_ids(name, self._ids(name, wanted), observer, stop)
 
-    def _ids(self, name: str, wanted: Sequence[Wanted] | None) -> list[str] | None:
+    def _ids(self, name: str, wanted: Sequence[GivenKey] | None) -> list[str] | None:
         return None if wanted is None else [entry.id for entry in self.quarantine(name, wanted)]
 
     def retry_ids(
@@ -331,8 +331,8 @@ class Service:
     ) -> RetryReport:
         """As `retry`, by the ids of the entries."""
         from connector.sync import quarantine
-        from connector.sync.sync import Ends
-        from connector.sync.sync import Watch as SyncWatch
+        from connector.sync.run import Ends
+        from connector.sync.run import Watch as SyncWatch
 
         maker = self._generations.maker(self._of_table(name))
         ends = Ends(self.source, self.store, maker.embedder)
@@ -340,12 +340,12 @@ class Service:
         self._written(name)
         return report
 
-    def start_retry(self, name: str, wanted: Sequence[Wanted] | None) -> Job:
+    def start_retry(self, name: str, wanted: Sequence[GivenKey] | None) -> Job:
         """Retry in the background. Raises UnknownKey, and as `start_sync`."""
         self._of_table(name)
         return self.background.start_retry(name, self._ids(name, wanted))
 
-    def drop(self, name: str, wanted: Sequence[Wanted] | None = None, lease_wait: float | None = None) -> int:
+    def drop(self, name: str, wanted: Sequence[GivenKey] | None = None, lease_wait: float | None = None) -> int:
         """Forget quarantined rows; None: all; how many there were. The next sync meets them again. Raises UnknownKey,
         and LeaseLost when another worker keeps the collection longer than `lease_wait` seconds."""
         from connector.sync import quarantine

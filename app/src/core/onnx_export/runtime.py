@@ -1,5 +1,5 @@
-"""ONNX Runtime's execution providers: with which options a graph runs on a CPU, on CUDA and through TensorRT, in which
-shapes, and whether what is installed can do it. Knows options and versions; neither graphs nor texts.
+"""ONNX Runtime on this machine: execution providers and their options for CPU, CUDA and TensorRT, what is installed,
+and the `Site` that creates sessions.
 """
 
 from __future__ import annotations
@@ -8,49 +8,50 @@ import contextlib
 import importlib
 import importlib.metadata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from connector.extras import install_command
 
-from ..device import DeviceProfile, Precision
-from ..memory import MOST_TOKENS
+from ..backends import DeviceUnavailable
+from ..backends.onnx import MakeSession, Session, make_session
+from ..device import DeviceError, DeviceProfile, Precision, choose_precision, detect
+from ..memory import MOST_TOKENS, MemoryLimits, ModelShape, T4MemoryManager
+from .graph import GraphPrecision
 
 Value = bool | int | str
+# As `onnxruntime.InferenceSession(providers=[...])` takes them: the first that can compute a node does.
 Provider = tuple[str, dict[str, Value]]
-"""As `onnxruntime.InferenceSession(providers=[...])` takes them: the first that can compute a node does."""
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 INPUTS = ("input_ids", "attention_mask")
 
-TENSORRT_MAJOR = 10
-"""onnxruntime-gpu 1.31 links libnvinfer.so.10. microsoft/onnxruntime#32278."""
+TENSORRT_MAJOR = 10  # onnxruntime-gpu 1.31 links libnvinfer.so.10. microsoft/onnxruntime#32278.
+# onnxruntime-gpu 1.31 is built with CUDA 13. NVIDIA, CUDA Compatibility: 13.x needs driver 580.
 DRIVER_FLOOR = 580
-"""onnxruntime-gpu 1.31 is built with CUDA 13. NVIDIA, CUDA Compatibility: 13.x needs driver 580."""
-LEAST_CAPABILITY = (7, 5)
-"""CUDA 13 and TensorRT from 10.5 on know no older card."""
-USUAL_TOKENS = 128
-"""The length of text that TensorRT picks its kernels for."""
+LEAST_CAPABILITY = (7, 5)  # CUDA 13 and TensorRT from 10.5 on know no older card
+USUAL_TOKENS = 128  # the length of text that TensorRT picks its kernels for
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How TensorRT builds. `workspace_mb`: memory for trying kernels and for computing; `optimization_level` 0 to 5:
-    how long it looks for the fastest ones."""
+    """How TensorRT builds. `workspace_mb`: memory for trying kernels and computing. `optimization_level`, 0 to 5: how
+    long it searches for fast kernels."""
 
     workspace_mb: int = 4096
     optimization_level: int = 3
 
     def __post_init__(self) -> None:
         if self.workspace_mb < 1:
-            raise ValueError(f"a workspace of {self.workspace_mb} MB is not possible")
+            raise ValueError(f"workspace_mb must be at least 1, not {self.workspace_mb}")
         if not 0 <= self.optimization_level <= 5:
-            raise ValueError(f"optimization level {self.optimization_level} is not one of 0 to 5")
+            raise ValueError(f"optimization_level must be 0 to 5, not {self.optimization_level}")
 
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Texts and tokens of each."""
+    """Texts, and tokens of each."""
 
     texts: int
     tokens: int
@@ -61,10 +62,10 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class ShapeProfile:
-    """What an engine is built for: every rectangle between `least` and `most`, kernels picked for `usual`.
+    """An engine is built for all rectangles from `least` to `most`, with kernels chosen for `usual`.
 
-    One profile only: ONNX Runtime computes with the first whatever the shape (microsoft/onnxruntime#31624), and a shape
-    outside of it builds the engine anew, for minutes.
+    There is one profile only: ONNX Runtime always uses the first (microsoft/onnxruntime#31624), and a shape outside it
+    rebuilds the engine, which takes minutes.
     """
 
     least: Rectangle
@@ -73,9 +74,8 @@ class ShapeProfile:
 
     @classmethod
     def planned(cls, token_budget: int, max_tokens: int) -> ShapeProfile:
-        """`most` has about the area of the budget, so that what TensorRT sets aside for it fits into memory: of shorter
-        texts a batch takes fewer than the budget allows. `max_tokens`: special ones included; a model has no positions
-        beyond them."""
+        """Plan shapes whose largest has about the area of the budget, so that TensorRT's memory for it fits.
+        `max_tokens` includes special tokens."""
         texts = max(1, min(token_budget, MOST_TOKENS) // max_tokens)
         return cls(Rectangle(1, 1), Rectangle(texts, min(max_tokens, USUAL_TOKENS)), Rectangle(texts, max_tokens))
 
@@ -88,7 +88,7 @@ class ShapeProfile:
 
 @dataclass(frozen=True, slots=True)
 class EngineFolder:
-    """Where TensorRT keeps its engines and what it measured of kernels."""
+    """Where TensorRT keeps its engines and its timings of kernels."""
 
     engines: str
     timings: str
@@ -102,7 +102,7 @@ def cpu_provider() -> Provider:
 
 
 def cuda_provider(profile: DeviceProfile, memory_limit: int = 0) -> Provider:
-    """`memory_limit` in bytes; 0: none. fp32 stays fp32: the provider would take TF32 where the card has it."""
+    """Return the CUDA provider. `memory_limit` in bytes, 0: none. TF32 is off, so that fp32 means fp32."""
     options: dict[str, Value] = {
         "device_id": profile.index,
         "arena_extend_strategy": "kSameAsRequested",
@@ -120,7 +120,7 @@ def tensorrt_provider(
     folder: EngineFolder,
     build: BuildOptions | None = None,
 ) -> Provider:
-    """int8 needs a graph with Q/DQ in it and no calibration table; what is between 8-bit layers is in fp16 then."""
+    """Return the TensorRT provider. int8 needs a graph with Q/DQ; between its 8-bit layers it computes in fp16."""
     build = build or BuildOptions()
     half = precision in ("fp16", "int8") and "fp16" in profile.tensor_cores
     options: dict[str, Value] = {
@@ -145,7 +145,8 @@ Runtime = Literal["tensorrt", "cuda", "cpu"]
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """Versions here; None: not installed, or not told. `available`: the providers that ONNX Runtime was built with."""
+    """Installed versions; None: not installed or unknown. `available`: the providers that ONNX Runtime was built
+    with."""
 
     onnxruntime: str | None = None
     onnx: str | None = None
@@ -155,7 +156,7 @@ class Installed:
 
     @classmethod
     def found(cls) -> Installed:
-        """Asks the packages and the driver. Imports onnxruntime where there is one."""
+        """Ask the packages and the driver. Imports onnxruntime if it is installed."""
         from ..nvml import snapshot
 
         try:
@@ -177,7 +178,7 @@ class Installed:
 
 
 def tensorrt_version() -> str | None:
-    """Of the libraries, by the names under which NVIDIA publishes them; the oldest CUDA last."""
+    """Return the version of TensorRT's libraries, by NVIDIA's distribution names, newest CUDA first."""
     names = [f"tensorrt{cuda}{kind}" for cuda in ("-cu13", "-cu12", "") for kind in ("-libs", "_libs", "")]
     return next((version for name in names if (version := _version(name)) is not None), None)
 
@@ -194,20 +195,20 @@ def _install_tensorrt() -> str:
 
 
 def refusal_of_onnxruntime(installed: Installed) -> str | None:
-    """Why no graph can be computed at all."""
+    """Return why no graph can run at all, or None."""
     if installed.onnxruntime is None:
         return f"ONNX Runtime is not installed: {install_command('onnx')}"
     return None
 
 
 def refusal_of_cuda(installed: Installed, profile: DeviceProfile) -> str | None:
-    """Why this ONNX Runtime cannot compute on the card."""
+    """Return why this ONNX Runtime cannot use the card, or None."""
     if (missing := refusal_of_onnxruntime(installed)) is not None:
         return missing
     if CUDA not in installed.available:
         return (
             f"onnxruntime {installed.onnxruntime} is the build for CPUs: uninstall it, then {_install_tensorrt()}"
-            " (both packages bring the same module, so that only one may be there)"
+            " (both packages contain the same module, so only one may be installed)"
         )
     if profile.capability is not None and profile.capability < LEAST_CAPABILITY:
         has, wanted = (".".join(map(str, each)) for each in (profile.capability, LEAST_CAPABILITY))
@@ -216,7 +217,7 @@ def refusal_of_cuda(installed: Installed, profile: DeviceProfile) -> str | None:
 
 
 def refusal_of_tensorrt(installed: Installed, profile: DeviceProfile) -> str | None:
-    """Why TensorRT cannot be used with this ONNX Runtime on the card."""
+    """Return why this ONNX Runtime cannot use TensorRT on the card, or None."""
     if (missing := refusal_of_cuda(installed, profile)) is not None:
         return missing
     if TENSORRT not in installed.available:
@@ -235,7 +236,7 @@ def refusal_of_tensorrt(installed: Installed, profile: DeviceProfile) -> str | N
 
 def _refusal_of_driver(installed: Installed) -> str | None:
     if installed.driver is None or _major(installed.driver) >= DRIVER_FLOOR:
-        return None  # without NVML nobody can tell; the session will
+        return None  # unknown without NVML; creating the session will show it
     return (
         f"driver {installed.driver} is too old for onnxruntime {installed.onnxruntime} (CUDA 13): {DRIVER_FLOOR} or"
         " newer is needed"
@@ -249,15 +250,14 @@ def _major(version: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRuntime:
-    """`reason`: why this way and no better one."""
+    """`reason`: why no better runtime was chosen."""
 
     runtime: Runtime
     reason: str
 
 
 def choose_runtime(profile: DeviceProfile, installed: Installed) -> ChosenRuntime:
-    """The best way for this device. For a card that ONNX Runtime cannot use at all the answer is `cpu`, which the
-    caller will hardly want there."""
+    """Return the best runtime for this device: `cpu` also for a card that ONNX Runtime cannot use."""
     if profile.kind == "cpu":
         return ChosenRuntime("cpu", "ONNX Runtime on the CPU")
     if (missing := refusal_of_cuda(installed, profile)) is not None:
@@ -268,8 +268,8 @@ def choose_runtime(profile: DeviceProfile, installed: Installed) -> ChosenRuntim
 
 
 def preload(runtime: Runtime) -> None:
-    """Load what pip has installed of CUDA, cuDNN and TensorRT, where no library path leads to it: the providers look
-    for it by name and find what is loaded already. What cannot be loaded shows when the session is made."""
+    """Load CUDA, cuDNN and TensorRT from pip's packages, which no library path contains; the providers then find them
+    by name. Failures show when a session is created."""
     if runtime == "cpu":
         return
     onnxruntime = importlib.import_module("onnxruntime")
@@ -277,3 +277,86 @@ def preload(runtime: Runtime) -> None:
     if runtime == "tensorrt":
         with contextlib.suppress(ImportError, OSError):
             importlib.import_module("tensorrt")  # loads tensorrt_libs/*.so
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A device and the runtime for it. `threads`: ONNX Runtime's on a CPU. `memory_limit`: bytes for CUDA's arena."""
+
+    profile: DeviceProfile
+    runtime: Runtime
+    installed: Installed
+    build: BuildOptions = field(default_factory=BuildOptions)
+    threads: int | None = None
+    memory_limit: int = 0
+    make: MakeSession = make_session
+
+    def plain(self, graph: bytes | Path) -> Session:
+        """Create a session on CUDA or the CPU."""
+        preload(self.runtime)
+        return self.make(graph, self._below(), self.threads)
+
+    def _below(self) -> list[Provider]:
+        """Return the providers for nodes that TensorRT does not take."""
+        on_card = self.runtime != "cpu"
+        return [*([cuda_provider(self.profile, self.memory_limit)] if on_card else []), cpu_provider()]
+
+    def through_tensorrt(
+        self, graph: Path, precision: Precision, shapes: ShapeProfile, folder: EngineFolder
+    ) -> Session:
+        preload(self.runtime)
+        first = tensorrt_provider(self.profile, precision, shapes, folder, self.build)
+        return self.make(graph, [first, *self._below()], self.threads)
+
+    def card(self) -> dict[str, str | int | float | None]:
+        """Return what an engine depends on: card, driver and libraries."""
+        capability = None if self.profile.capability is None else ".".join(map(str, self.profile.capability))
+        return {"gpu": self.profile.name, "capability": capability, **self.installed.as_dependencies()}
+
+    def float_precision(self, requested: str) -> tuple[GraphPrecision, str]:
+        """Return the precision for `requested` (int8 counts as auto) and the reason. Raises DeviceUnavailable."""
+        asked = "auto" if requested == "int8" else requested
+        if asked not in ("auto", "fp32", *(["fp16"] if self.runtime != "cpu" else [])):
+            where = "on a CPU in fp32 or int8" if self.runtime == "cpu" else "on a card in fp32, fp16 or int8"
+            raise DeviceUnavailable(f"precision {asked}: ONNX Runtime computes {where} here; use auto")
+        if self.runtime == "cpu":
+            return "fp32", "ONNX Runtime on a CPU" if asked == "auto" else "asked for"
+        try:
+            chosen, reason = choose_precision(self.profile, asked)
+        except DeviceError as error:
+            raise DeviceUnavailable(str(error)) from error
+        return ("fp16" if chosen == "fp16" else "fp32"), reason
+
+    def shapes(self, shape: ModelShape, precision: Precision, limits: MemoryLimits) -> ShapeProfile:
+        """Plan by the card's total memory: by free memory, each start would need another engine."""
+        budget = T4MemoryManager(self.profile, limits).plan_for(shape, precision)
+        whole = 1 << (budget.bit_length() - 1)
+        return ShapeProfile.planned(whole, shape.max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A site, and why it uses this runtime."""
+
+    site: Site
+    reason: str
+
+
+def find_site(
+    device: str = "auto",
+    build: BuildOptions | None = None,
+    limits: MemoryLimits | None = None,
+    threads: int | None = None,
+) -> Found:
+    """Find device and runtime. Raises DeviceUnavailable without ONNX Runtime, and for an unknown device."""
+    installed = Installed.found()
+    if (missing := refusal_of_onnxruntime(installed)) is not None:
+        raise DeviceUnavailable(missing)
+    try:
+        profile = detect(device)
+    except DeviceError as error:
+        raise DeviceUnavailable(str(error)) from error
+    chosen = choose_runtime(profile, installed)
+    allowed = int(profile.memory_bytes * (limits or MemoryLimits()).fraction) if profile.kind == "cuda" else 0
+    site = Site(profile, chosen.runtime, installed, build or BuildOptions(), threads, allowed)
+    return Found(site, chosen.reason)

@@ -1,3 +1,5 @@
+"""The index of what the store holds: positions, row digests, what was not seen."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,8 +8,9 @@ from hypothesis import strategies as st
 
 from connector.document.document import content_hash
 from connector.model import Document, StoredChunk
-from connector.sync import difference
-from connector.sync.difference import Difference, StoredIndex
+from connector.sync import stored_index
+from connector.sync.decide import Action, decide
+from connector.sync.stored_index import StoredIndex
 
 
 def document(id_: str, text: bytes = b"t" * 16, meta: bytes = b"m" * 16) -> Document:
@@ -18,49 +21,18 @@ def chunks(doc: Document, total: int) -> list[StoredChunk]:
     return [StoredChunk(n, doc.id, n, content_hash(doc, n, total) + b"vvvvvvvv") for n in range(total)]
 
 
-def compare(stored: list[StoredChunk], doc: Document) -> Difference:
-    index = StoredIndex([stored])
-    return index.compare(doc, int(index.positions([doc.id])[0]))
-
-
-@pytest.mark.parametrize("total", [1, 2, 5])
-def test_what_is_stored_as_rendered_is_the_same(total):
-    doc = document("a")
-    assert compare(chunks(doc, total)[::-1], doc) is Difference.SAME
-
-
-def test_unknown_documents_are_new():
-    assert compare(chunks(document("a"), 1), document("b")) is Difference.NEW
-    assert compare([], document("b")) is Difference.NEW
-
-
-def test_metadata_alone_is_told_apart_and_keeps_the_vector_digest():
-    old, new = document("a"), document("a", meta=b"n" * 16)
-    index = StoredIndex([chunks(old, 2)])
-    assert index.compare(new, 0) is Difference.METADATA
-    assert [chunk.content_hash for chunk in index.metadata_chunks(new, 0)] == [
-        content_hash(new, number, 2) + b"vvvvvvvv" for number in range(2)
-    ]
-
-
-def test_text_and_metadata_together_are_a_change():
-    assert compare(chunks(document("a"), 2), document("a", b"T" * 16, b"n" * 16)) is Difference.CHANGED
-
-
-@pytest.mark.parametrize("kept", [[0], [1], [0, 0], [0, 1, 1], [1, 2]])
-def test_lost_and_doubled_chunks_are_a_change(kept):
-    doc = document("a")
-    whole = chunks(doc, 3)
-    assert compare([whole[number] for number in kept], doc) is Difference.CHANGED
-
-
 def test_a_damaged_hash_harms_only_its_own_document():
     a, b = document("a"), document("b")
     broken = StoredChunk(9, "a", 0, b"short")
     index = StoredIndex([[broken, *chunks(b, 1)]])
     at_a, at_b = index.positions(["a", "b"]).tolist()
-    assert index.compare(a, at_a) is Difference.CHANGED
-    assert index.compare(b, at_b) is Difference.SAME
+    assert decide(index.hashes(at_a), a) is Action.REPLACE
+    assert decide(index.hashes(at_b), b) is Action.KEEP
+
+
+def test_chunks_are_found_in_any_order():
+    doc = document("a")
+    assert decide(StoredIndex([chunks(doc, 5)[::-1]]).hashes(0), doc) is Action.KEEP
 
 
 @given(
@@ -128,11 +100,12 @@ def test_digests_that_share_their_first_half_are_told_apart(halves, stored, read
         return (int(id_) % halves).to_bytes(8, "little") + int(id_).to_bytes(8, "little")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(difference, "id_digest", digest)
+        patch.setattr(stored_index, "id_digest", digest)
         index = StoredIndex([[chunk for id_ in stored for chunk in chunks(document(str(id_)), 2)]])
         assert len(index) == len(stored)
         found = dict(zip(read, index.positions([str(id_) for id_ in read]).tolist(), strict=True))
         assert {id_ for id_, position in found.items() if position >= 0} == set(stored) & set(read)
         assert len({position for position in found.values() if position >= 0}) == len(set(stored) & set(read))
         for id_, position in found.items():
-            assert index.compare(document(str(id_)), position) is (Difference.SAME if id_ in stored else Difference.NEW)
+            action = decide(index.hashes(position), document(str(id_)))
+            assert action is (Action.KEEP if id_ in stored else Action.ADD)
