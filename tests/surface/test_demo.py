@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from app.src import demo
-from app.src.api.examples import BASE
+from app.src.api.openapi import BASE
 from app.src.cli.demo import DemoReport
 from app.src.cli.interrupts import interruptible
 from app.src.demo import Answer, Demo, DemoQuery, EmulatorProcess, demo_settings

@@ -197,7 +197,7 @@ def test_a_secret_named_twice_or_missing_is_refused(tmp_path: Path) -> None:
         (COLLECTION + "changes = { method = 'rowid', reconcile = '0s' }", ["changes.reconcile", "would never"]),
         (COLLECTION + "changes = { method = 'rowid', reconcile = 'soon' }", ["changes.reconcile", "1h30m"]),
         (COLLECTION + "changes = { method = 'log', log = 'X' }", ["changes.log", "SCHEMA.TABLE"]),
-        (COLLECTION + "changes = { method = 'lag' }", ["no method"]),
+        (COLLECTION + "changes = { method = 'lag' }", ["unknown change method"]),
         (COLLECTION + "chunk = { max_tokens = 8, overlap = 8 }", ["[[collections]] materials.chunk", "smaller"]),
         (COLLECTION.replace("materials", "a b"), ["[[collections]] a b.name", "letters"]),
         (COLLECTION.replace("""'S."a.b"'""", '"MARA"'), ["[[collections]] materials.source", "SCHEMA.TABLE"]),

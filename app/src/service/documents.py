@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.src.access.principal import Principal
-from app.src.access.rights import Rights
+from app.src.access.rows import Rights
 from app.src.observe.metrics import Metrics
 from app.src.service.generations import Generations
 from app.src.service.wiring import Parts

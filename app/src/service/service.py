@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.src.access.authentication import Authentication
 from app.src.access.principal import OPERATOR, Principal
-from app.src.access.rights import Rights
-from app.src.access.rows import Nothing
+from app.src.access.rows import Nothing, Rights
 from app.src.evaluation.run import Evaluator
 from app.src.jobs import Job
 from app.src.observe import doctor

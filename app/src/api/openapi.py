@@ -1,5 +1,5 @@
-"""The page about the API: every operation of the OpenAPI document, grouped by tag, as HTML without scripts. It needs no
-other host, so it works offline and under the strictest policy.
+"""The description of the API: /openapi.json with worked examples (`examples.json`), and the page /docs without scripts.
+tests/docs/test_rest_examples.py records the examples' answers from a served application.
 """
 
 from __future__ import annotations
@@ -7,13 +7,120 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from fastapi import FastAPI, Request, Response
 
-from app.src.api.headers import MANUAL
+from app.src.api import guard
+from app.src.api.middleware import MANUAL
+from app.src.settings import AccessSettings
+
+FILE = Path(__file__).with_name("examples.json")
+# The groups of operations, in the order of /docs.
+TAGS = (
+    "Search",
+    "Embeddings",
+    "Collections",
+    "Rows and documents",
+    "Jobs",
+    "Quarantine",
+    "Generations",
+    "Tables",
+    "Health and monitoring",
+    "MCP",
+)
+BASE = "http://127.0.0.1:8000"
+KEY = "OWL_SAP_API_KEY"
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An example. `group`: one of TAGS. `operation` as "GET /v1/jobs/{job_id}". `python`: lines with `client`, and
+    `job` for the id in the path. `answer`: JSON, or another kind's text; None: not recorded yet. `needs`: the state
+    before the recording. `case` names one of several examples."""
+
+    group: str
+    operation: str
+    title: str
+    python: list[str]
+    status: int
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+    case: str = "example"
+    needs: str | None = None
+    answer: Any = None
+
+    @property
+    def method(self) -> str:
+        return self.operation.partition(" ")[0]
+
+    @property
+    def url(self) -> str:
+        """Path and query."""
+        names = {name: quote(value, safe="") for name, value in self.path.items()}
+        path = self.operation.partition(" ")[2].format_map(names)
+        return f"{path}?{urlencode(self.query)}" if self.query else path
+
+
+@cache
+def examples() -> tuple[Example, ...]:
+    return tuple(Example(**each) for each in json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def curl(example: Example) -> str:
+    """Return a command for a POSIX shell; the key comes from a variable."""
+    lines = [f"curl {'-N ' if example.operation.endswith('/events') else ''}{shlex.quote(BASE + example.url)}"]
+    lines.append(f'-H "Authorization: Bearer ${KEY}"')
+    if example.body is not None:
+        lines.append(f"-H 'Content-Type: {_JSON}'")
+        lines.append(f"-d {shlex.quote(json.dumps(example.body, ensure_ascii=False))}")
+    elif example.method == "POST":
+        lines.append("-X POST")
+    return " \\\n  ".join(lines)
+
+
+def add_examples(document: dict[str, Any]) -> None:
+    """Put tags, titles, examples and samples of code into the description of the API."""
+    document["tags"] = [{"name": name} for name in TAGS]
+    for example in examples():
+        path = example.operation.partition(" ")[2]
+        operation = document["paths"].get(path, {}).get(example.method.lower())
+        if operation is not None:
+            _add_example(operation, example)
+
+
+def _add_example(operation: dict[str, Any], example: Example) -> None:
+    samples = operation.setdefault("x-codeSamples", [])
+    if not samples:  # the first of an operation is its title
+        operation["tags"] = [example.group]
+        operation["summary"] = example.title
+        for parameter in operation.get("parameters", ()):
+            given = {"path": example.path, "query": example.query}.get(parameter["in"], {})
+            if parameter["name"] in given:
+                parameter["example"] = given[parameter["name"]]
+    for language, source in (("Shell", curl(example)), ("Python", "\n".join(example.python))):
+        samples.append({"lang": language, "label": f"{language}: {example.title}", "source": source})
+    if example.body is not None:
+        _put(operation["requestBody"]["content"][_JSON], example, example.body)
+    answer = operation["responses"].get(str(example.status))
+    if answer is not None and example.answer is not None:
+        content = answer.setdefault("content", {})
+        kind = _JSON if not isinstance(example.answer, str) else next(iter(content), "text/plain")
+        _put(content.setdefault(kind, {}), example, example.answer)
+
+
+def _put(content: dict[str, Any], example: Example, value: Any) -> None:
+    content.setdefault("examples", {})[example.case] = {"summary": example.title, "value": value}
+
 
 _STYLE = """
 :root {
@@ -42,11 +149,11 @@ details { border: 1px solid var(--line); border-radius: .4rem; background: var(-
 details { padding: 0 .75rem }
 :focus-visible { outline: 3px solid var(--accent); outline-offset: 2px }
 """
-_METHODS = ("get", "post", "put", "patch", "delete")
+_HTTP_METHODS = ("get", "post", "put", "patch", "delete")
 
 
-def add(app: FastAPI, *, console: bool) -> None:
-    """`console`: it is served, so the page links to it."""
+def add_docs(app: FastAPI, *, console: bool) -> None:
+    """Serve /docs; `console`: link to the console."""
 
     @functools.cache
     def page() -> str:
@@ -68,7 +175,7 @@ def _page(document: Mapping[str, Any], *, console: bool) -> str:
     operations = [
         (method.upper(), path, each[method])
         for path, each in document["paths"].items()
-        for method in _METHODS
+        for method in _HTTP_METHODS
         if method in each
     ]
     tags = [each["name"] for each in document["tags"]]
@@ -126,7 +233,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
 
 
 def _shape(schema: Mapping[str, Any]) -> str:
-    """A link where it has a name."""
+    """Return a link for a named shape."""
     reference = schema.get("$ref") or next((each["$ref"] for each in schema.get("anyOf", ()) if "$ref" in each), None)
     if reference is None:
         return f"<code>{_short(schema)}</code>"
@@ -142,3 +249,21 @@ def _short(schema: Mapping[str, Any]) -> str:
 
 def _json(schema: Mapping[str, Any]) -> str:
     return f'<pre tabindex="0">{escape(json.dumps(schema, indent=2, ensure_ascii=False))}</pre>'
+
+
+class Description:
+    """FastAPI's description with examples, and with the scopes that each route needs."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]], access: AccessSettings | None) -> None:
+        self._make = make
+        self._access = access
+        self._last: dict[str, Any] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        document = self._make()
+        if document is not self._last:  # FastAPI makes it once, and again after routes were added
+            add_examples(document)
+            if self._access is not None:
+                guard.describe(document, open_metrics=self._access.open_metrics)
+            self._last = document
+        return document
