@@ -55,8 +55,8 @@ from app.src.benchmark.search import COLLECTION, filled  # noqa: E402
 from app.src.benchmark.workloads import TOPICS, Clusters, exact_best, material_text  # noqa: E402
 from app.src.service.blending import Blending, Narrow  # noqa: E402
 from connector.model import ChangeSet, Chunk, Filter  # noqa: E402
-from connector.stores.local.int8_scan import best_scan  # noqa: E402
 from connector.stores.local.store import LocalStore  # noqa: E402
+from connector.stores.scan.int8_scan import best_scan  # noqa: E402
 
 DIMENSION, TOP, QUERIES = 384, 10, 25
 KEYWORD_ROWS = 200_000  # larger stores get short texts, which build faster, and no keyword part

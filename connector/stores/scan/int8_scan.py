@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector.model import Vectors
-from connector.stores.scan import (
+from connector.stores.scan.vector_scan import (
     Blocks,
     Column,
     NumpyScan,

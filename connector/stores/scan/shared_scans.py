@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.stores.scan import Ranking, ScanView
+from connector.stores.scan.vector_scan import Ranking, ScanView
 
 TOGETHER = 16
 """Queries of one pass; each needs 4 bytes a row."""
